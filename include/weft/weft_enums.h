@@ -134,7 +134,7 @@ typedef enum {
     WEFT_DATA_BFLOAT16 = 9,
         /**< The upper half of a FLOAT, 16 bits: 8 exponent and 7 fraction bits. */
     WEFT_DATA_INT64 = 10, /**< Signed integer, 64 bits. */
-    WEFT_DATA_BOOLEAN = 11, /**< Truth value, one byte per element: 0 is false, 1 is true. */
+    WEFT_DATA_BOOLEAN = 11, /**< Truth value, one bit per element, packed eight to a byte, lowest bit first. */
     WEFT_DATA_FP8_E4M3 = 12,
         /**< Float of 8 bits: 4 exponent and 3 fraction bits, largest value 448, NaN but no
              infinity. */
@@ -158,7 +158,7 @@ typedef enum {
     WEFT_DATA_COMPLEX_FP64 = 21,
         /**< Complex number, 128 bits: real part, then imaginary part, each a DOUBLE. */
     WEFT_DATA_BYTE_BOOLEAN = 22,
-        /**< Truth value in one byte, as BOOLEAN, under a name that spells out the storage. */
+        /**< Truth value, one byte per element: 0 is false, anything else true; written as 0 or 1. */
     WEFT_DATA_FP8_E5M3 = 23,
         /**< Float of 8 bits without a sign: 5 exponent and 3 fraction bits; a block scale. */
 } weftDataType_t;

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one list of statuses with their names, and the thread-local text of the last failure. */
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char last_text[STATUS_TEXT_BYTES];
+
+#define STATUS(name) {WEFT_STATUS_##name, "WEFT_STATUS_" #name}
+static const struct {
+    weftStatus_t value;
+    const char *name;
+} names[] = {
+    STATUS(SUCCESS),
+    STATUS(NOT_INITIALIZED),
+    STATUS(SUBLIBRARY_VERSION_MISMATCH),
+    STATUS(SERIALIZATION_VERSION_MISMATCH),
+    STATUS(DEPRECATED),
+    STATUS(LICENSE_ERROR),
+    STATUS(RUNTIME_IN_PROGRESS),
+    STATUS(RUNTIME_FP_OVERFLOW),
+    STATUS(SUBLIBRARY_LOADING_FAILED),
+    STATUS(BAD_PARAM),
+    STATUS(BAD_PARAM_NULL_POINTER),
+    STATUS(BAD_PARAM_MISALIGNED_POINTER),
+    STATUS(BAD_PARAM_NOT_FINALIZED),
+    STATUS(BAD_PARAM_OUT_OF_BOUND),
+    STATUS(BAD_PARAM_SIZE_INSUFFICIENT),
+    STATUS(BAD_PARAM_STREAM_MISMATCH),
+    STATUS(BAD_PARAM_SHAPE_MISMATCH),
+    STATUS(BAD_PARAM_DUPLICATED_ENTRIES),
+    STATUS(BAD_PARAM_ATTRIBUTE_TYPE),
+    STATUS(BAD_PARAM_CUDA_GRAPH_MISMATCH),
+    STATUS(BAD_PARAM_DESCRIPTOR_TYPE),
+    STATUS(BAD_PARAM_ALREADY_FINALIZED_EXT),
+    STATUS(BAD_PARAM_CYCLE_EXT),
+    STATUS(BAD_PARAM_DAMAGED_BLOB_EXT),
+    STATUS(NOT_SUPPORTED),
+    STATUS(NOT_SUPPORTED_GRAPH_PATTERN),
+    STATUS(NOT_SUPPORTED_SHAPE),
+    STATUS(NOT_SUPPORTED_DATA_TYPE),
+    STATUS(NOT_SUPPORTED_LAYOUT),
+    STATUS(NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER),
+    STATUS(NOT_SUPPORTED_INCOMPATIBLE_CUDART),
+    STATUS(NOT_SUPPORTED_ARCH_MISMATCH),
+    STATUS(NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING),
+    STATUS(NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE),
+    STATUS(NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT),
+    STATUS(NOT_SUPPORTED_PADDING),
+    STATUS(NOT_SUPPORTED_BAD_LAUNCH_PARAM),
+    STATUS(NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API),
+    STATUS(NOT_SUPPORTED_INVALID_DYNAMIC_SHAPE),
+    STATUS(INTERNAL_ERROR),
+    STATUS(INTERNAL_ERROR_COMPILATION_FAILED),
+    STATUS(INTERNAL_ERROR_UNEXPECTED_VALUE),
+    STATUS(INTERNAL_ERROR_HOST_ALLOCATION_FAILED),
+    STATUS(INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED),
+    STATUS(INTERNAL_ERROR_BAD_LAUNCH_PARAM),
+    STATUS(INTERNAL_ERROR_TEXTURE_CREATION_FAILED),
+    STATUS(EXECUTION_FAILED),
+    STATUS(EXECUTION_FAILED_CUDA_DRIVER),
+    STATUS(EXECUTION_FAILED_CUBLAS),
+    STATUS(EXECUTION_FAILED_CUDART),
+    STATUS(EXECUTION_FAILED_CURAND),
+};
+#undef STATUS
+
+const char *status_name(weftStatus_t status) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].value == status)
+            return names[i].name;
+    return "WEFT_STATUS_UNKNOWN";
+}
+
+weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
+    /* Arguments may point into last_text: word the new message aside first. */
+    char fresh[STATUS_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(fresh, sizeof fresh, format, arguments);
+    va_end(arguments);
+    memcpy(last_text, fresh, strlen(fresh) + 1);
+    return status;
+}
+
+weftStatus_t status_no_memory(size_t bytes) {
+    FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
+         "out of memory: the host could not give %zu bytes. Free memory or build a smaller graph.", bytes);
+}
+
+weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {
+    char prefix[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(prefix, sizeof prefix, format, arguments);
+    va_end(arguments);
+    return status_fail(status, "%s%s", prefix, last_text);
+}
+
+void status_clear(void) { last_text[0] = '\0'; }
+
+const char *status_text(void) { return last_text; }

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Holds the log's mask and destination. The mask is read without a lock; callback and user data change together under
+   one, because a caller may replace them while another thread logs. */
+#define _GNU_SOURCE
+#include "base/trace.h"
+#include "base/status.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+enum { EXEC_BIT = 1u << 16 };
+
+static atomic_uint mask_bits;
+static pthread_once_t mask_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
+static weftCallback_t sink_callback;
+static void *sink_udata;
+
+static void read_environment(void) {
+    static const struct {
+        const char *word;
+        unsigned mask;
+    } levels[] = {
+        {"error", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR},
+        {"warn", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR | 1u << WEFT_SEV_WARNING},
+        {"info", 0xF},
+        {"plan", 0xF},
+        {"exec", 0xF | EXEC_BIT},
+    };
+    const char *word = getenv("WEFT_LOG");
+    if (!word)
+        return;
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(word, levels[i].word) == 0)
+            atomic_store(&mask_bits, levels[i].mask);
+}
+
+static unsigned mask_now(void) {
+    pthread_once(&mask_once, read_environment);
+    return atomic_load_explicit(&mask_bits, memory_order_relaxed);
+}
+
+bool trace_on(weftSeverity_t severity) { return mask_now() >> severity & 1u; }
+
+bool trace_exec_on(void) { return mask_now() & EXEC_BIT; }
+
+void trace(weftSeverity_t severity, const char *format, ...) {
+    static const char *const words[] = {"fatal", "error", "warning", "info"};
+    if (!trace_on(severity))
+        return;
+    char message[STATUS_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+
+    pthread_mutex_lock(&sink_lock);
+    weftCallback_t callback = sink_callback;
+    void *udata = sink_udata;
+    pthread_mutex_unlock(&sink_lock);
+    if (!callback) {
+        fprintf(stderr, "weft %s: %s\n", words[severity], message);
+        return;
+    }
+    struct timeval now;
+    gettimeofday(&now, NULL);
+    weftDebug_t debug = {
+        .weft_version = WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL,
+        .time_sec = (uint32_t)now.tv_sec,
+        .time_usec = (uint32_t)now.tv_usec,
+        .pid = (uint64_t)getpid(),
+        .tid = (uint64_t)syscall(SYS_gettid),
+    };
+    callback(severity, udata, &debug, message);
+}
+
+void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {
+    mask_now();
+    pthread_mutex_lock(&sink_lock);
+    sink_callback = callback;
+    sink_udata = udata;
+    atomic_store(&mask_bits, mask);
+    pthread_mutex_unlock(&sink_lock);
+}
+
+void trace_get_callback(uint32_t *mask, void **udata, weftCallback_t *callback) {
+    unsigned now = mask_now();
+    pthread_mutex_lock(&sink_lock);
+    if (mask)
+        *mask = now;
+    if (udata)
+        *udata = sink_udata;
+    if (callback)
+        *callback = sink_callback;
+    pthread_mutex_unlock(&sink_lock);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The log: one line per event, to stderr or to the user's callback. trace_on is one load, so a silent log costs nothing. */
+#ifndef WEFT_BASE_TRACE_H
+#define WEFT_BASE_TRACE_H
+
+#include "weft/weft.h"
+#include <stdbool.h>
+
+/* Reads WEFT_LOG on first use: error, warn, info (adds plans), plan (= info), exec (info and every execute). */
+bool trace_on(weftSeverity_t severity);
+bool trace_exec_on(void);
+
+void trace(weftSeverity_t severity, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback);
+void trace_get_callback(uint32_t *mask, void **udata, weftCallback_t *callback);
+
+#endif

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One generic set, get, finalize and copy over schema rows: the same code for tensors, operations, engines and plans.
+   It must not know any kind by name but tensors, which messages call by uid. */
+#include "graph/descriptor.h"
+#include "base/dtype.h"
+#include "graph/tensor.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct row name_row = {
+    .name = WEFT_ATTR_NAME_EXT,
+    .key = "name",
+    .type = WEFT_TYPE_CHAR,
+    .storage = STORE_LIST,
+    .offset = offsetof(struct descriptor, label),
+    .doc = "the user's name of the object, for messages and pictures",
+};
+
+/* ---- Attribute types --------------------------------------------------------------------------------------------- */
+
+#define TYPE(word, size, low, high) [WEFT_TYPE_##word] = {#word, size, low, high}
+/* Element size in bytes, and for enumerations the first and last legal value; kinds with gaps check further. */
+static const struct {
+    const char *name;
+    size_t bytes;
+    int64_t low, high;
+} attribute_types[] = {
+    TYPE(HANDLE, sizeof(void *), 0, 0),
+    TYPE(DATA_TYPE, 4, WEFT_DATA_FLOAT, WEFT_DATA_FP8_E5M3),
+    TYPE(BOOLEAN, 1, 0, 0),
+    TYPE(INT64, 8, 0, 0),
+    TYPE(FLOAT, 4, 0, 0),
+    TYPE(DOUBLE, 8, 0, 0),
+    TYPE(VOID_PTR, sizeof(void *), 0, 0),
+    TYPE(CONVOLUTION_MODE, 4, WEFT_CONVOLUTION, WEFT_CROSS_CORRELATION),
+    TYPE(HEUR_MODE, 4, WEFT_HEUR_MODE_INSTANT, WEFT_HEUR_MODE_A),
+    TYPE(KNOB_TYPE, 4, WEFT_KNOB_TYPE_SPLIT_K, WEFT_KNOB_TYPE_OUTPUT_TMA_ENABLE),
+    TYPE(NAN_PROPOGATION, 4, WEFT_NOT_PROPAGATE_NAN, WEFT_PROPAGATE_NAN),
+    TYPE(NUMERICAL_NOTE, 4, WEFT_NUMERICAL_NOTE_TENSOR_CORE, WEFT_NUMERICAL_NOTE_STRICT_NAN_PROP),
+    TYPE(LAYOUT_TYPE, 4, WEFT_LAYOUT_TYPE_PREFERRED_NCHW, WEFT_LAYOUT_TYPE_PREFERRED_PAD8CK),
+    TYPE(ATTRIB_NAME, 4, 0, INT32_MAX),
+    TYPE(POINTWISE_MODE, 4, WEFT_POINTWISE_ADD, WEFT_POINTWISE_BINARY_SELECT),
+    TYPE(BACKEND_DESCRIPTOR, sizeof(void *), 0, 0),
+    TYPE(GENSTATS_MODE, 4, WEFT_GENSTATS_SUM_SQSUM, WEFT_GENSTATS_SUM_SQSUM),
+    TYPE(BN_FINALIZE_STATS_MODE, 4, WEFT_BN_FINALIZE_STATISTICS_TRAINING, WEFT_BN_FINALIZE_STATISTICS_INFERENCE),
+    TYPE(REDUCTION_OPERATOR_TYPE, 4, WEFT_REDUCE_TENSOR_ADD, WEFT_REDUCE_TENSOR_MUL_NO_ZEROS),
+    TYPE(BEHAVIOR_NOTE, 4, WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION, WEFT_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY),
+    TYPE(TENSOR_REORDERING_MODE, 4, WEFT_TENSOR_REORDERING_NONE, WEFT_TENSOR_REORDERING_F8_128x4),
+    TYPE(RESAMPLE_MODE, 4, WEFT_RESAMPLE_NEAREST, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING),
+    TYPE(PADDING_MODE, 4, WEFT_ZERO_PAD, WEFT_EDGE_VAL_PAD),
+    TYPE(INT32, 4, 0, 0),
+    TYPE(CHAR, 1, 0, 0),
+    TYPE(SIGNAL_MODE, 4, WEFT_SIGNAL_SET, WEFT_SIGNAL_WAIT),
+    TYPE(FRACTION, sizeof(weftFraction_t), 0, 0),
+    TYPE(NORM_MODE, 4, WEFT_LAYER_NORM, WEFT_ADA_LAYER_NORM),
+    TYPE(NORM_FWD_PHASE, 4, WEFT_NORM_FWD_INFERENCE, WEFT_NORM_FWD_TRAINING),
+    TYPE(RNG_DISTRIBUTION, 4, WEFT_RNG_DISTRIBUTION_BERNOULLI, WEFT_RNG_DISTRIBUTION_NORMAL),
+    TYPE(MOE_GROUPED_MATMUL_MODE, 4, WEFT_MOE_GROUPED_MATMUL_MODE_NONE, WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER),
+    TYPE(RESHAPE_MODE, 4, WEFT_RESHAPE_VIEW_ONLY, WEFT_RESHAPE_LOGICAL),
+    TYPE(OPERATIONGRAPH_MODE, 4, -1, 31),
+    TYPE(CUDA_GRAPH_RETENTION, 4, 0, 1),
+};
+#undef TYPE
+
+static bool type_is_known(weftBackendAttributeType_t type) {
+    return (unsigned)type < sizeof attribute_types / sizeof *attribute_types && attribute_types[type].name;
+}
+
+static bool type_is_enum(weftBackendAttributeType_t type) {
+    return attribute_types[type].high > attribute_types[type].low || type == WEFT_TYPE_GENSTATS_MODE;
+}
+
+size_t attribute_type_bytes(weftBackendAttributeType_t type) { return attribute_types[type].bytes; }
+
+const char *attribute_type_name(weftBackendAttributeType_t type) {
+    return type_is_known(type) ? attribute_types[type].name : "of unknown type";
+}
+
+/* Bytes of one element as it is stored. */
+static size_t stored_bytes(weftBackendAttributeType_t type) {
+    return type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_types[type].bytes;
+}
+
+/* ---- Words ------------------------------------------------------------------------------------------------------- */
+
+enum { SCRATCH_COUNT = 8, SCRATCH_BYTES = 320 };
+
+static char *scratch_text(void) {
+    static _Thread_local char texts[SCRATCH_COUNT][SCRATCH_BYTES];
+    static _Thread_local unsigned next;
+    return texts[next++ % SCRATCH_COUNT];
+}
+
+const char *descriptor_label(const struct descriptor *descriptor) {
+    char *text = scratch_text();
+    int length = snprintf(text, SCRATCH_BYTES, "%s", descriptor->schema->name);
+    if (descriptor->label.count)
+        length += snprintf(text + length, SCRATCH_BYTES - (size_t)length, " '%.200s'", descriptor->label.chars);
+    if (descriptor->schema == &tensor_schema && descriptor_row_is_set(descriptor, WEFT_ATTR_TENSOR_UNIQUE_ID))
+        snprintf(text + length, SCRATCH_BYTES - (size_t)length, " (uid %lld)",
+                 (long long)((const struct tensor *)descriptor)->uid);
+    return text;
+}
+
+const char *numbers_text(const int64_t *numbers, int64_t count) {
+    char *text = scratch_text();
+    size_t length = 0;
+    text[length++] = '[';
+    for (int64_t i = 0; i < count && length < SCRATCH_BYTES - 24; i++)
+        length += (size_t)snprintf(text + length, SCRATCH_BYTES - length, i ? ",%lld" : "%lld", (long long)numbers[i]);
+    snprintf(text + length, SCRATCH_BYTES - length, "]");
+    return text;
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+const struct row *schema_find_row(const struct schema *schema, weftBackendAttributeName_t name) {
+    if (name == WEFT_ATTR_NAME_EXT)
+        return &name_row;
+    for (int i = 0; i < schema->row_count; i++)
+        if (schema->rows[i].name == name)
+            return &schema->rows[i];
+    return NULL;
+}
+
+/* Among rows of one attribute (some take one of two types) the one that takes `type`, else the first. */
+static const struct row *find_row_of_type(const struct schema *schema, weftBackendAttributeName_t name,
+                                          weftBackendAttributeType_t type) {
+    const struct row *first = schema_find_row(schema, name);
+    for (int i = 0; first != &name_row && i < schema->row_count; i++)
+        if (schema->rows[i].name == name && schema->rows[i].type == type)
+            return &schema->rows[i];
+    return first;
+}
+
+static uint64_t row_bit(const struct schema *schema, const struct row *row) {
+    return row == &name_row ? 0 : UINT64_C(1) << (row - schema->rows);
+}
+
+bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name) {
+    const struct schema *schema = descriptor->schema;
+    for (int i = 0; i < schema->row_count; i++)
+        if (schema->rows[i].name == name && descriptor->set_rows & row_bit(schema, &schema->rows[i]))
+            return true;
+    return false;
+}
+
+struct tensor *row_tensor(const struct descriptor *descriptor, const struct row *row) {
+    if (row->type != WEFT_TYPE_BACKEND_DESCRIPTOR || row->target != WEFT_BACKEND_TENSOR_DESCRIPTOR ||
+        row->storage != STORE_VALUE)
+        return NULL;
+    struct tensor *tensor;
+    memcpy(&tensor, row_at(descriptor, row), sizeof tensor);
+    return tensor;
+}
+
+/* How many elements a row holds now, and where. */
+static int64_t row_count_now(const struct descriptor *descriptor, const struct row *row, const void **items) {
+    const void *at = row_at(descriptor, row);
+    const struct list *list = at;
+    const struct dims *dims = at;
+    struct descriptor *held;
+    switch (row->storage) {
+    case STORE_LIST:
+        *items = list->items;
+        return list->count;
+    case STORE_DIMS:
+        *items = dims->at;
+        return dims->count;
+    case STORE_VALUE:
+        *items = at;
+        if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
+            memcpy(&held, at, sizeof held);
+            return held ? 1 : 0;
+        }
+        return 1;
+    }
+    return 0;
+}
+
+static void release_row(struct descriptor *descriptor, const struct row *row) {
+    const void *items;
+    int64_t count = row->type == WEFT_TYPE_BACKEND_DESCRIPTOR ? row_count_now(descriptor, row, &items) : 0;
+    for (int64_t i = 0; i < count; i++)
+        descriptor_release(((struct descriptor *const *)items)[i]);
+}
+
+/* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+static void store_initial(struct descriptor *descriptor, const struct row *row) {
+    void *at = (char *)descriptor + row->offset;
+    if (row->storage != STORE_VALUE)
+        return;
+    if (row->type == WEFT_TYPE_FLOAT || row->type == WEFT_TYPE_DOUBLE)
+        *(double *)at = row->initial;
+    else if (row->type == WEFT_TYPE_INT64)
+        *(int64_t *)at = (int64_t)row->initial;
+    else if (row->type == WEFT_TYPE_BOOLEAN)
+        *(bool *)at = row->initial != 0;
+    else if (row->type == WEFT_TYPE_INT32 || type_is_enum(row->type))
+        *(int32_t *)at = (int32_t)row->initial;
+}
+
+weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **out) {
+    struct descriptor *descriptor = calloc(1, schema->size);
+    if (!descriptor)
+        return status_no_memory(schema->size);
+    descriptor->magic = DESCRIPTOR_MAGIC;
+    descriptor->schema = schema;
+    atomic_init(&descriptor->holders, 1);
+    for (int i = 0; i < schema->row_count; i++)
+        store_initial(descriptor, &schema->rows[i]);
+    *out = descriptor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+struct descriptor *descriptor_retain(struct descriptor *descriptor) {
+    if (descriptor)
+        atomic_fetch_add_explicit(&descriptor->holders, 1, memory_order_relaxed);
+    return descriptor;
+}
+
+void descriptor_release(struct descriptor *descriptor) {
+    if (!descriptor || atomic_fetch_sub_explicit(&descriptor->holders, 1, memory_order_acq_rel) > 1)
+        return;
+    const struct schema *schema = descriptor->schema;
+    if (schema->release)
+        schema->release(descriptor);
+    for (int i = 0; i < schema->row_count; i++)
+        release_row(descriptor, &schema->rows[i]);
+    arena_free(&descriptor->arena);
+    descriptor->magic = 0;
+    free(descriptor);
+}
+
+weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
+    const struct schema *schema = descriptor->schema;
+    if (descriptor->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized already. Finalize a descriptor once.",
+             descriptor_label(descriptor));
+    for (int i = 0; i < schema->row_count; i++)
+        if (schema->rows[i].required && !descriptor_row_is_set(descriptor, schema->rows[i].name))
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s (%d) is required and was not set. Set it: %s.",
+                 descriptor_label(descriptor), schema->rows[i].key, schema->rows[i].name, schema->rows[i].doc);
+    if (schema->finalize)
+        TRY(schema->finalize(descriptor));
+    descriptor->finalized = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Set --------------------------------------------------------------------------------------------------------- */
+
+/* Whether elements of `given` may be put into a row of type `wanted`. */
+static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType_t given) {
+    return wanted == given || (wanted == WEFT_TYPE_DOUBLE && given == WEFT_TYPE_FLOAT) ||
+           (wanted == WEFT_TYPE_FLOAT && given == WEFT_TYPE_DOUBLE) ||
+           (wanted == WEFT_TYPE_FRACTION && given == WEFT_TYPE_INT64) ||
+           (wanted == WEFT_TYPE_INT64 && given == WEFT_TYPE_INT32);
+}
+
+/* Stores element i of `elements` (of API type `given`) at `target` in the row's stored form. */
+static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBackendAttributeType_t given,
+                       const void *elements, int64_t i) {
+    const char *source = (const char *)elements + (size_t)i * attribute_types[given].bytes;
+    if (given == WEFT_TYPE_FLOAT) {
+        float value;
+        memcpy(&value, source, sizeof value);
+        *(double *)target = value;
+    } else if (wanted == WEFT_TYPE_FRACTION && given == WEFT_TYPE_INT64) {
+        weftFraction_t *fraction = target;
+        memcpy(&fraction->numerator, source, sizeof fraction->numerator);
+        fraction->denominator = 1;
+    } else if (wanted == WEFT_TYPE_INT64 && given == WEFT_TYPE_INT32) {
+        int32_t value;
+        memcpy(&value, source, sizeof value);
+        *(int64_t *)target = value;
+    } else if (wanted == WEFT_TYPE_BOOLEAN) {
+        *(bool *)target = *source != 0;
+    } else {
+        memcpy(target, source, attribute_types[given].bytes);
+    }
+}
+
+static weftStatus_t check_held(const struct descriptor *descriptor, const struct row *row,
+                               const struct descriptor *held, int64_t i) {
+    if (!held)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: element %lld is NULL. Give a finalized descriptor.",
+             descriptor_label(descriptor), row->key, (long long)i);
+    if (held->magic != DESCRIPTOR_MAGIC)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: attribute %s: element %lld is no live descriptor. Give one made by weftBackendCreateDescriptor.",
+             descriptor_label(descriptor), row->key, (long long)i);
+    bool fits = row->target == TARGET_ANY_OPERATION ? held->schema->op != NULL : (int)held->schema->kind == row->target;
+    if (!fits)
+        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
+             "%s: attribute %s takes %s %d, got %s of kind %d. Give a descriptor of the kind asked for.",
+             descriptor_label(descriptor), row->key,
+             row->target == TARGET_ANY_OPERATION ? "any operation, target" : "descriptors of kind", row->target,
+             descriptor_label(held), held->schema->kind);
+    if (!held->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: attribute %s: %s is not finalized. Finalize it first.",
+             descriptor_label(descriptor), row->key, descriptor_label(held));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Checks one element, given as it is stored. */
+static weftStatus_t check_element(const struct descriptor *descriptor, const struct row *row, const void *stored,
+                                  int64_t i) {
+    if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
+        return check_held(descriptor, row, *(struct descriptor *const *)stored, i);
+    if (row->type == WEFT_TYPE_FRACTION && ((const weftFraction_t *)stored)->denominator < 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: attribute %s: element %lld has denominator %lld. A denominator is at least 1.",
+             descriptor_label(descriptor), row->key, (long long)i,
+             (long long)((const weftFraction_t *)stored)->denominator);
+    bool is_enum = type_is_enum(row->type);
+    if (!is_enum && row->most <= row->least)
+        return WEFT_STATUS_SUCCESS;
+    int64_t value = row->type == WEFT_TYPE_INT64 ? *(const int64_t *)stored : *(const int32_t *)stored;
+    int64_t low = row->most > row->least ? row->least : attribute_types[row->type].low;
+    int64_t high = row->most > row->least ? row->most : attribute_types[row->type].high;
+    if (value < low || value > high)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s is %lld, legal are %lld..%lld. Give one of these.",
+             descriptor_label(descriptor), row->key, (long long)value, (long long)low, (long long)high);
+    if (row->type == WEFT_TYPE_DATA_TYPE && !dtype_of((weftDataType_t)value))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: attribute %s: Weft stores no data type %lld. Use one of the types that weftDescribe lists.",
+             descriptor_label(descriptor), row->key, (long long)value);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_set(const struct descriptor *descriptor, const struct row *row,
+                              weftBackendAttributeName_t name, weftBackendAttributeType_t type, int64_t count,
+                              const void *elements) {
+    if (!row)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s has no attribute %d. See weftDescribe for those it has.",
+             descriptor_label(descriptor), name);
+    if (row->role == ROLE_RESULT)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s is a result. Read it with weftBackendGetAttribute.",
+             descriptor_label(descriptor), row->key);
+    if (!type_is_known(type) || !converts(row->type, type))
+        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s takes elements %s, got %s. Give that type.",
+             descriptor_label(descriptor), row->key, attribute_type_name(row->type), attribute_type_name(type));
+    int64_t most = row->storage == STORE_VALUE ? 1 : row->storage == STORE_DIMS ? WEFT_DIM_MAX : INT32_MAX;
+    int64_t least = row->storage == STORE_VALUE ? 1 : 0;
+    if (count < least || count > most)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: attribute %s takes %lld..%lld elements, got %lld. Give a count in that range.",
+             descriptor_label(descriptor), row->key, (long long)least, (long long)most, (long long)count);
+    if (count && !elements)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: the array of %lld elements is NULL. Give its address.",
+             descriptor_label(descriptor), row->key, (long long)count);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeName_t name,
+                            weftBackendAttributeType_t type, int64_t count, const void *elements) {
+    const struct row *row = find_row_of_type(descriptor->schema, name, type);
+    if (descriptor->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
+             "%s is finalized: its attributes cannot change. Make a new descriptor.", descriptor_label(descriptor));
+    TRY(check_set(descriptor, row, name, type, count, elements));
+
+    size_t bytes = stored_bytes(row->type);
+    char *stored;
+    TRY(arena_alloc(&descriptor->arena, &stored, (size_t)count * bytes + 1));
+    for (int64_t i = 0; i < count; i++) {
+        convert_in(stored + (size_t)i * bytes, row->type, type, elements, i);
+        TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
+    }
+    for (int64_t i = 0; row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
+        descriptor_retain(((struct descriptor **)stored)[i]);
+    release_row(descriptor, row);
+
+    void *at = (char *)descriptor + row->offset;
+    if (row->storage == STORE_LIST)
+        *(struct list *)at = (struct list){.count = count, .items = stored};
+    else if (row->storage == STORE_DIMS)
+        memcpy(((struct dims *)at)->at, stored, (size_t)count * bytes), ((struct dims *)at)->count = count;
+    else
+        memcpy(at, stored, bytes);
+    descriptor->set_rows |= row_bit(descriptor->schema, row);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Get --------------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t convert_out(const struct descriptor *descriptor, const struct row *row,
+                                weftBackendAttributeType_t wanted, const char *stored, char *element) {
+    if (wanted == WEFT_TYPE_FLOAT) {
+        float value = (float)*(const double *)stored;
+        memcpy(element, &value, sizeof value);
+    } else if (row->type == WEFT_TYPE_FRACTION && wanted == WEFT_TYPE_INT64) {
+        const weftFraction_t *fraction = (const weftFraction_t *)stored;
+        if (fraction->numerator % fraction->denominator)
+            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld/%lld, no whole number. Get FRACTION.",
+                 descriptor_label(descriptor), row->key, (long long)fraction->numerator,
+                 (long long)fraction->denominator);
+        int64_t value = fraction->numerator / fraction->denominator;
+        memcpy(element, &value, sizeof value);
+    } else if (row->type == WEFT_TYPE_INT64 && wanted == WEFT_TYPE_INT32) {
+        int32_t value = (int32_t)*(const int64_t *)stored;
+        memcpy(element, &value, sizeof value);
+    } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
+        struct descriptor *target;
+        memcpy(&target, element, sizeof target);
+        if (!target || target->magic != DESCRIPTOR_MAGIC)
+            FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+                 "%s: attribute %s is copied into descriptors that you make. Fill the array with fresh ones.",
+                 descriptor_label(descriptor), row->key);
+        return descriptor_copy(target, *(struct descriptor *const *)stored);
+    } else {
+        memcpy(element, stored, attribute_types[wanted].bytes);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
+                            weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
+    const struct row *row = find_row_of_type(descriptor->schema, name, type);
+    if (!row)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s has no attribute %d. See weftDescribe for those it has.",
+             descriptor_label(descriptor), name);
+    if (!descriptor->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s is not finalized: attribute %s cannot be read yet. Finalize it.",
+             descriptor_label(descriptor), row->key);
+    if (!type_is_known(type) || !converts(row->type, type))
+        FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s has elements %s, got %s. Ask for that type.",
+             descriptor_label(descriptor), row->key, attribute_type_name(row->type), attribute_type_name(type));
+    if (requested < 0)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s: %lld elements requested. Request 0 or more.",
+             descriptor_label(descriptor), row->key, (long long)requested);
+    const void *items;
+    int64_t held = row_count_now(descriptor, row, &items);
+    if (count)
+        *count = held;
+    else if (requested != 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
+             "when one is.",
+             descriptor_label(descriptor), row->key, (long long)requested);
+    for (int64_t i = 0; elements && i < held && i < requested; i++)
+        TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
+                        (char *)elements + (size_t)i * attribute_types[type].bytes));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Copy -------------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t copy_row(struct descriptor *target, const struct descriptor *source, const struct row *row) {
+    const void *items;
+    int64_t count = row_count_now(source, row, &items);
+    for (int64_t i = 0; row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
+        descriptor_retain(((struct descriptor *const *)items)[i]);
+    void *at = (char *)target + row->offset;
+    if (row->storage == STORE_LIST) {
+        struct list list = {.count = count};
+        weftStatus_t status =
+            arena_copy(&target->arena, &list.items, items, (size_t)count * stored_bytes(row->type));
+        for (int64_t i = 0; status && row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
+            descriptor_release(((struct descriptor *const *)items)[i]);
+        TRY(status);
+        release_row(target, row);
+        *(struct list *)at = list;
+    } else {
+        release_row(target, row);
+        memcpy(at, row_at(source, row), row->storage == STORE_DIMS ? sizeof(struct dims) : stored_bytes(row->type));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source) {
+    if (target->schema != source->schema)
+        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Make the target of the same kind.",
+             descriptor_label(source), descriptor_label(target));
+    if (target->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized and cannot receive a copy. Make a fresh one.",
+             descriptor_label(target));
+    for (int i = 0; i < source->schema->row_count; i++)
+        TRY(copy_row(target, source, &source->schema->rows[i]));
+    TRY(copy_row(target, source, &name_row));
+    target->set_rows = source->set_rows;
+    target->finalized = true;
+    return WEFT_STATUS_SUCCESS;
+}

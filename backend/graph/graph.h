@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An operation graph: nodes in an order in which they can run, and the tensors (values) between them. */
+#ifndef WEFT_GRAPH_GRAPH_H
+#define WEFT_GRAPH_GRAPH_H
+
+#include "graph/op.h"
+
+/* A tensor's place in a graph. */
+struct value {
+    struct tensor *tensor;
+    int producer;     /* node, or -1 for an input of the graph */
+    int readers;      /* how many operands of nodes read it */
+    int first_reader; /* node, or -1 */
+    int last_reader;  /* node, or -1 */
+};
+
+struct node {
+    const struct descriptor *op;
+    int operand_count; /* in row order, as op_each_operand visits */
+    int *operands;     /* indices of values */
+    bool *is_output;   /* per operand */
+};
+
+struct graph {
+    struct descriptor base;
+    void *handle;
+    struct list ops;
+    int64_t engine_count; /* filled in by the floor that knows the engines */
+    bool is_dynamic_shape_enabled, is_override_shape_enabled, is_same_topology;
+    int32_t mode;
+
+    int node_count;
+    struct node *nodes; /* sorted: producers before consumers */
+    int value_count;
+    struct value *values; /* sorted by uid */
+};
+
+extern const struct schema graph_schema;
+
+/* The value of a tensor, or -1. */
+int graph_find_value(const struct graph *graph, const struct tensor *tensor);
+
+/* A value that nobody reads and that has no memory of its own: it need not be computed. */
+static inline bool value_is_dead(const struct value *value) {
+    return value->tensor->is_virtual && value->readers == 0;
+}
+
+/* A value with memory from the variant pack. */
+static inline bool value_is_slot(const struct value *value) {
+    return !value->tensor->is_virtual && !value->tensor->is_constant;
+}
+
+double graph_flops(const struct graph *graph);
+
+#endif

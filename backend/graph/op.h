@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an operation is: a schema whose tensor rows are its operands, inference of what its outputs leave unset, checks,
+   and a reference: its definition as obviously right code in double precision. An op knows no engine. */
+#ifndef WEFT_GRAPH_OP_H
+#define WEFT_GRAPH_OP_H
+
+#include "base/dtype.h"
+#include "graph/descriptor.h"
+#include "graph/tensor.h"
+
+/* A frontend method: how languages spell an operation. One operation may have many (norm: layernorm, rmsnorm, ...). */
+struct method {
+    const char *name; /* "layernorm" */
+    const char *doc;  /* one line: what it computes; then " : " and the formula */
+    /* "key=VALUE ..." : option rows that the method fixes; enumerators without their common prefix. */
+    const char *fixed;
+    /* "input:x scale bias=None epsilon" : argument[:row key][=default], in the frontend's order. An argument whose row
+       belongs to the operation's parameter descriptor is found there. Two arguments may fill the same row. */
+    const char *arguments;
+    const char *results; /* "y mean inv_variance" : row keys of the outputs that it returns, in order */
+};
+
+/* The memory of one tensor during execution. data is NULL for an operand that is absent or that nobody reads. */
+struct view {
+    void *data;
+    weftDataType_t type;
+    int rank;
+    const int64_t *dims;
+    const int64_t *strides;
+    int64_t vector_count, vector_dim;
+};
+
+struct bound {
+    const struct tensor *tensor;
+    void *data;
+};
+
+/* The operands of one operation with their memory, and scratch memory of the size the op asked for. */
+struct bindings {
+    int count;
+    const struct bound *items;
+    void *scratch;
+};
+
+struct op {
+    struct schema schema;
+    /* The parameter descriptor's schema that the op has a row for (convolution, pointwise, ...), or NULL. */
+    const struct schema *parameters;
+    const struct method *methods; /* ends with a method without name; NULL: none */
+    bool takes_ragged;            /* reads and writes tensors with ragged offsets */
+    /* Fills unset dims, strides and types of the outputs; fails only where nothing sensible can be filled in. Every
+       input has dims, strides and a type by then. */
+    weftStatus_t (*infer)(struct descriptor *op);
+    /* Everything that must hold of complete operands. */
+    weftStatus_t (*check)(const struct descriptor *op);
+    /* Computes all outputs. */
+    void (*reference)(const struct descriptor *op, const struct bindings *bindings);
+    /* Bytes of scratch that the reference wants; NULL: none. */
+    int64_t (*scratch_bytes)(const struct descriptor *op);
+    /* Arithmetic operations of one run; NULL: one per output element. */
+    double (*flops)(const struct descriptor *op);
+};
+
+/* Finalizes an operation of any kind: resolves inputs, infers, checks. Ops name it as their schema's finalize. */
+weftStatus_t op_finalize(struct descriptor *descriptor);
+
+static inline const struct op *op_of(const struct descriptor *descriptor) { return descriptor->schema->op; }
+
+/* Operands in row order. `visit` sees each tensor row, elements of list rows one by one; it stops at a failure. */
+weftStatus_t op_each_operand(const struct descriptor *op,
+                             weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
+                             void *context);
+
+double op_flops(const struct descriptor *op);
+
+/* ---- Checks that many ops share; each words a failure with the op's and the tensor's names ---- */
+
+weftStatus_t check_rank(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t least,
+                        int64_t most);
+/* dims of `tensor` are exactly these; NULL tensors pass. */
+weftStatus_t check_dims(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t rank,
+                        const int64_t *dims);
+/* Each extent of `tensor` is 1 or equal to the one of `whole`, ranks equal; NULL tensors pass. */
+weftStatus_t check_broadcasts(const struct descriptor *op, const char *key, const struct tensor *tensor,
+                              const struct tensor *whole);
+/* One element, by value or in memory; NULL tensors pass. */
+weftStatus_t check_scalar(const struct descriptor *op, const char *key, const struct tensor *tensor);
+
+/* ---- Element access for references: obviously right, not fast ---- */
+
+/* The memory of an operand; data is NULL when tensor is NULL or has no memory in these bindings. */
+struct view view_of(const struct bindings *bindings, const struct tensor *tensor);
+
+/* Offset in elements of an index of view->rank numbers. Dimensions of extent 1 ignore their index, so that a view
+   broadcasts by itself. */
+int64_t view_offset(const struct view *view, const int64_t *index);
+double view_load(const struct view *view, const int64_t *index);
+void view_store(const struct view *view, const int64_t *index, double value);
+int64_t view_load_int(const struct view *view, const int64_t *index);
+void view_store_int(const struct view *view, const int64_t *index, int64_t value);
+
+/* The single element of a scalar operand, or `otherwise` when it is absent. */
+double view_scalar(const struct bindings *bindings, const struct tensor *tensor, double otherwise);
+
+/* Steps an index through dims in row-major order: for (bool more = index_begin(index, rank, dims); more;
+   more = index_next(index, rank, dims)). No step is made when an extent is 0. */
+bool index_begin(int64_t *index, int rank, const int64_t *dims);
+bool index_next(int64_t *index, int rank, const int64_t *dims);
+
+#endif

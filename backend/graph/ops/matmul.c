@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]
+   Batch extents broadcast when one divides the other. Overrides give each batch entry its own M, N, K: elements of A and B
+   outside them count as the padding value. */
+#include "graph/ops/matmul.h"
+
+/* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
+
+static const struct row parameter_rows[] = {
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type",
+              .doc = "type that products are summed in"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct matmul, padding, WEFT_ATTR_MATMUL_PADDING_VALUE, "padding",
+              .doc = "value of the elements of A and B outside the overrides"),
+};
+
+const struct schema matmul_schema = {
+    .kind = WEFT_BACKEND_MATMUL_DESCRIPTOR,
+    .name = "matmul parameters",
+    .doc = "compute type and padding of a matrix multiplication",
+    .size = sizeof(struct matmul),
+    ROWS(parameter_rows),
+};
+
+/* ---- The operation ----------------------------------------------------------------------------------------------- */
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct matmul_op, parameters, WEFT_ATTR_OPERATION_MATMUL_DESC, "parameters",
+              .required = true, .target = WEFT_BACKEND_MATMUL_DESCRIPTOR, .doc = "compute type and padding"),
+    TENSOR_ROW(ROLE_INPUT, struct matmul_op, a, WEFT_ATTR_OPERATION_MATMUL_ADESC, "A", .required = true,
+               .shape = "[batch.., M, K]", .doc = "left operand"),
+    TENSOR_ROW(ROLE_INPUT, struct matmul_op, b, WEFT_ATTR_OPERATION_MATMUL_BDESC, "B", .required = true,
+               .shape = "[batch.., K, N]", .doc = "right operand"),
+    TENSOR_ROW(ROLE_INPUT, struct matmul_op, m_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, "m_override",
+               .shape = "[batch.., 1, 1]", .doc = "rows in use of each batch entry, INT32 or INT64"),
+    TENSOR_ROW(ROLE_INPUT, struct matmul_op, n_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, "n_override",
+               .shape = "[batch.., 1, 1]", .doc = "columns in use of each batch entry, INT32 or INT64"),
+    TENSOR_ROW(ROLE_INPUT, struct matmul_op, k_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, "k_override",
+               .shape = "[batch.., 1, 1]", .doc = "depth in use of each batch entry, INT32 or INT64"),
+    TENSOR_ROW(ROLE_OUTPUT, struct matmul_op, c, WEFT_ATTR_OPERATION_MATMUL_CDESC, "C", .required = true,
+               .shape = "[batch.., M, N]", .doc = "product"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct matmul_op, batch_count,
+              WEFT_ATTR_OPERATION_MATMUL_IRREGULARLY_STRIDED_BATCH_COUNT, "irregularly_strided_batch_count",
+              .doc = "accepted for compatibility and ignored"),
+};
+
+static const struct method methods[] = {
+    {"matmul", "batched matrix product : C[b,m,n] = sum_k A[b,m,k] * B[b,k,n]", NULL,
+     "A B padding=0.0 m_override=None n_override=None k_override=None", "C"},
+    {0},
+};
+
+static weftStatus_t check_inputs(const struct matmul_op *op) {
+    const struct tensor *a = op->a, *b = op->b;
+    int64_t rank = a->dims.count;
+    TRY(check_rank(&op->base, "A", a, 2, WEFT_DIM_MAX));
+    if (b->dims.count != rank)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: A has %lld dims %s, B has %lld dims %s. Give both the same rank, with extents of 1 in front.",
+             descriptor_label(&op->base), (long long)rank, tensor_dims_text(a), (long long)b->dims.count,
+             tensor_dims_text(b));
+    int64_t k = a->dims.at[rank - 1], other = b->dims.at[rank - 2];
+    if (k != other)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: inner sizes differ: A is %s (K=%lld), B is %s (K=%lld). Swap B's last two dims and strides if it is "
+             "[N,K].",
+             descriptor_label(&op->base), tensor_dims_text(a), (long long)k, tensor_dims_text(b), (long long)other);
+    for (int64_t i = 0; i < rank - 2; i++) {
+        int64_t left = a->dims.at[i], right = b->dims.at[i];
+        bool fits = left == right || (left && right && (left % right == 0 || right % left == 0));
+        if (!fits)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: batch dimension %lld is %lld in A %s and %lld in B %s. Make one divide the other.",
+                 descriptor_label(&op->base), (long long)i, (long long)left, tensor_dims_text(a), (long long)right,
+                 tensor_dims_text(b));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void product_dims(const struct matmul_op *op, struct dims *dims) {
+    int64_t rank = op->a->dims.count;
+    *dims = op->a->dims;
+    for (int64_t i = 0; i < rank - 2; i++)
+        if (op->b->dims.at[i] > dims->at[i] && dims->at[i] > 0)
+            dims->at[i] = op->b->dims.at[i];
+    dims->at[rank - 1] = op->b->dims.at[rank - 1];
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct matmul_op *op = (struct matmul_op *)descriptor;
+    TRY(check_inputs(op));
+    struct dims dims;
+    product_dims(op, &dims);
+    tensor_infer_dims(op->c, dims.count, dims.at);
+    tensor_infer_strides(op->c, NULL);
+    tensor_infer_type(op->c, (weftDataType_t)(op->c->is_virtual || dtype_is_integer((weftDataType_t)op->a->type)
+                                                  ? op->parameters->math
+                                                  : op->a->type));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct matmul_op *op = (const struct matmul_op *)descriptor;
+    struct dims dims;
+    product_dims(op, &dims);
+    TRY(check_dims(descriptor, "C", op->c, dims.count, dims.at));
+    dims.at[dims.count - 2] = dims.at[dims.count - 1] = 1;
+    static const char *const keys[] = {"m_override", "n_override", "k_override"};
+    const struct tensor *overrides[] = {op->m_override, op->n_override, op->k_override};
+    struct tensor whole = {.dims = dims};
+    for (int i = 0; i < 3; i++) {
+        TRY(check_broadcasts(descriptor, keys[i], overrides[i], &whole));
+        if (overrides[i] && !dtype_is_integer((weftDataType_t)overrides[i]->type))
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(descriptor),
+                 keys[i], dtype_of((weftDataType_t)overrides[i]->type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The size in use: the override of this batch entry, or all. */
+static int64_t size_in_use(const struct view *override, const int64_t *index, int64_t all) {
+    int64_t size = override->data ? view_load_int(override, index) : all;
+    return size < all ? size : all;
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct matmul_op *op = (const struct matmul_op *)descriptor;
+    struct view a = view_of(bindings, op->a), b = view_of(bindings, op->b), c = view_of(bindings, op->c);
+    struct view m = view_of(bindings, op->m_override), n = view_of(bindings, op->n_override),
+                k = view_of(bindings, op->k_override);
+    int row = c.rank - 2, column = c.rank - 1;
+    int64_t index[WEFT_DIM_MAX], in_a[WEFT_DIM_MAX], in_b[WEFT_DIM_MAX];
+    if (!c.data)
+        return;
+    for (bool more = index_begin(index, c.rank, c.dims); more; more = index_next(index, c.rank, c.dims)) {
+        for (int i = 0; i < row; i++) {
+            in_a[i] = matmul_batch_entry(index[i], c.dims[i], a.dims[i]);
+            in_b[i] = matmul_batch_entry(index[i], c.dims[i], b.dims[i]);
+        }
+        in_a[row] = index[row];
+        in_b[column] = index[column];
+        bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
+        bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
+        int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
+        double sum = 0;
+        for (int64_t i = 0; i < depth; i++) {
+            in_a[column] = in_b[row] = i;
+            double left = row_used && i < depth_used ? view_load(&a, in_a) : op->parameters->padding;
+            double right = column_used && i < depth_used ? view_load(&b, in_b) : op->parameters->padding;
+            sum += left * right;
+        }
+        view_store(&c, index, sum);
+    }
+}
+
+static double flops(const struct descriptor *descriptor) {
+    const struct matmul_op *op = (const struct matmul_op *)descriptor;
+    return 2.0 * (double)tensor_elements(op->c) * (double)op->a->dims.at[op->a->dims.count - 1];
+}
+
+const struct op matmul_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+            .name = "matmul",
+            .doc = "C[b,m,n] = sum over k of A[b,m,k] * B[b,k,n]",
+            .size = sizeof(struct matmul_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &matmul_op,
+        },
+    .parameters = &matmul_schema,
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+    .flops = flops,
+};

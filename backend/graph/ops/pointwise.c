@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pointwise: y[i] = f(alpha1 x[i], alpha2 b[i], t[i]), where extents of 1 broadcast
+   Evaluated in the math type, converted to the output's type by rounding to nearest even and saturating integers. */
+#include "graph/ops/pointwise.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- The modes --------------------------------------------------------------------------------------------------- */
+
+#define C(literal) ((double)(literal))
+#define MODE(name, form, formula, method, arguments, doc)                                                              \
+    static double evaluate_##name(double x, double b, double t, const struct pointwise_parameters *p) {                \
+        const double dy = b, lower = p->lower, upper = p->upper, slope = p->slope, alpha = p->alpha, beta = p->beta;   \
+        (void)x, (void)t, (void)dy, (void)lower, (void)upper, (void)slope, (void)alpha, (void)beta;                    \
+        return formula;                                                                                                \
+    }
+#include "graph/ops/pointwise_modes.h"
+#undef MODE
+#undef C
+
+static int64_t divide(int64_t x, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)x) : x / b; }
+static int64_t remainder_of(int64_t x, int64_t b) { return b == 0 || b == -1 ? 0 : x % b; }
+
+static int64_t integer_power(int64_t x, int64_t b) {
+    uint64_t power = 1;
+    if (b < 0)
+        return x == 1 ? 1 : x == -1 ? (b % 2 ? -1 : 1) : 0;
+    for (uint64_t base = (uint64_t)x; b; b >>= 1, base *= base)
+        power *= b & 1 ? base : 1;
+    return (int64_t)power;
+}
+
+/* The modes that integers have too: exact, wrapping around on overflow, 0 for a division by 0. */
+#define INTEGER_MODES(MODE)                                                                                            \
+    MODE(ADD, (int64_t)((uint64_t)x + (uint64_t)b))                                                                    \
+    MODE(SUB, (int64_t)((uint64_t)x - (uint64_t)b))                                                                    \
+    MODE(MUL, (int64_t)((uint64_t)x * (uint64_t)b))                                                                    \
+    MODE(ADD_SQUARE, (int64_t)((uint64_t)x + (uint64_t)b * (uint64_t)b))                                               \
+    MODE(DIV, divide(x, b))                                                                                            \
+    MODE(MOD, remainder_of(x, b))                                                                                      \
+    MODE(FLOOR_MOD, remainder_of(x, b) && (x < 0) != (b < 0) ? remainder_of(x, b) + b : remainder_of(x, b))            \
+    MODE(POW, integer_power(x, b))                                                                                     \
+    MODE(MAX, x > b ? x : b)                                                                                           \
+    MODE(MIN, x < b ? x : b)                                                                                           \
+    MODE(ABS, x < 0 ? (int64_t)(0 - (uint64_t)x) : x)                                                                  \
+    MODE(NEG, (int64_t)(0 - (uint64_t)x))                                                                              \
+    MODE(CEIL, x)                                                                                                      \
+    MODE(FLOOR, x)                                                                                                     \
+    MODE(IDENTITY, x)                                                                                                  \
+    MODE(CMP_EQ, x == b)                                                                                               \
+    MODE(CMP_NEQ, x != b)                                                                                              \
+    MODE(CMP_GT, x > b)                                                                                                \
+    MODE(CMP_GE, x >= b)                                                                                               \
+    MODE(CMP_LT, x < b)                                                                                                \
+    MODE(CMP_LE, x <= b)                                                                                               \
+    MODE(LOGICAL_AND, x && b)                                                                                          \
+    MODE(LOGICAL_OR, x || b)                                                                                           \
+    MODE(LOGICAL_NOT, !x)                                                                                              \
+    MODE(BINARY_SELECT, t ? x : b)                                                                                     \
+    MODE(GEN_INDEX, x)
+#define MODE(name, formula)                                                                                            \
+    static int64_t integer_##name(int64_t x, int64_t b, int64_t t) {                                                   \
+        (void)x, (void)b, (void)t;                                                                                     \
+        return formula;                                                                                                \
+    }
+INTEGER_MODES(MODE)
+#undef MODE
+
+#define MODE(name_, form_, formula_, method_, arguments_, doc_)                                                        \
+    {.mode = WEFT_POINTWISE_##name_,                                                                                   \
+     .name = #name_,                                                                                                   \
+     .form = form_,                                                                                                    \
+     .formula = #formula_,                                                                                             \
+     .evaluate = evaluate_##name_,                                                                                     \
+     .is_logical = WEFT_POINTWISE_##name_ >= WEFT_POINTWISE_CMP_EQ &&                                                  \
+                   WEFT_POINTWISE_##name_ <= WEFT_POINTWISE_LOGICAL_NOT,                                               \
+     .method = method_,                                                                                                \
+     .arguments = arguments_,                                                                                          \
+     .doc = doc_},
+static const struct pointwise_mode modes[] = {
+#include "graph/ops/pointwise_modes.h"
+};
+#undef MODE
+
+enum { MODE_COUNT = sizeof modes / sizeof *modes };
+
+int pointwise_mode_count(void) { return MODE_COUNT; }
+
+const struct pointwise_mode *pointwise_mode_at(int i) { return &modes[i]; }
+
+const struct pointwise_mode *pointwise_find_mode(int mode) {
+    for (int i = 0; i < MODE_COUNT; i++)
+        if ((int)modes[i].mode == mode)
+            return &modes[i];
+    return NULL;
+}
+
+int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t) {
+    switch (mode) {
+#define MODE(name, formula)                                                                                            \
+    case WEFT_POINTWISE_##name:                                                                                        \
+        return integer_##name;
+        INTEGER_MODES(MODE)
+#undef MODE
+    }
+    return NULL;
+}
+
+/* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
+
+static const struct row parameter_rows[] = {
+    VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
+              .doc = "what is computed: weftPointwiseMode_t"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct pointwise, math, WEFT_ATTR_POINTWISE_MATH_PREC, "compute_data_type",
+              .doc = "type that the formula is evaluated in; integer types compute exactly"),
+    VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct pointwise, nan_propagation, WEFT_ATTR_POINTWISE_NAN_PROPAGATION,
+              "nan_propagation", .doc = "accepted for compatibility; NaN always propagates"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, lower, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP, "relu_lower_clip",
+              .doc = "RELU: below it the slope applies"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, upper, WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, "relu_upper_clip",
+              .initial = INFINITY, .doc = "RELU: the largest value"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, slope, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE,
+              "relu_lower_clip_slope", .doc = "RELU: slope below the lower clip"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, elu_alpha, WEFT_ATTR_POINTWISE_ELU_ALPHA, "elu_alpha", .initial = 1,
+              .doc = "ELU: limit of -y for large negative x"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, softplus_beta, WEFT_ATTR_POINTWISE_SOFTPLUS_BETA, "softplus_beta",
+              .initial = 1, .doc = "SOFTPLUS: sharpness"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, swish_beta, WEFT_ATTR_POINTWISE_SWISH_BETA, "swish_beta",
+              .initial = 1, .doc = "SWISH: sharpness"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct pointwise, axis, WEFT_ATTR_POINTWISE_AXIS, "axis", .initial = -1, .least = -1,
+              .most = WEFT_DIM_MAX - 1, .doc = "GEN_INDEX: the dimension whose index is generated"),
+};
+
+static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
+    const struct pointwise *pw = (const struct pointwise *)descriptor;
+    if (!pointwise_find_mode(pw->mode))
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: mode is %d, which is no weftPointwiseMode_t. Use one of its values.",
+             descriptor_label(descriptor), pw->mode);
+    if (pw->softplus_beta == 0)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: softplus_beta is 0, which divides by zero. Use another value.",
+             descriptor_label(descriptor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct schema pointwise_schema = {
+    .kind = WEFT_BACKEND_POINTWISE_DESCRIPTOR,
+    .name = "pointwise parameters",
+    .doc = "mode and constants of a pointwise operation",
+    .size = sizeof(struct pointwise),
+    ROWS(parameter_rows),
+    .finalize = finalize_parameters,
+};
+
+/* ---- The operation ----------------------------------------------------------------------------------------------- */
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct pointwise_op, pw, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, "pw",
+              .required = true, .target = WEFT_BACKEND_POINTWISE_DESCRIPTOR, .doc = "mode and constants"),
+    TENSOR_ROW(ROLE_INPUT, struct pointwise_op, x, WEFT_ATTR_OPERATION_POINTWISE_XDESC, "x", .required = true,
+               .shape = "[d..] or 1s", .doc = "first operand; of a backward mode the forward input"),
+    TENSOR_ROW(ROLE_INPUT, struct pointwise_op, b, WEFT_ATTR_OPERATION_POINTWISE_BDESC, "b", .shape = "[d..] or 1s",
+               .doc = "second operand of binary modes and of BINARY_SELECT"),
+    TENSOR_ROW(ROLE_INPUT, struct pointwise_op, t, WEFT_ATTR_OPERATION_POINTWISE_TDESC, "t", .shape = "[d..] or 1s",
+               .doc = "mask of BINARY_SELECT"),
+    TENSOR_ROW(ROLE_INPUT, struct pointwise_op, dy, WEFT_ATTR_OPERATION_POINTWISE_DYDESC, "dy", .shape = "[d..] or 1s",
+               .doc = "gradient of the output, of backward modes"),
+    TENSOR_ROW(ROLE_OUTPUT, struct pointwise_op, y, WEFT_ATTR_OPERATION_POINTWISE_YDESC, "y", .in_place = "x b t",
+               .shape = "[d..], the operands' broadcast", .doc = "result of forward modes"),
+    TENSOR_ROW(ROLE_OUTPUT, struct pointwise_op, dx, WEFT_ATTR_OPERATION_POINTWISE_DXDESC, "dx", .in_place = "x dy",
+               .shape = "[d..], the operands' broadcast", .doc = "gradient of the input, of backward modes"),
+    VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha1, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, "alpha1",
+              .initial = 1, .doc = "factor on x"),
+    VALUE_ROW(WEFT_TYPE_FLOAT, struct pointwise_op, alpha2, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, "alpha2",
+              .initial = 1, .doc = "factor on b"),
+};
+
+/* The other names under which frontends know a mode. */
+static const struct method methods[] = {
+    {"bias", "sum of input and bias : x + b", "mode=ADD", "input:x bias:b", "y"},
+    {"scale", "product of input and scale : x * b", "mode=MUL", "input:x scale:b", "y"},
+    {"leaky_relu", "rectifier with a slope for negative input : x < 0 ? slope * x : x", "mode=RELU_FWD",
+     "input:x negative_slope:relu_lower_clip_slope", "y"},
+    {"leaky_relu_backward", "gradient of leaky_relu : x <= 0 ? dy * slope : dy", "mode=RELU_BWD",
+     "loss:dy input:x negative_slope:relu_lower_clip_slope", "dx"},
+    {0},
+};
+
+struct pointwise_operands pointwise_operands(const struct pointwise_op *op) {
+    bool backward = pointwise_find_mode(op->pw->mode)->form == FORM_BACKWARD;
+    return (struct pointwise_operands){
+        .x = op->x, .b = backward ? op->dy : op->b, .t = op->t, .out = backward ? op->dx : op->y};
+}
+
+struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) {
+    const struct pointwise *pw = op->pw;
+    bool swish = pw->mode == WEFT_POINTWISE_SWISH_FWD || pw->mode == WEFT_POINTWISE_SWISH_BWD;
+    return (struct pointwise_parameters){.lower = pw->lower,
+                                         .upper = pw->upper,
+                                         .slope = pw->slope,
+                                         .alpha = pw->elu_alpha,
+                                         .beta = swish ? pw->swish_beta : pw->softplus_beta};
+}
+
+/* Exactly the operands that the mode's form asks for. */
+static weftStatus_t check_operands(const struct pointwise_op *op) {
+    static const struct {
+        const char *wants;
+        bool b, t, dy;
+    } forms[] = {
+        [FORM_UNARY] = {"x -> y", false, false, false},  [FORM_BINARY] = {"x, b -> y", true, false, false},
+        [FORM_SELECT] = {"x, b, t -> y", true, true, false}, [FORM_BACKWARD] = {"dy, x -> dx", false, false, true},
+        [FORM_INDEX] = {"x -> y", false, false, false},
+    };
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    int form = mode->form;
+    bool fits = forms[form].b == (op->b != NULL) && forms[form].t == (op->t != NULL) &&
+                forms[form].dy == (op->dy != NULL) && forms[form].dy == (op->dx != NULL) &&
+                forms[form].dy == (op->y == NULL);
+    if (!fits)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s takes %s; set are x%s%s%s -> %s%s. Set exactly the operands it takes.",
+             descriptor_label(&op->base), mode->name, forms[form].wants, op->b ? ", b" : "", op->t ? ", t" : "",
+             op->dy ? ", dy" : "", op->y ? "y" : "", op->dx ? "dx" : "");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Extents of the operands' broadcast; scalars of any rank take part. */
+static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole) {
+    struct pointwise_operands operands = pointwise_operands(op);
+    const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
+    *whole = (struct dims){0};
+    for (int k = 0; k < 3; k++)
+        if (inputs[k] && (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
+            *whole = inputs[k]->dims;
+    for (int k = 0; k < 3; k++) {
+        if (!inputs[k] || tensor_elements(inputs[k]) == 1)
+            continue;
+        bool fits = inputs[k]->dims.count == whole->count;
+        for (int64_t i = 0; fits && i < whole->count; i++) {
+            int64_t extent = inputs[k]->dims.at[i];
+            if (whole->at[i] == 1)
+                whole->at[i] = extent;
+            fits = extent == 1 || extent == whole->at[i];
+        }
+        if (!fits)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: operands do not broadcast: %s with %s. Make ranks equal and each extent equal or 1.",
+                 descriptor_label(&op->base), numbers_text(whole->at, whole->count), tensor_dims_text(inputs[k]));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The operand whose memory order the output takes: the first one of full size. */
+static const struct tensor *order_of(const struct pointwise_operands *operands, const struct dims *whole) {
+    const struct tensor *inputs[] = {operands->x, operands->b, operands->t};
+    int64_t elements = 1;
+    for (int64_t i = 0; i < whole->count; i++)
+        elements *= whole->at[i];
+    for (int k = 0; k < 3; k++)
+        if (inputs[k] && inputs[k]->dims.count == whole->count && tensor_elements(inputs[k]) == elements)
+            return inputs[k];
+    return operands->x;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct pointwise_op *op = (struct pointwise_op *)descriptor;
+    TRY(check_operands(op));
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    struct pointwise_operands operands = pointwise_operands(op);
+    struct tensor *out = op->dx ? op->dx : op->y;
+    struct dims whole;
+    TRY(broadcast(op, &whole));
+    tensor_infer_dims(out, whole.count, whole.at);
+    tensor_infer_strides(out, order_of(&operands, &whole));
+    bool boolean_math = dtype_is_boolean((weftDataType_t)op->pw->math);
+    if (mode->is_logical || boolean_math)
+        tensor_infer_type(out, WEFT_DATA_BYTE_BOOLEAN);
+    else if (mode->form == FORM_INDEX)
+        tensor_infer_type(out, WEFT_DATA_INT32);
+    else
+        tensor_infer_type(out, (weftDataType_t)(out->is_virtual ? op->pw->math : operands.x->type));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
+    struct pointwise_operands operands = pointwise_operands(op);
+    const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
+    static const char *const keys[] = {"x", "b", "t"};
+    for (int k = 0; k < 3; k++)
+        if (inputs[k] && tensor_elements(inputs[k]) != 1)
+            TRY(check_broadcasts(descriptor, k == 1 && op->dy ? "dy" : keys[k], inputs[k], operands.out));
+    bool indexes = pointwise_find_mode(op->pw->mode)->form == FORM_INDEX;
+    if (indexes && (op->pw->axis < 0 || op->pw->axis >= op->y->dims.count))
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dims. Name one of 0..%lld.",
+             descriptor_label(descriptor), (long long)op->pw->axis, (long long)op->y->dims.count,
+             (long long)op->y->dims.count - 1);
+    weftDataType_t math = (weftDataType_t)op->pw->math;
+    if (!dtype_is_float(math) && !pointwise_integer_evaluator(op->pw->mode))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no meaning in %s arithmetic. Set compute_data_type to FLOAT.",
+             descriptor_label(descriptor), pointwise_find_mode(op->pw->mode)->name, dtype_of(math)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    struct pointwise_operands operands = pointwise_operands(op);
+    struct pointwise_parameters p = pointwise_parameters(op);
+    struct view x = view_of(bindings, operands.x), b = view_of(bindings, operands.b), t = view_of(bindings, operands.t);
+    struct view y = view_of(bindings, operands.out);
+    bool exact = !dtype_is_float((weftDataType_t)op->pw->math);
+    int64_t (*evaluate_int)(int64_t, int64_t, int64_t) = pointwise_integer_evaluator(op->pw->mode);
+    int64_t index[WEFT_DIM_MAX];
+    if (!y.data)
+        return;
+    for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
+        if (mode->form == FORM_INDEX) {
+            view_store_int(&y, index, index[op->pw->axis]);
+        } else if (exact) {
+            view_store_int(&y, index,
+                           evaluate_int(view_load_int(&x, index), b.data ? view_load_int(&b, index) : 0,
+                                        t.data ? view_load_int(&t, index) : 0));
+        } else {
+            double dy = b.data ? op->alpha2 * view_load(&b, index) : 0;
+            view_store(&y, index,
+                       mode->evaluate(op->alpha1 * view_load(&x, index), dy, t.data ? view_load(&t, index) : 0, &p));
+        }
+    }
+}
+
+const struct op pointwise_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+            .name = "pointwise",
+            .doc = "y[i] = f(alpha1 x[i], alpha2 b[i], t[i]) with broadcasting",
+            .size = sizeof(struct pointwise_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &pointwise_op,
+        },
+    .parameters = &pointwise_schema,
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+};

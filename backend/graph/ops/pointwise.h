@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of pointwise modes: enumerator, arity, formula, method. The formula is written once, in plain C over x, b, t
+   (backward: dy and the forward input x), and serves as reference, as fused CPU code, as CUDA text and as documentation. */
+#ifndef WEFT_GRAPH_OPS_POINTWISE_H
+#define WEFT_GRAPH_OPS_POINTWISE_H
+
+#include "graph/op.h"
+
+/* The values of a mode's parameters. */
+struct pointwise_parameters {
+    double lower, upper, slope; /* RELU: clips and the slope below the lower clip */
+    double alpha;               /* ELU */
+    double beta;                /* SOFTPLUS, SWISH */
+};
+
+struct pointwise {
+    struct descriptor base;
+    int32_t mode;
+    int32_t math;
+    int32_t nan_propagation;
+    double lower, upper, slope, elu_alpha, softplus_beta, swish_beta;
+    int64_t axis;
+};
+
+struct pointwise_op {
+    struct descriptor base;
+    struct pointwise *pw;
+    struct tensor *x, *b, *t, *y, *dx, *dy;
+    double alpha1, alpha2;
+};
+
+/* How a mode's operands are bound. */
+enum pointwise_form { FORM_UNARY, FORM_BINARY, FORM_SELECT, FORM_BACKWARD, FORM_INDEX };
+
+struct pointwise_mode {
+    weftPointwiseMode_t mode;
+    const char *name;    /* "RELU_FWD" */
+    enum pointwise_form form;
+    const char *formula; /* as text */
+    double (*evaluate)(double x, double b, double t, const struct pointwise_parameters *p);
+    bool is_logical; /* compares or combines truth values: its natural output is a boolean */
+    const char *method, *arguments, *doc;
+};
+
+extern const struct op pointwise_op;
+extern const struct schema pointwise_schema;
+
+/* The row of a mode, or NULL. */
+const struct pointwise_mode *pointwise_find_mode(int mode);
+/* The same formula over integers; NULL when the mode has no exact integer meaning. */
+int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t);
+int pointwise_mode_count(void);
+const struct pointwise_mode *pointwise_mode_at(int i);
+
+/* The operands in formula order: x (backward: the forward input), b (backward: dy), t; and the output. */
+struct pointwise_operands {
+    const struct tensor *x, *b, *t, *out;
+};
+struct pointwise_operands pointwise_operands(const struct pointwise_op *op);
+struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op);
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
+   A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
+   slope, alpha, beta, and literals C(...), which take the type that is computed in. C and CUDA share this syntax; it is
+   the only list macro in Weft, so that each formula is written once. No include guard: define MODE, C, then include. */
+
+MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
+MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
+MODE(MUL, FORM_BINARY, x * b, "mul", "a:x b", "product")
+MODE(DIV, FORM_BINARY, x / b, "div", "a:x b", "quotient")
+MODE(ADD_SQUARE, FORM_BINARY, x + b * b, "add_square", "a:x b", "first operand plus the square of the second")
+MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b", "larger operand; NaN wins")
+MODE(MIN, FORM_BINARY, (x < b || x != x) ? x : b, "min", "input0:x input1:b", "smaller operand; NaN wins")
+MODE(MOD, FORM_BINARY, fmod(x, b), "mod", "input0:x input1:b", "remainder with the sign of the dividend")
+MODE(FLOOR_MOD, FORM_BINARY, x - floor(x / b) * b, "floor_mod", "input0:x input1:b",
+     "remainder with the sign of the divisor")
+MODE(POW, FORM_BINARY, pow(x, b), "pow", "input0:x input1:b", "power")
+MODE(ATAN2, FORM_BINARY, atan2(x, b), "atan2", "input0:x input1:b", "angle of the point (b, x) in radians")
+MODE(ABS, FORM_UNARY, fabs(x), "abs", "input:x", "absolute value")
+MODE(CEIL, FORM_UNARY, ceil(x), "ceil", "input:x", "smallest whole number that is not less")
+MODE(FLOOR, FORM_UNARY, floor(x), "floor", "input:x", "largest whole number that is not greater")
+MODE(COS, FORM_UNARY, cos(x), "cos", "input:x", "cosine of an angle in radians")
+MODE(SIN, FORM_UNARY, sin(x), "sin", "input:x", "sine of an angle in radians")
+MODE(TAN, FORM_UNARY, tan(x), "tan", "input:x", "tangent of an angle in radians")
+MODE(EXP, FORM_UNARY, exp(x), "exp", "input:x", "natural exponential")
+MODE(LOG, FORM_UNARY, log(x), "log", "input:x", "natural logarithm")
+MODE(NEG, FORM_UNARY, -x, "neg", "input:x", "negation")
+MODE(SQRT, FORM_UNARY, sqrt(x), "sqrt", "input:x", "square root")
+MODE(RSQRT, FORM_UNARY, C(1) / sqrt(x), "rsqrt", "input:x", "reciprocal of the square root")
+MODE(RECIPROCAL, FORM_UNARY, C(1) / x, "reciprocal", "input:x", "reciprocal")
+MODE(ERF, FORM_UNARY, erf(x), "erf", "input:x", "error function")
+MODE(IDENTITY, FORM_UNARY, x, "identity", "input:x", "copy, with conversion to the output's data type")
+MODE(RELU_FWD, FORM_UNARY, x < lower ? lower + slope * (x - lower) : x > upper ? upper : x, "relu",
+     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
+     "rectifier with clips and a slope below the lower one")
+MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
+MODE(SIGMOID_FWD, FORM_UNARY, C(1) / (C(1) + exp(-x)), "sigmoid", "input:x", "logistic function")
+MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x elu_alpha=None", "exponential linear unit")
+MODE(GELU_FWD, FORM_UNARY, C(0.5) * x * (C(1) + erf(x * C(0.7071067811865476))), "gelu", "input:x",
+     "Gaussian error linear unit, exact")
+MODE(SOFTPLUS_FWD, FORM_UNARY,
+     ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
+     "input:x softplus_beta=None", "log(1 + exp(beta x)) / beta")
+MODE(SWISH_FWD, FORM_UNARY, x / (C(1) + exp(-beta * x)), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
+MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
+     C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
+     "Gaussian error linear unit, tanh approximation")
+MODE(RELU_BWD, FORM_BACKWARD, x <= lower ? dy * slope : x >= upper ? C(0) : dy, "relu_backward",
+     "loss:dy input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None "
+     "upper_clip:relu_upper_clip=None",
+     "gradient of relu")
+MODE(TANH_BWD, FORM_BACKWARD, dy * (C(1) - tanh(x) * tanh(x)), "tanh_backward", "loss:dy input:x", "gradient of tanh")
+MODE(SIGMOID_BWD, FORM_BACKWARD, dy / ((C(1) + exp(-x)) * (C(1) + exp(x))), "sigmoid_backward", "loss:dy input:x",
+     "gradient of sigmoid")
+MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward",
+     "loss:dy input:x elu_alpha=None", "gradient of elu")
+MODE(GELU_BWD, FORM_BACKWARD,
+     dy * (C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x)),
+     "gelu_backward", "loss:dy input:x", "gradient of gelu")
+MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy / (C(1) + exp(-beta * x)), "softplus_backward",
+     "loss:dy input:x softplus_beta=None", "gradient of softplus")
+MODE(SWISH_BWD, FORM_BACKWARD,
+     dy * (C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta * x)))),
+     "swish_backward", "loss:dy input:x swish_beta=None", "gradient of swish")
+MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
+     dy * (C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
+           C(0.5) * x * (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
+                                    tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) *
+               C(0.7978845608028654) * (C(1) + C(0.134145) * x * x)),
+     "gelu_approx_tanh_backward", "loss:dy input:x", "gradient of gelu_approx_tanh")
+MODE(CMP_EQ, FORM_BINARY, x == b, "cmp_eq", "input:x comparison:b", "1 where equal, else 0")
+MODE(CMP_NEQ, FORM_BINARY, x != b, "cmp_neq", "input:x comparison:b", "1 where different, else 0")
+MODE(CMP_GT, FORM_BINARY, x > b, "cmp_gt", "input:x comparison:b", "1 where greater, else 0")
+MODE(CMP_GE, FORM_BINARY, x >= b, "cmp_ge", "input:x comparison:b", "1 where greater or equal, else 0")
+MODE(CMP_LT, FORM_BINARY, x < b, "cmp_lt", "input:x comparison:b", "1 where less, else 0")
+MODE(CMP_LE, FORM_BINARY, x <= b, "cmp_le", "input:x comparison:b", "1 where less or equal, else 0")
+MODE(LOGICAL_AND, FORM_BINARY, x != C(0) && b != C(0), "logical_and", "a:x b", "1 where both are not 0, else 0")
+MODE(LOGICAL_OR, FORM_BINARY, x != C(0) || b != C(0), "logical_or", "a:x b", "1 where either is not 0, else 0")
+MODE(LOGICAL_NOT, FORM_UNARY, x == C(0), "logical_not", "input:x", "1 where 0, else 0")
+MODE(BINARY_SELECT, FORM_SELECT, t != C(0) ? x : b, "binary_select", "input0:x input1:b mask:t",
+     "first operand where the mask is not 0, else the second")
+MODE(GEN_INDEX, FORM_INDEX, x, "gen_index", "input:x axis", "the position along an axis of the input's shape")

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensor kind: its rows, its own checks, and the small questions that operations and engines ask of one. */
+#include "graph/tensor.h"
+#include "base/dtype.h"
+#include "graph/descriptor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, uid, WEFT_ATTR_TENSOR_UNIQUE_ID, "uid", .required = true,
+              .doc = "number that names the tensor in its graph and in variant packs; unique in a graph"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, dims, WEFT_ATTR_TENSOR_DIMENSIONS, "dims", .storage = STORE_DIMS,
+              .doc = "extent of each dimension in elements, 0 or more; an operation's output may leave it unset"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, strides, WEFT_ATTR_TENSOR_STRIDES, "strides", .storage = STORE_DIMS,
+              .doc = "distance in elements between neighbours along each dimension; unset: packed"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct tensor, type, WEFT_ATTR_TENSOR_DATA_TYPE, "data_type",
+              .initial = TENSOR_NO_TYPE, .doc = "type of an element; an operation's output may leave it unset"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, alignment, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, "alignment", .initial = 16,
+              .least = 1, .most = 4096, .doc = "bytes, a power of two, that each pointer to the tensor is a multiple of"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct tensor, is_virtual, WEFT_ATTR_TENSOR_IS_VIRTUAL, "is_virtual",
+              .doc = "true: lives inside the graph only and gets no pointer"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct tensor, is_by_value, WEFT_ATTR_TENSOR_IS_BY_VALUE, "is_by_value",
+              .doc = "true: one element, whose host address stands in the variant pack"),
+    VALUE_ROW(WEFT_TYPE_VOID_PTR, struct tensor, constant_address, WEFT_ATTR_TENSOR_CONSTANT_VALUE, "constant_value",
+              .doc = "address of the scalar's bytes, copied at finalize: a constant of the graph"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_count, WEFT_ATTR_TENSOR_VECTOR_COUNT, "vector_count",
+              .initial = 1, .least = 1, .most = 64, .doc = "elements along vectorized_dimension that lie side by side"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_dim, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION,
+              "vectorized_dimension", .initial = -1, .least = -1, .most = WEFT_DIM_MAX - 1,
+              .doc = "dimension that vector_count splits; strides then count vectors"),
+    VALUE_ROW(WEFT_TYPE_TENSOR_REORDERING_MODE, struct tensor, reordering, WEFT_ATTR_TENSOR_REORDERING_MODE,
+              "reordering_type", .doc = "shuffled storage of special formats"),
+    TENSOR_ROW(ROLE_OPTION, struct tensor, ragged_offset, WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, "ragged_offset",
+               .shape = "[B+1,1,1,1]", .doc = "element offset of each batch entry, INT32 or INT64"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, ragged_multiplier, WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER,
+              "ragged_offset_multiplier", .initial = 1, .least = 1, .most = INT32_MAX,
+              .doc = "factor on every ragged offset"),
+};
+
+static weftStatus_t check_extents(const struct tensor *t) {
+    const char *label = descriptor_label(&t->base);
+    int64_t elements = 1;
+    for (int64_t i = 0; i < t->dims.count; i++) {
+        int64_t extent = t->dims.at[i];
+        if (extent < 0)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label,
+                 tensor_dims_text(t), (long long)i);
+        if (__builtin_mul_overflow(elements, extent ? extent : 1, &elements))
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.",
+                 label, tensor_dims_text(t));
+    }
+    if (t->strides.count && t->strides.count != t->dims.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
+             (long long)t->strides.count, (long long)t->dims.count);
+    int64_t last = 0, step;
+    for (int64_t i = 0; i < t->strides.count; i++) {
+        if (t->strides.at[i] < 0)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: strides %s: stride %lld is negative. Point at the lowest element and use strides of 0 or more.",
+                 label, numbers_text(t->strides.at, t->strides.count), (long long)i);
+        int64_t extent = t->dims.at[i] ? t->dims.at[i] - 1 : 0;
+        if (__builtin_mul_overflow(t->strides.at[i], extent, &step) || __builtin_add_overflow(last, step, &last) ||
+            last > INT64_MAX / 64)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: dims %s with strides %s reach past 2^57 elements. Use smaller strides.", label,
+                 tensor_dims_text(t), numbers_text(t->strides.at, t->strides.count));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_vectors(const struct tensor *t) {
+    const char *label = descriptor_label(&t->base);
+    if (t->vector_count == 1)
+        return WEFT_STATUS_SUCCESS;
+    if (t->vector_dim < 0 || t->vector_dim >= t->dims.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.", label,
+             (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
+    if (t->dims.at[t->vector_dim] % t->vector_count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: dimension %lld has %lld elements, no multiple of vector_count %lld. Pad it to a multiple.", label,
+             (long long)t->vector_dim, (long long)t->dims.at[t->vector_dim], (long long)t->vector_count);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t take_constant(struct tensor *t) {
+    const char *label = descriptor_label(&t->base);
+    if (!descriptor_row_is_set(&t->base, WEFT_ATTR_TENSOR_CONSTANT_VALUE))
+        return WEFT_STATUS_SUCCESS;
+    if (t->dims.count == 0)
+        tensor_infer_dims(t, 1, (const int64_t[]){1});
+    if (t->type == TENSOR_NO_TYPE || tensor_elements(t) != 1 || !t->constant_address)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: a constant has one element, a data type and the address of its bytes; dims are %s, data type %d. Set "
+             "all three.",
+             label, tensor_dims_text(t), t->type);
+    memcpy(t->constant, t->constant_address, (size_t)dtype_bytes((weftDataType_t)t->type, 1));
+    t->is_constant = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
+    struct tensor *t = (struct tensor *)descriptor;
+    const char *label = descriptor_label(descriptor);
+    TRY(take_constant(t));
+    TRY(check_extents(t));
+    TRY(check_vectors(t));
+    if (t->alignment & (t->alignment - 1))
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
+             label, (long long)t->alignment);
+    if (t->reordering != WEFT_TENSOR_REORDERING_NONE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: reordering_type is %d; Weft reads tensors in plain order. Undo the shuffle and set NONE (0).", label,
+             t->reordering);
+    if (t->is_by_value && t->is_virtual)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s is both virtual and by value. A by-value scalar comes from the variant pack.",
+             label);
+    if (t->is_by_value && t->dims.count == 0)
+        tensor_infer_dims(t, 1, (const int64_t[]){1});
+    if (t->is_by_value && tensor_elements(t) != 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: a by-value tensor has one element, its dims are %s. Use all ones.",
+             label, tensor_dims_text(t));
+    if ((t->is_by_value || t->is_constant) && t->strides.count == 0)
+        tensor_infer_strides(t, NULL);
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct schema tensor_schema = {
+    .kind = WEFT_BACKEND_TENSOR_DESCRIPTOR,
+    .name = "tensor",
+    .doc = "an operand: shape, strides, data type and identity; its memory comes with the variant pack",
+    .size = sizeof(struct tensor),
+    ROWS(rows),
+    .finalize = finalize_tensor,
+};
+
+int64_t tensor_elements(const struct tensor *tensor) {
+    int64_t elements = 1;
+    for (int64_t i = 0; i < tensor->dims.count; i++)
+        elements *= tensor->dims.at[i];
+    return elements;
+}
+
+int64_t tensor_bytes(const struct tensor *tensor) {
+    if (tensor_elements(tensor) == 0)
+        return 0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < tensor->dims.count; i++) {
+        int64_t extent = tensor->dims.at[i];
+        if (i == tensor->vector_dim && tensor->vector_count > 1)
+            extent /= tensor->vector_count;
+        last += (extent - 1) * tensor->strides.at[i];
+    }
+    return dtype_bytes((weftDataType_t)tensor->type, (last + 1) * tensor->vector_count);
+}
+
+bool tensor_is_packed(const struct tensor *tensor) {
+    int64_t expected = 1;
+    if (tensor->vector_count > 1)
+        return false;
+    for (int64_t i = tensor->dims.count; i-- > 0;) {
+        if (tensor->dims.at[i] != 1 && tensor->strides.at[i] != expected)
+            return false;
+        expected *= tensor->dims.at[i];
+    }
+    return true;
+}
+
+bool tensor_has_unit_stride(const struct tensor *tensor, int dim) {
+    return tensor->vector_count == 1 && (tensor->strides.at[dim] == 1 || tensor->dims.at[dim] == 1);
+}
+
+const char *tensor_dims_text(const struct tensor *tensor) { return numbers_text(tensor->dims.at, tensor->dims.count); }
+
+static bool same_numbers(const struct dims *a, const struct dims *b) {
+    return a->count == b->count && memcmp(a->at, b->at, (size_t)a->count * sizeof *a->at) == 0;
+}
+
+bool tensor_same_dims(const struct tensor *a, const struct tensor *b) { return same_numbers(&a->dims, &b->dims); }
+
+bool tensor_same_layout(const struct tensor *a, const struct tensor *b) {
+    return same_numbers(&a->dims, &b->dims) && same_numbers(&a->strides, &b->strides) && a->type == b->type &&
+           a->vector_count == b->vector_count && a->vector_dim == b->vector_dim;
+}
+
+void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims) {
+    if (!tensor || tensor->dims.count)
+        return;
+    tensor->dims.count = rank;
+    memcpy(tensor->dims.at, dims, (size_t)rank * sizeof *dims);
+}
+
+void tensor_infer_type(struct tensor *tensor, weftDataType_t type) {
+    if (tensor && tensor->type == TENSOR_NO_TYPE)
+        tensor->type = (int32_t)type;
+}
+
+void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
+    if (!tensor || tensor->strides.count || !tensor->dims.count)
+        return;
+    int64_t rank = tensor->dims.count;
+    bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1;
+    int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
+    for (int64_t i = 0; i < rank; i++) {
+        int64_t dim = rank - 1 - i, at = i;
+        /* Insertion sort by the other tensor's strides; equal ones keep row-major order. Dimensions of extent 1 have
+           meaningless strides, so they do not move. */
+        while (follow && at > 0 && like->dims.at[dim] > 1 && like->strides.at[dim] < like->strides.at[order[at - 1]] &&
+               like->dims.at[order[at - 1]] > 1) {
+            order[at] = order[at - 1];
+            at--;
+        }
+        order[at] = dim;
+    }
+    int64_t stride = 1;
+    for (int64_t i = 0; i < rank; i++) {
+        int64_t extent = tensor->dims.at[order[i]];
+        tensor->strides.at[order[i]] = stride;
+        if (order[i] == tensor->vector_dim && tensor->vector_count > 1)
+            extent /= tensor->vector_count;
+        stride *= extent > 0 ? extent : 1;
+    }
+    tensor->strides.count = rank;
+}
+
+void tensor_infer_like(struct tensor *tensor, const struct tensor *like) {
+    if (!tensor)
+        return;
+    tensor_infer_dims(tensor, like->dims.count, like->dims.at);
+    tensor_infer_strides(tensor, like);
+    tensor_infer_type(tensor, (weftDataType_t)like->type);
+}

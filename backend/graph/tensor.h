@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors: shape, strides, data type, identity. What the user leaves unset of an operation's output is inferred when the
+   operation is finalized (tensor_infer_*); everything else is immutable after finalize. */
+#ifndef WEFT_GRAPH_TENSOR_H
+#define WEFT_GRAPH_TENSOR_H
+
+#include "graph/schema.h"
+
+/* The data type of a tensor that has none yet. */
+enum { TENSOR_NO_TYPE = -1 };
+
+struct tensor {
+    struct descriptor base;
+    int64_t uid;
+    struct dims dims;    /* extents in elements; count 0: to be inferred */
+    struct dims strides; /* in elements (in vectors when vectorised); count 0: to be chosen */
+    int32_t type;        /* weftDataType_t or TENSOR_NO_TYPE */
+    int64_t alignment;   /* bytes that every pointer to it is a multiple of */
+    int64_t vector_count, vector_dim;
+    bool is_virtual, is_by_value;
+    int32_t reordering;
+    void *constant_address; /* as set: address of the scalar's bytes */
+    bool is_constant;
+    unsigned char constant[16]; /* the scalar's bytes */
+    struct tensor *ragged_offset;
+    int64_t ragged_multiplier;
+};
+
+extern const struct schema tensor_schema;
+
+int64_t tensor_elements(const struct tensor *tensor);
+
+/* Bytes from the tensor's pointer to its last element; 0 for an empty one. */
+int64_t tensor_bytes(const struct tensor *tensor);
+
+/* Row-major without gaps, in this order of dims. */
+bool tensor_is_packed(const struct tensor *tensor);
+
+bool tensor_has_unit_stride(const struct tensor *tensor, int dim);
+
+/* "[8,128,64]". */
+const char *tensor_dims_text(const struct tensor *tensor);
+
+bool tensor_same_dims(const struct tensor *a, const struct tensor *b);
+
+/* Same dims, strides and data type: element i of both has the same address offset. */
+bool tensor_same_layout(const struct tensor *a, const struct tensor *b);
+
+/* ---- Inference: each fills in only what is unset; NULL tensors are left alone ---- */
+
+void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims);
+void tensor_infer_type(struct tensor *tensor, weftDataType_t type);
+
+/* Packs the dims in the order in which the strides of `like` descend (row-major when like is NULL or of another
+   rank). */
+void tensor_infer_strides(struct tensor *tensor, const struct tensor *like);
+
+/* The three of them, after another tensor's dims, order and type. */
+void tensor_infer_like(struct tensor *tensor, const struct tensor *like);
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft.h: the whole of Weft's C API, in the order in which one learns it.
+ *
+ * Weft computes graphs of tensor operations (convolution, matmul, attention, normalisation, pooling, pointwise,
+ * reductions, data movement) on a CPU or an NVIDIA GPU. A program
+ *
+ *   1. creates a handle:                 weftCreate
+ *   2. describes tensors and operations: weftBackendCreateDescriptor, -SetAttribute, -Finalize
+ *   3. gathers them in a graph:          the descriptor WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR
+ *   4. asks for engines and makes a plan: WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR, then WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR
+ *   5. runs the plan, any number of times: weftBackendExecute or weftExecute
+ *
+ * Names and numbers that cuDNN's backend API has too are the same after s/cudnn/weft/; what it lacks ends in _EXT or is
+ * said to be Weft's own.
+ *
+ * Errors: every function that can fail returns a weftStatus_t. A failure leaves a sentence in the calling thread
+ * (weftGetLastErrorString): where, the rule, what was expected and what came, and what to do.
+ *
+ * Threads: descriptors under construction belong to one thread at a time. Finalized descriptors are immutable and may be
+ * shared; one plan may run on many threads at once, each call with its own workspace.
+ *
+ * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. */
+#ifndef WEFT_H
+#define WEFT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "weft/weft_enums.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version and errors ------------------------------------------------------------------------------------------ */
+
+/** The version that this header describes. A program built with an older header runs with any newer library of the same
+    soname. */
+enum {
+    WEFT_MAJOR = 0,      /**< Changes when the API breaks. */
+    WEFT_MINOR = 1,      /**< Changes when the API grows. */
+    WEFT_PATCHLEVEL = 0, /**< Changes with repairs. */
+};
+
+/** The largest rank of a tensor. */
+enum {
+    WEFT_DIM_MAX = 8, /**< Dimensions per tensor. */
+};
+
+/** The version of the loaded library: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL. */
+size_t weftGetVersion(void);
+
+/** The name of a status, such as "WEFT_STATUS_BAD_PARAM". Never NULL; the text is static. */
+const char *weftGetErrorString(weftStatus_t status);
+
+/** Copies the calling thread's last error text, cut to max_size bytes with its terminating zero. Empty when the thread's
+    last Weft call succeeded. message may be NULL when max_size is 0. This call keeps the text. */
+void weftGetLastErrorString(char *message, size_t max_size);
+
+/* ---- Handles ----------------------------------------------------------------------------------------------------- */
+
+/** A device opened for use. Create one per device; threads may share it. */
+typedef struct weftContext *weftHandle_t;
+
+/** A CUDA stream (CUstream or cudaStream_t); NULL is the default stream. The CPU ignores it. */
+typedef void *weftStream_t;
+
+/** Opens the default device: the first NVIDIA GPU if there is one that Weft can use, else the CPU.
+    handle: receives the handle; release it with weftDestroy.
+    Fails with BAD_PARAM_NULL_POINTER or INTERNAL_ERROR_HOST_ALLOCATION_FAILED. */
+weftStatus_t weftCreate(weftHandle_t *handle);
+
+/** Opens one device of a kind. Weft's own.
+    ordinal: 0-based index of the device among its kind; 0 for the CPU.
+    Fails with BAD_PARAM_OUT_OF_BOUND when there is no such device. */
+weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal);
+
+/** Closes a handle. Descriptors that named it stay valid. NULL is allowed and does nothing. */
+weftStatus_t weftDestroy(weftHandle_t handle);
+
+/** Sets the stream on which weftBackendExecute enqueues work. */
+weftStatus_t weftSetStream(weftHandle_t handle, weftStream_t stream);
+
+/** Reads the stream set by weftSetStream (NULL if none was). */
+weftStatus_t weftGetStream(weftHandle_t handle, weftStream_t *stream);
+
+/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
+
+/** A tensor, an operation, a graph, an engine, a plan ...: anything with attributes. A descriptor keeps alive the
+    descriptors it names, so each may be destroyed as soon as the last one that needs it has been told of it. */
+typedef struct weftDescriptor *weftBackendDescriptor_t;
+
+/** A fraction: the element of WEFT_TYPE_FRACTION attributes. */
+typedef struct {
+    int64_t numerator;   /**< Any value. */
+    int64_t denominator; /**< At least 1. */
+} weftFraction_t;
+
+/** Makes an empty descriptor of a kind. Release it with weftBackendDestroyDescriptor. */
+weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftBackendDescriptor_t *descriptor);
+
+/** Gives up the caller's hold on a descriptor. NULL is allowed and does nothing. */
+weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor);
+
+/** Sets one attribute of a descriptor that is not finalized yet; setting it again replaces the value.
+    type:     the type of the elements; FLOAT is taken where DOUBLE is asked, INT64 where FRACTION is.
+    count:    how many elements.
+    elements: address of the first; they are copied. For WEFT_TYPE_BACKEND_DESCRIPTOR an array of descriptors.
+    Fails with BAD_PARAM_ATTRIBUTE_TYPE, BAD_PARAM_OUT_OF_BOUND (a value or count outside its range),
+    BAD_PARAM_NOT_FINALIZED (a descriptor among the elements), BAD_PARAM_ALREADY_FINALIZED_EXT. */
+weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
+                                     weftBackendAttributeType_t type, int64_t count, const void *elements);
+
+/** Checks the whole descriptor, fills in what was left to be inferred, and makes it immutable. Fails as the kind's
+    rules say; the descriptor then stays open for repair. */
+weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor);
+
+/** Reads one attribute of a finalized descriptor.
+    requested: how many elements fit into the array.
+    count:     receives how many elements the attribute has (it may exceed requested); may be NULL.
+    elements:  receives min(requested, count) elements. NULL, or requested == 0, asks for the count alone.
+    Attributes that are descriptors are copied into descriptors that the caller made (with weftBackendCreateDescriptor,
+    not finalized); they come back finalized. */
+weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
+                                     weftBackendAttributeType_t type, int64_t requested, int64_t *count,
+                                     void *elements);
+
+/* ---- Execution --------------------------------------------------------------------------------------------------- */
+
+/** Runs a plan: enqueues it on the handle's stream (GPU) or computes it (CPU) before returning. Allocates nothing.
+    handle:      a handle of the device that the plan was made for.
+    plan:        a finalized WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR.
+    variantPack: a finalized WEFT_BACKEND_VARIANT_PACK_DESCRIPTOR with one pointer per tensor of the graph that is not
+                 virtual, host pointers for by-value tensors, and a workspace of at least the plan's size. */
+weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan, weftBackendDescriptor_t variantPack);
+
+/** The same with a flat list of pointers, for bindings and hot loops. Weft's own.
+    count:     how many pointers; must be the plan's number of slots.
+    pointers:  addresses in slot order, which WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT tells.
+    workspace: at least WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE bytes, aligned to 64 bytes; may be NULL if that is 0.
+    stream:    where to enqueue; the CPU ignores it. */
+weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
+                         weftStream_t stream);
+
+/** The workspace in bytes that a plan needs for the shapes that a variant pack overrides (its own when it overrides
+    none). */
+weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                               weftBackendDescriptor_t variantPack, size_t *workspaceSize);
+
+/* ---- Asking the library ------------------------------------------------------------------------------------------ */
+
+/** Which engines can run a graph, with predicted times, and why the others cannot, as JSON. Needs no device. Weft's own.
+    graph:            a finalized operation graph.
+    deviceProperties: the device asked about, finalized; NULL asks about the CPU.
+    text:             receives up to capacity bytes with a terminating zero; NULL with capacity 0 asks for the size.
+    size:             receives the bytes that the whole text takes, terminator included; may be NULL. */
+weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescriptor_t deviceProperties, char *text,
+                              size_t capacity, size_t *size);
+
+/** Every descriptor kind with its attributes, every operation with its rules and frontend methods, every pointwise mode,
+    as JSON: enough to generate bindings and documentation from. Arguments as for weftQuerySupport. Weft's own. */
+weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size);
+
+/* ---- Logging ----------------------------------------------------------------------------------------------------- */
+
+/** What a log message is about. */
+typedef struct {
+    uint32_t weft_version; /**< weftGetVersion of the library that speaks. */
+    weftStatus_t status;   /**< The status that is reported, or SUCCESS. */
+    uint32_t time_sec;     /**< Wall clock: seconds since 1970. */
+    uint32_t time_usec;    /**< Wall clock: microseconds of the second. */
+    uint64_t pid;          /**< Process. */
+    uint64_t tid;          /**< Thread. */
+} weftDebug_t;
+
+/** Receives log messages; may be called from any thread, and must not call Weft. */
+typedef void (*weftCallback_t)(weftSeverity_t severity, void *udata, const weftDebug_t *debug, const char *message);
+
+/** Sends the log to a function. mask: bit (1 << severity) lets that severity through; 0 silences it. fn: NULL goes back
+    to stderr. The environment variable WEFT_LOG sets the mask at start. */
+weftStatus_t weftSetCallback(uint32_t mask, void *udata, weftCallback_t fn);
+
+/** Reads what weftSetCallback set. Each address may be NULL. */
+weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
