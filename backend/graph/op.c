@@ -10,15 +10,16 @@ weftStatus_t op_each_operand(const struct descriptor *op,
                              weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
                              void *context) {
     for (int i = 0; i < op->schema->row_count; i++) {
-        const struct row *row = &op->schema->rows[i];
-        if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
+        struct row row = op->schema->rows[i];
+        if (row.role != ROLE_INPUT && row.role != ROLE_OUTPUT)
             continue;
-        struct tensor *single = row_tensor(op, row);
+        row.role = op_role(op, &op->schema->rows[i]);
+        struct tensor *single = row_tensor(op, &row);
         if (single)
-            TRY(visit(context, row, single));
-        const struct list *list = row_at(op, row);
-        for (int64_t k = 0; row->storage == STORE_LIST && k < list->count; k++)
-            TRY(visit(context, row, list->tensors[k]));
+            TRY(visit(context, &row, single));
+        const struct list *list = row_at(op, &row);
+        for (int64_t k = 0; row.storage == STORE_LIST && k < list->count; k++)
+            TRY(visit(context, &row, list->tensors[k]));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -29,7 +30,7 @@ double op_flops(const struct descriptor *op) {
     double flops = 0;
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct tensor *tensor = row_tensor(op, &op->schema->rows[i]);
-        if (tensor && op->schema->rows[i].role == ROLE_OUTPUT)
+        if (tensor && op_role(op, &op->schema->rows[i]) == ROLE_OUTPUT)
             flops += (double)tensor_elements(tensor);
     }
     return flops;
@@ -215,6 +216,10 @@ int64_t view_offset(const struct view *view, const int64_t *index) {
 
 double view_load(const struct view *view, const int64_t *index) {
     return dtype_load(view->type, view->data, view_offset(view, index));
+}
+
+double view_load_or(const struct view *view, const int64_t *index, double otherwise) {
+    return view->data ? view_load(view, index) : otherwise;
 }
 
 void view_store(const struct view *view, const int64_t *index, double value) {

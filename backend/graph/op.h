@@ -48,6 +48,8 @@ struct op {
     const struct schema *parameters;
     const struct method *methods; /* ends with a method without name; NULL: none */
     bool takes_ragged;            /* reads and writes tensors with ragged offsets */
+    /* The role that a row plays in this operation, where modes change it; NULL: always the row's own. */
+    enum role (*role_of)(const struct descriptor *op, const struct row *row);
     /* Fills unset dims, strides and types of the outputs; fails only where nothing sensible can be filled in. Every
        input has dims, strides and a type by then. */
     weftStatus_t (*infer)(struct descriptor *op);
@@ -66,7 +68,12 @@ weftStatus_t op_finalize(struct descriptor *descriptor);
 
 static inline const struct op *op_of(const struct descriptor *descriptor) { return descriptor->schema->op; }
 
-/* Operands in row order. `visit` sees each tensor row, elements of list rows one by one; it stops at a failure. */
+static inline enum role op_role(const struct descriptor *op, const struct row *row) {
+    return op_of(op)->role_of ? op_of(op)->role_of(op, row) : row->role;
+}
+
+/* Operands in row order. `visit` sees each tensor row with the role that it plays in this operation, elements of list
+   rows one by one; the row lives as long as the call. It stops at a failure. */
 weftStatus_t op_each_operand(const struct descriptor *op,
                              weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
                              void *context);
@@ -95,6 +102,8 @@ struct view view_of(const struct bindings *bindings, const struct tensor *tensor
    broadcasts by itself. */
 int64_t view_offset(const struct view *view, const int64_t *index);
 double view_load(const struct view *view, const int64_t *index);
+/* The element, or `otherwise` of an operand that is absent. */
+double view_load_or(const struct view *view, const int64_t *index, double otherwise);
 void view_store(const struct view *view, const int64_t *index, double value);
 int64_t view_load_int(const struct view *view, const int64_t *index);
 void view_store_int(const struct view *view, const int64_t *index, int64_t value);
