@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed matrix multiplication on the CPU: C[b,m,n] = sum over k of A[b,m,k] * B[b,k,n].
+   Callbacks read A and B and receive C, so that matmul of any strides and types, and convolution
+   as implicit GEMM, are the same code, with conversions on the way in and epilogues on the way out.
+   It must not know tensors, operations or where its operands live. */
+#ifndef WEFT_ENGINES_CPU_GEMM_H
+#define WEFT_ENGINES_CPU_GEMM_H
+
+#include "weft/weft.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Copies a part of one operand into a panel of the kernel's type. For A an index is a row of C, for
+   B a column. The panel is [depth, width]: the element of index first + i at depth k0 + d goes to
+   panel[d * width + i], for i < count and d < depth. count <= width; what lies beyond count is
+   already zero. At most GEMM_DEPTH deep. Called by several threads at once. */
+typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                       int depth);
+
+/* Receives a finished part of C: `block` is [rows, columns] of the kernel's type, row-major with
+   `ld` elements from row to row, and its corner is C[batch, row, column]. It may be changed in
+   place. Each element of C is handed over once; several threads call at once. */
+typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
+                        int columns);
+
+enum { GEMM_DEPTH = 256 }; /* depth of a panel at most: a sliver of B stays in the L1 cache */
+
+/* One compiled form of the innermost loop. */
+struct gemm_kernel {
+    const char *name;    /* "avx2 6x16" */
+    weftDataType_t type; /* FLOAT or DOUBLE: of panels, sums and blocks */
+    int rows, columns;   /* of C at a time: the widths of A's and of B's panels */
+    void (*multiply)(int64_t depth, const void *a, const void *b, void *c, int64_t ld, bool first);
+};
+
+/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. */
+const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank);
+
+struct gemm {
+    const struct gemm_kernel *kernel; /* gemm_kernel(WEFT_DATA_FLOAT, 0) */
+    int64_t batch, m, n, k;
+    gemm_pack *pack_a, *pack_b;
+    gemm_store *store;
+    const void *a, *b, *sink; /* first arguments of the three */
+};
+
+/* Bytes of workspace of gemm_run with the same sizes and threads. */
+int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
+
+/* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is
+   summed in one order, fixed by k and the kernel, whatever the number of threads. Stores zeros when
+   k is 0. Allocates nothing; the workspace, of any alignment, is in use until it returns. */
+void gemm_run(const struct gemm *gemm, int threads, void *workspace);
+
+/* An operand in memory, the `source` of the two functions below. Strides count elements, 0 repeats.
+   For A, stride is that from row to row; for B, that from column to column. */
+struct gemm_matrix {
+    const void *base;
+    weftDataType_t type;
+    int64_t stride, depth_stride;
+    int batch_rank; /* the batch index is row-major over batch_dims; 0 when there is one matrix */
+    int64_t batch_dims[WEFT_DIM_MAX], batch_strides[WEFT_DIM_MAX];
+};
+gemm_pack gemm_pack_matrix;        /* for FLOAT kernels */
+gemm_pack gemm_pack_matrix_double; /* for DOUBLE kernels */
+
+#endif

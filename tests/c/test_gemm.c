@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU engines' thread pool and packed GEMM against naive double loops, on every kernel that this
+   CPU runs. Prints a line per failed check; exits non-zero if there was one. */
+#define _GNU_SOURCE 1 /* fork, usleep */
+#include "base/dtype.h"
+#include "engines/cpu/gemm.h"
+#include "engines/cpu/threads.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static _Atomic int failures;
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("FAILED %s:%d: ", __FILE__, __LINE__);                                                              \
+            printf(__VA_ARGS__);                                                                                       \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+/* ---- The pool ---- */
+
+struct visits {
+    _Atomic int *seen;
+    int64_t inner; /* tasks of a nested loop in each task */
+};
+
+static void visit(void *context, int64_t task) {
+    struct visits *visits = context;
+    visits->seen[task]++;
+}
+
+static void visit_nested(void *context, int64_t task) {
+    struct visits *outer = context;
+    struct visits inner = {outer->seen + task * outer->inner, 0};
+    threads_for(outer->inner, visit, &inner);
+}
+
+static void check_loop(int64_t tasks, int64_t inner) {
+    int64_t total = inner ? tasks * inner : tasks;
+    struct visits visits = {calloc((size_t)total + 1, sizeof(_Atomic int)), inner};
+    threads_for(tasks, inner ? visit_nested : visit, &visits);
+    for (int64_t i = 0; i < total; i++)
+        CHECK(visits.seen[i] == 1, "task %lld of %lld ran %d times", (long long)i, (long long)total, visits.seen[i]);
+    free((void *)visits.seen);
+}
+
+static void *loop_often(void *unused) {
+    for (int64_t i = 0; i < 500; i++)
+        check_loop(i % 40, 0);
+    return unused;
+}
+
+static void test_threads(void) {
+    CHECK(threads_count() >= 1, "threads_count is %d", threads_count());
+    check_loop(100, 0); /* before the pool is there */
+    CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails");
+    CHECK(threads_start() == WEFT_STATUS_SUCCESS, "a second threads_start fails");
+    for (int64_t tasks = 0; tasks < 300; tasks++)
+        check_loop(tasks, 0);
+    check_loop(100000, 0);
+    check_loop(13, 29);
+    usleep(20000); /* the workers are asleep now */
+    check_loop(1000, 0);
+
+    pthread_t callers[3];
+    for (int i = 0; i < 3; i++)
+        pthread_create(&callers[i], NULL, loop_often, NULL);
+    loop_often(NULL);
+    for (int i = 0; i < 3; i++)
+        pthread_join(callers[i], NULL);
+}
+
+static void test_fork(void) {
+    int status = -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        failures = 0;
+        alarm(20);
+        check_loop(1000, 0);
+        fflush(stdout);
+        _exit(failures != 0);
+    }
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "a loop in a forked child ends with wait status %d", status);
+    check_loop(1000, 0);
+}
+
+/* ---- GEMM ---- */
+
+static _Thread_local uint64_t random_state = 7;
+
+static double random_value(void) /* in [-1, 1) */
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (double)(random_state >> 40) / (1 << 23) - 1;
+}
+
+enum layout {
+    INDEX_MAJOR, /* depth is contiguous */
+    DEPTH_MAJOR, /* the index (row of A, column of B) is */
+    SPREAD,      /* neither */
+    REPEATED,    /* one row for all indices, one matrix for the whole batch */
+};
+
+/* A batch of `batch` = 2 * (batch / 2) or 1 * batch random matrices in a buffer that just fits. */
+static struct gemm_matrix make_matrix(weftDataType_t type, enum layout layout, int64_t batch, int64_t indices,
+                                      int64_t depth) {
+    struct gemm_matrix matrix = {.type = type, .batch_rank = 2};
+    int64_t pad = layout == SPREAD ? 3 : 1;
+    matrix.batch_dims[0] = batch % 2 ? 1 : 2;
+    matrix.batch_dims[1] = batch / matrix.batch_dims[0];
+    matrix.stride = layout == INDEX_MAJOR ? depth : layout == REPEATED ? 0 : pad;
+    matrix.depth_stride = layout == DEPTH_MAJOR || layout == SPREAD ? pad * indices : 1;
+    matrix.batch_strides[1] = layout == REPEATED ? 0 : pad * indices * depth;
+    matrix.batch_strides[0] = matrix.batch_strides[1] * matrix.batch_dims[1];
+    int64_t last = (batch - 1) * matrix.batch_strides[1];
+    if (indices > 0 && depth > 0)
+        last += (indices - 1) * matrix.stride + (depth - 1) * matrix.depth_stride;
+    void *base = malloc((size_t)dtype_bytes(type, last + 1));
+    for (int64_t i = 0; i <= last; i++)
+        dtype_store(type, base, i, dtype_is_integer(type) ? 100 * random_value() : random_value());
+    matrix.base = base;
+    return matrix;
+}
+
+static double element(const struct gemm_matrix *matrix, int64_t batch, int64_t index, int64_t depth) {
+    int64_t outer = batch / matrix->batch_dims[1], inner = batch % matrix->batch_dims[1];
+    return dtype_load(matrix->type, matrix->base,
+                      outer * matrix->batch_strides[0] + inner * matrix->batch_strides[1] + index * matrix->stride +
+                          depth * matrix->depth_stride);
+}
+
+struct result {
+    weftDataType_t type;
+    int64_t m, n;
+    double *values;
+    unsigned char *stores; /* how often each element came */
+};
+
+static void store_result(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
+                         int64_t column, int columns) {
+    const struct result *result = sink;
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < columns; j++) {
+            int64_t at = (batch * result->m + row + i) * result->n + column + j;
+            result->values[at] = dtype_load(result->type, block, i * ld + j);
+            result->stores[at]++;
+        }
+    }
+}
+
+enum { GUARD = 64 };
+
+/* Runs with a workspace full of NaN, off alignment by `shift`, and guarded at its end. */
+static struct result run(const struct gemm *shape, int threads, int shift) {
+    struct gemm gemm = *shape;
+    size_t elems = (size_t)(gemm.batch * gemm.m * gemm.n);
+    struct result result = {gemm.kernel->type, gemm.m, gemm.n, calloc(elems + 1, sizeof(double)), calloc(elems + 1, 1)};
+    size_t bytes = (size_t)gemm_workspace_bytes(&gemm, threads);
+    unsigned char *workspace = malloc(bytes + (size_t)shift + GUARD);
+    memset(workspace, 0xff, bytes + (size_t)shift + GUARD);
+    gemm.store = store_result;
+    gemm.sink = &result;
+    gemm_run(&gemm, threads, workspace + shift);
+    for (int i = 0; i < GUARD; i++)
+        CHECK(workspace[bytes + (size_t)shift + (size_t)i] == 0xff, "workspace overrun by %d", i + 1);
+    for (int i = 0; i < shift; i++)
+        CHECK(workspace[i] == 0xff, "workspace underrun at %d", i);
+    free(workspace);
+    return result;
+}
+
+static void free_result(struct result *result) {
+    free(result->values);
+    free(result->stores);
+}
+
+struct gemm_case {
+    int64_t batch, m, n, k;
+    weftDataType_t type_a, type_b;
+    enum layout a, b;
+};
+
+/* The reference, and per element a bound on a sum of k rounded products: k * epsilon * sum |a*b|. */
+static void check_values(const struct gemm_case *c, const struct gemm *gemm, const struct result *result) {
+    const struct gemm_matrix *a = gemm->a, *b = gemm->b;
+    double epsilon = gemm->kernel->type == WEFT_DATA_DOUBLE ? 0x1p-52 : 0x1p-23;
+    int wrong = 0;
+    for (int64_t at = 0; at < c->batch * c->m * c->n && wrong < 3; at++) {
+        int64_t batch = at / (c->m * c->n), i = at / c->n % c->m, j = at % c->n;
+        double want = 0, size = 0;
+        for (int64_t k = 0; k < c->k; k++) {
+            double product = element(a, batch, i, k) * element(b, batch, j, k);
+            want += product;
+            size += fabs(product);
+        }
+        double got = result->values[at];
+        bool good = fabs(got - want) <= (double)c->k * epsilon * size && result->stores[at] == 1;
+        wrong += !good;
+        CHECK(good,
+              "%s %lldx%lldx%lldx%lld types %d,%d layouts %d,%d: C[%lld,%lld,%lld] is %g, not "
+              "%g; stored %d times",
+              gemm->kernel->name, (long long)c->batch, (long long)c->m, (long long)c->n, (long long)c->k, c->type_a,
+              c->type_b, c->a, c->b, (long long)batch, (long long)i, (long long)j, got, want, result->stores[at]);
+    }
+}
+
+static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kernel) {
+    static const int threads[] = {2, 3, 5, 64, 0};
+    struct gemm_matrix a = make_matrix(c->type_a, c->a, c->batch, c->m, c->k);
+    struct gemm_matrix b = make_matrix(c->type_b, c->b, c->batch, c->n, c->k);
+    gemm_pack *pack = kernel->type == WEFT_DATA_DOUBLE ? gemm_pack_matrix_double : gemm_pack_matrix;
+    struct gemm gemm = {.kernel = kernel,
+                        .batch = c->batch,
+                        .m = c->m,
+                        .n = c->n,
+                        .k = c->k,
+                        .pack_a = pack,
+                        .pack_b = pack,
+                        .a = &a,
+                        .b = &b};
+    struct result alone = run(&gemm, 1, 0);
+    check_values(c, &gemm, &alone);
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        struct result other = run(&gemm, threads[i], (int)(4 * i));
+        CHECK(memcmp(alone.values, other.values, sizeof(double) * (size_t)(c->batch * c->m * c->n)) == 0,
+              "%s %lldx%lldx%lldx%lld: %d threads give other bits than one", kernel->name, (long long)c->batch,
+              (long long)c->m, (long long)c->n, (long long)c->k, threads[i]);
+        free_result(&other);
+    }
+    free_result(&alone);
+    free((void *)a.base);
+    free((void *)b.base);
+}
+
+#define F32 WEFT_DATA_FLOAT
+static const struct gemm_case cases[] = {
+    /* sizes: single, panel edges, depth edges, more than one tile, shared work */
+    {1, 1, 1, 1, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 1, 97, 5, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 97, 1, 5, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
+    {1, 12, 32, 256, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 13, 33, 257, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 11, 31, 255, F32, F32, DEPTH_MAJOR, INDEX_MAJOR},
+    {1, 5, 7, 1025, F32, F32, DEPTH_MAJOR, DEPTH_MAJOR},
+    {1, 200, 96, 64, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 1541, 35, 9, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 35, 1925, 9, F32, F32, DEPTH_MAJOR, INDEX_MAJOR},
+    {1, 197, 211, 131, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {1, 197, 120, 300, F32, F32, DEPTH_MAJOR, INDEX_MAJOR},
+    {6, 70, 50, 80, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
+    {7, 61, 67, 41, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    /* strides */
+    {4, 29, 41, 67, F32, F32, SPREAD, SPREAD},
+    {4, 29, 41, 67, F32, F32, REPEATED, INDEX_MAJOR},
+    {4, 29, 41, 67, F32, F32, DEPTH_MAJOR, REPEATED},
+    /* types, in all three ways of reading */
+    {2, 19, 37, 270, WEFT_DATA_BFLOAT16, WEFT_DATA_HALF, INDEX_MAJOR, DEPTH_MAJOR},
+    {2, 19, 37, 30, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, DEPTH_MAJOR, INDEX_MAJOR},
+    {2, 19, 37, 30, WEFT_DATA_BFLOAT16, WEFT_DATA_DOUBLE, SPREAD, SPREAD},
+    {2, 19, 37, 31, WEFT_DATA_INT4, WEFT_DATA_INT8, INDEX_MAJOR, DEPTH_MAJOR},
+    {2, 19, 37, 31, WEFT_DATA_INT8, WEFT_DATA_INT4, DEPTH_MAJOR, SPREAD},
+    /* nothing to add, nothing to do */
+    {2, 40, 50, 0, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {2, 0, 50, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+    {2, 40, 0, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
+};
+
+static void test_gemm(weftDataType_t type) {
+    const struct gemm_kernel *kernel;
+    CHECK(gemm_kernel(type, 0) != NULL, "no kernel for type %d", type);
+    for (int rank = 0; (kernel = gemm_kernel(type, rank)) != NULL; rank++) {
+        CHECK(kernel->type == type, "%s is of another type", kernel->name);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            struct gemm_case c = cases[i];
+            if (type == WEFT_DATA_DOUBLE && c.type_a == F32) /* so that rounding to float shows */
+                c.type_a = c.type_b = WEFT_DATA_DOUBLE;
+            if (type == F32 && c.type_b == WEFT_DATA_DOUBLE)
+                c.type_b = F32;
+            check_gemm(&c, kernel);
+        }
+    }
+}
+
+/* Two threads that run GEMMs at once each get their own result. */
+static void *run_one(void *unused) {
+    for (int i = 0; i < 3; i++)
+        check_gemm(&(struct gemm_case){1, 130, 110, 90, F32, F32, REPEATED, REPEATED}, gemm_kernel(F32, 0));
+    return unused;
+}
+
+int main(void) {
+    pthread_t other;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    test_threads();
+    test_gemm(WEFT_DATA_FLOAT);
+    test_gemm(WEFT_DATA_DOUBLE);
+    pthread_create(&other, NULL, run_one, NULL);
+    run_one(NULL);
+    pthread_join(other, NULL);
+    test_fork();
+    return failures != 0;
+}
