@@ -1,0 +1,74 @@
+# A fresh clone needs Python >= 3.10, a C compiler and make. Everything else, cmake included, comes from wheels into .venv.
+PYTHON ?= python3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+VENV := .venv
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+C_FILES = $(shell find backend include tests/c samples -name '*.[ch]' -o -name '*.[ch]pp')
+
+help:
+	@echo "make demo       build, then run python -m weft demo"
+	@echo "make test       everything: lint, build, sanitizers, tests (TORCH=1 also installs PyTorch and tests with it)"
+	@echo "make build      the library, into python/weft/lib"
+	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
+	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
+	@echo "make bindings   writes the generated files anew from the headers and the library"
+	@echo "make clean      removes build/ and the built library;   .venv stays"
+
+# ---- Set-up: done once, and again when pyproject.toml changes ----
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Weft needs Python 3.10 or newer; say which: make PYTHON=...")'
+	@echo "set-up: tools into .venv"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade "pip>=25.1"
+	@$(PIP) install --group dev
+	@printf '%s\n' "$(CURDIR)/python" "$(CURDIR)/bindings" > "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.ready
+	@echo "set-up: PyTorch into .venv"
+	@$(PIP) install torch==2.13.0
+	@touch $@
+
+# ---- Building ----
+
+build: $(VENV)/.ready
+	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
+	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
+
+# Assertions are on here (Debug), warnings are errors. Running the tests is left to pytest or ctest.
+SANITIZE ?= address,undefined
+SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
+sanitize: $(VENV)/.ready
+	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON -DWEFT_WERROR=ON >/dev/null
+	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) -- --quiet
+
+bindings: build
+	@$(BIN)/python tools/gen.py
+
+# ---- Running ----
+
+demo: build
+	@$(BIN)/python -m weft demo
+
+test: WERROR = -DWEFT_WERROR=ON
+test: $(if $(TORCH),$(VENV)/.torch) lint build sanitize
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.ready
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/mypy --no-error-summary
+
+format: $(VENV)/.ready
+	@$(BIN)/clang-format -i $(C_FILES)
+	@$(BIN)/ruff check --quiet --fix .
+
+clean:
+	rm -rf build dist python/weft/lib
+
+.PHONY: help build sanitize bindings demo test lint format clean
