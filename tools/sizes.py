@@ -1,0 +1,81 @@
+"""How large the project is: lines and tokens per folder, the longest files and functions, the library.
+
+Lines are counted without blanks and comments. Tokens per line stands beside them, so that cramming shows.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\s\w]')
+C_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\')|/\*.*?\*/|//[^\n]*', re.DOTALL)
+# A definition opens at the left margin, is no declaration, and closes with a brace at the left margin.
+C_FUNCTION = re.compile(r"^(?!#|typedef)\w[^;{}=#]*?(\w+)\([^;{}]*\)\s*\{$.*?^\}", re.DOTALL | re.MULTILINE)
+
+
+def code_lines(path: Path) -> list[str]:
+    """The lines of a file that hold code."""
+    text = path.read_text()
+    if path.suffix in C_LIKE:
+        text = C_COMMENT.sub(lambda match: match[1] or "", text)
+    else:
+        text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def functions(path: Path) -> Iterator[tuple[int, str]]:
+    """Each function of a file with its length in lines, comments and blanks included."""
+    text = path.read_text()
+    if path.suffix in C_LIKE:
+        for match in C_FUNCTION.finditer(text):
+            yield match[0].count("\n") + 1, match[1]
+    else:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
+
+
+def main() -> None:
+    """Prints the report."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [Path(name) for name in listed.stdout.splitlines()]
+    files = [name for name in names if name.suffix in C_LIKE | {".py"} and (ROOT / name).exists()]
+    folders: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    longest_files, longest_functions = [], []
+    for name in files:
+        lines = code_lines(ROOT / name)
+        tokens = sum(len(TOKEN.findall(line)) for line in lines)
+        for folder in {"total", "/".join(name.parts[:-1][:3]) or "."}:
+            folders[folder] = [a + b for a, b in zip(folders[folder], (1, len(lines), tokens), strict=True)]
+        longest_files.append((len(lines), str(name)))
+        longest_functions += [(length, f"{function}  {name}") for length, function in functions(ROOT / name)]
+
+    print(f"{'folder':<36}{'files':>6}{'lines':>8}{'tokens/line':>13}")
+    for folder, (count, lines_, tokens) in sorted(
+        folders.items(), key=lambda item: (item[0] == "total", item)
+    ):
+        print(f"{folder:<36}{count:>6}{lines_:>8}{tokens / max(lines_, 1):>13.1f}")
+    for title, rows in ("longest files", longest_files), ("longest functions", longest_functions):
+        print(f"\n{title}")
+        for length, name in sorted(rows, reverse=True)[:10]:
+            print(f"{length:>6}  {name}")
+    library = ROOT / "python/weft/lib/libweft.so.1"
+    if library.exists():
+        print(f"\nlibrary  {library.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
