@@ -1,0 +1,201 @@
+"""The frame holds: floors, headers, exported symbols, sizes, C tests, installation, samples, wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEADERS = sorted((ROOT / "include/weft").glob("*.h"))
+LIBRARY = ROOT / "python/weft/lib/libweft.so.1"
+MAX_BYTES = 3_000_000
+TOOLS = Path(sys.executable).parent
+CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
+
+needs_cxx = pytest.mark.skipif(not shutil.which(CXX), reason="no C++ compiler")
+
+
+def run(*command: object, cwd: Path = ROOT, **environment: object) -> str:
+    """Runs a command, this environment's tools first in PATH; its output is the failure's message."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    env = inherited | {"PATH": f"{TOOLS}:{os.environ['PATH']}"} | {k: str(v) for k, v in environment.items()}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def version() -> str:
+    text = (ROOT / "include/weft/weft.h").read_text()
+    found = [re.search(rf"WEFT_{part} *= *(\d+)", text) for part in ("MAJOR", "MINOR", "PATCHLEVEL")]
+    return ".".join(match[1] for match in found if match)
+
+
+# ---- Sources ----
+
+
+def test_floors_hold() -> None:
+    run(sys.executable, "tools/check_floors.py")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "offence"),
+    [
+        ("graph/a.c", '#include "plan/p.h"', 'graph/a.c (floor 2, graph) includes "plan/p.h" (floor 4).'),
+        ("graph/a.c", '#include "runtime/cache.h"', 'includes "runtime/cache.h" (floor 2).'),
+        ("plan/a.c", '#include "graph/g.h"\n# include "runtime/r.h"', "plan/a.c: sees both"),
+        ("base/a.h", '#include "arena.h"', 'base/a.h: includes "arena.h". Write the path from backend/'),
+        ("extra/a.h", "", "extra/a.h: extra is no floor."),
+        ("engines/a.c", '#include "graph/g.h"\n#include "runtime/r.h"\n#include "weft/weft.h"', ""),
+        ("engines/cuda/kernels/a.h", '#include "lib/ptx.cuh"', ""),
+    ],
+)
+def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) -> None:
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools/check_floors.py", tmp_path / "tools")
+    source = tmp_path / "backend" / file
+    source.parent.mkdir(parents=True)
+    source.write_text(text)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "tools/check_floors.py"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, offence in done.stdout) == (1 if offence else 0, True), done.stdout + done.stderr
+
+
+def test_sizes_report_runs() -> None:
+    assert "longest functions" in run(sys.executable, "tools/sizes.py")
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("language", ["c99", pytest.param("c++17", marks=needs_cxx)])
+def test_header_compiles_alone(header: Path, language: str) -> None:
+    compiler, kind = (CC, "c") if language == "c99" else (CXX, "c++")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+    run(compiler, f"-std={language}", *strict, "-Iinclude", "-x", kind, header)
+
+
+# ---- The library ----
+
+
+def exported() -> set[str]:
+    lines = run("nm", "-D", "--defined-only", LIBRARY).splitlines()
+    return {line.split()[-1].split("@")[0] for line in lines if " A " not in line}
+
+
+def test_exports_are_the_header() -> None:
+    code = re.sub(r"/\*.*?\*/", "", (ROOT / "include/weft/weft.h").read_text(), flags=re.DOTALL)
+    assert exported() == set(re.findall(r"\b(weft\w+)\(", code))
+
+
+def test_library_needs_only_libc() -> None:
+    dynamic = run("readelf", "-d", LIBRARY)
+    needed = set(re.findall(r"\(NEEDED\).*\[([^\]]+?)\.so", dynamic))
+    assert needed <= {"libc", "libm", "libpthread", "libdl", "ld-linux-x86-64", "ld-linux-aarch64"}
+    assert re.findall(r"\(SONAME\).*\[(.+)\]", dynamic) == ["libweft.so.1"]
+    assert not re.search(r"\((RPATH|RUNPATH|TEXTREL)\)", dynamic)
+
+
+def test_library_is_small() -> None:
+    assert LIBRARY.stat().st_size < MAX_BYTES
+
+
+def test_library_names_no_build_folder() -> None:
+    assert str(ROOT).encode() not in LIBRARY.read_bytes()
+
+
+# ---- C tests, under AddressSanitizer and UndefinedBehaviorSanitizer ----
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> Path:
+    run("make", "sanitize")
+    return ROOT / "build/asan"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tests/c").glob("*.c")))
+def test_c(sanitized: Path, name: str) -> None:
+    run("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$", cwd=sanitized)
+
+
+# ---- Installation ----
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installed copy, moved after installation: nothing in it may name the place it was installed to."""
+    folder = tmp_path_factory.mktemp("install")
+    run("cmake", "--install", "build/release", "--prefix", folder / "first")
+    return (folder / "first").rename(folder / "moved")
+
+
+def test_installed_files(installed: Path, version: str) -> None:
+    lib = next(installed.glob("lib*/**/libweft.so")).parent
+    real = lib / f"libweft.so.{version}"
+    assert real.is_file()
+    assert not real.is_symlink()
+    assert [(lib / name).resolve() for name in ("libweft.so", "libweft.so.1")] == [real.resolve()] * 2
+    headers = (installed / "include/weft").glob("*.h")
+    assert sorted(path.name for path in headers) == [path.name for path in HEADERS]
+    assert (lib / "cmake/weft/weftConfigVersion.cmake").is_file()
+
+
+@pytest.mark.parametrize("language", ["c", pytest.param("cpp", marks=needs_cxx)])
+@pytest.mark.parametrize("way", ["find_package", "pkg-config"])
+def test_samples_run(installed: Path, version: str, tmp_path: Path, language: str, way: str) -> None:
+    sources = sorted((ROOT / "samples" / language).glob("*.c*"))
+    folder = Path(shutil.copytree(ROOT / "samples" / language, tmp_path / language))
+    if way == "find_package":
+        run("cmake", "-G", "Ninja", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={installed}", cwd=folder)
+        run("cmake", "--build", "build", cwd=folder)
+        programs = folder / "build"
+    else:
+        if not shutil.which("pkg-config"):
+            pytest.skip("no pkg-config")
+        run("make", cwd=folder, PKG_CONFIG_PATH=next(installed.glob("lib*/**/pkgconfig")))
+        programs = folder
+    for source in sources:
+        output = run(programs / source.stem, cwd=tmp_path)
+        assert output, f"{source.name} says nothing"
+    assert f"header of {version}: WEFT_STATUS_SUCCESS" in run(programs / "version", cwd=tmp_path)
+
+
+# ---- The wheel ----
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-Cbuild-dir=build/wheel", "-w", folder, ".")
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_wheel_is_small_and_holds_one_library(wheel: Path, version: str) -> None:
+    assert re.fullmatch(rf"weft-{re.escape(version)}-py3-none-\w+\.whl", wheel.name)
+    assert wheel.stat().st_size < MAX_BYTES
+    with ZipFile(wheel) as archive:
+        libraries = [item.filename for item in archive.infolist() if ".so" in item.filename]
+        metadata = archive.read(f"weft-{version}.dist-info/METADATA").decode()
+    assert libraries == ["weft/lib/libweft.so.1"]
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
+    assert [line for line in required if "extra ==" not in line] == ["Requires-Dist: cffi>=1.17"]
+
+
+@pytest.mark.slow
+def test_wheel_imports_in_a_clean_environment(wheel: Path, version: str, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", wheel)
+    program = "import sys, weft; print(weft.__version__, weft.__file__, 'numpy' in sys.modules)"
+    answer = run(python, "-c", program, cwd=tmp_path, PYTHONPATH="").split()
+    assert answer[0] == version
+    assert Path(answer[1]).is_relative_to(tmp_path)
+    assert answer[2] == "False"
