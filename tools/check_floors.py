@@ -38,7 +38,7 @@ def offences(backend: Path) -> Iterator[str]:
                 yield f'{path} (floor {FLOORS[home]}, {home}) includes "{include}" (floor {FLOORS[target]}).'
             seen.add(target)
         if seen >= PILLARS and home not in {"engines", *PILLARS}:
-            yield f"{path}: sees both graph/ and runtime/, which only engines/ may. Take one of them through engines/."
+            yield f"{path}: sees both graph/ and runtime/, as only engines/ may. Take one through engines/."
 
 
 if __name__ == "__main__":
