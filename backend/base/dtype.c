@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of data types and the conversions that read it.
+   Floats of 16 bits and fewer share one `widen` and two `narrow`s, from float and from double.
+   Called with a constant type the table row folds into the code; every path is computed and one
+   is selected, so a loop over them becomes vector code. No intermediate value is subnormal: a
+   program may have told the processor to flush those.
+   It must not know tensors, strides or operations. */
+#include "base/dtype.h"
+
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#define BF16_MAX 0x1.fep127
+
+/* clang-format off */
+static const struct dtype DTYPES[] = {
+    /*                      name     bits float  sign   bool   exp man lowest     max         max, overflow, NaN code */
+    [WEFT_DATA_FLOAT]    = {"f32",   32,  true,  true,  false, 8,  23, -FLT_MAX,  FLT_MAX,    0,      0,      0},
+    [WEFT_DATA_DOUBLE]   = {"f64",   64,  true,  true,  false, 11, 52, -DBL_MAX,  DBL_MAX,    0,      0,      0},
+    [WEFT_DATA_HALF]     = {"f16",   16,  true,  true,  false, 5,  10, -65504,    65504,      0x7bff, 0x7c00, 0x7e00},
+    [WEFT_DATA_BFLOAT16] = {"bf16",  16,  true,  true,  false, 8,  7,  -BF16_MAX, BF16_MAX,   0x7f7f, 0x7f80, 0x7fc0},
+    [WEFT_DATA_FP8_E4M3] = {"e4m3",  8,   true,  true,  false, 4,  3,  -448,      448,        0x7e,   0x7e,   0x7f},
+    [WEFT_DATA_FP8_E5M2] = {"e5m2",  8,   true,  true,  false, 5,  2,  -57344,    57344,      0x7b,   0x7b,   0x7e},
+    [WEFT_DATA_FP8_E8M0] = {"e8m0",  8,   true,  false, false, 8,  0,  0x1p-127,  0x1p127,    0xfe,   0xfe,   0xff},
+    [WEFT_DATA_FP4_E2M1] = {"e2m1",  4,   true,  true,  false, 2,  1,  -6,        6,          0x7,    0x7,    0x7},
+    [WEFT_DATA_INT4]     = {"i4",    4,   false, true,  false, 0,  0,  -8,        7,          0,      0,      0},
+    [WEFT_DATA_UINT4]    = {"u4",    4,   false, false, false, 0,  0,  0,         15,         0,      0,      0},
+    [WEFT_DATA_INT8]     = {"i8",    8,   false, true,  false, 0,  0,  -128,      127,        0,      0,      0},
+    [WEFT_DATA_UINT8]    = {"u8",    8,   false, false, false, 0,  0,  0,         255,        0,      0,      0},
+    [WEFT_DATA_INT32]    = {"i32",   32,  false, true,  false, 0,  0,  INT32_MIN, INT32_MAX,  0,      0,      0},
+    [WEFT_DATA_UINT32]   = {"u32",   32,  false, false, false, 0,  0,  0,         UINT32_MAX, 0,      0,      0},
+    /* 2^63 - 1 is no double; the nearest one is what it loads as. */
+    [WEFT_DATA_INT64]    = {"i64",   64,  false, true,  false, 0,  0,  -0x1p63,   0x1p63,     0,      0,      0},
+    [WEFT_DATA_BOOLEAN]  = {"bool1", 1,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
+    [WEFT_DATA_BYTE_BOOLEAN] = {"bool8", 8,   false, false, true,  0,  0,  0,         1,          0,      0,      0},
+};
+/* clang-format on */
+
+const struct dtype *dtype_of(weftDataType_t type) {
+    size_t row = (size_t)type;
+    return row < sizeof DTYPES / sizeof DTYPES[0] && DTYPES[row].name ? &DTYPES[row] : NULL;
+}
+
+bool dtype_is_float(weftDataType_t type) {
+    const struct dtype *row = dtype_of(type);
+    return row && row->is_float;
+}
+
+bool dtype_is_integer(weftDataType_t type) {
+    const struct dtype *row = dtype_of(type);
+    return row && !row->is_float && !row->is_boolean;
+}
+
+bool dtype_is_boolean(weftDataType_t type) {
+    const struct dtype *row = dtype_of(type);
+    return row && row->is_boolean;
+}
+
+int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
+    const struct dtype *row = dtype_of(type);
+    return row ? elems / 8 * row->bits + (elems % 8 * row->bits + 7) / 8 : 0;
+}
+
+/* A conversion must be inlined where its type is a constant, or it costs a switch per element. */
+#define INLINE static inline __attribute__((always_inline))
+
+/* Bits of one element. memcpy, because user memory promises no alignment. */
+
+INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
+    const uint8_t *bytes = base;
+    uint16_t two;
+    uint32_t four;
+    switch (bits) {
+    case 32:
+        memcpy(&four, bytes + 4 * index, sizeof four);
+        return four;
+    case 16:
+        memcpy(&two, bytes + 2 * index, sizeof two);
+        return two;
+    case 8:
+        return bytes[index];
+    case 4:
+        return bytes[index >> 1] >> (index & 1) * 4 & 15u;
+    default: /* 1 */
+        return bytes[index >> 3] >> (index & 7) & 1u;
+    }
+}
+
+INLINE void put_code(void *base, int64_t index, int bits, uint32_t code) {
+    uint8_t *bytes = base;
+    uint16_t two = (uint16_t)code;
+    int shift;
+    switch (bits) {
+    case 32:
+        memcpy(bytes + 4 * index, &code, sizeof code);
+        break;
+    case 16:
+        memcpy(bytes + 2 * index, &two, sizeof two);
+        break;
+    case 8:
+        bytes[index] = (uint8_t)code;
+        break;
+    case 4:
+        shift = (int)(index & 1) * 4;
+        bytes[index >> 1] = (uint8_t)((bytes[index >> 1] & ~(15 << shift)) | (int)code << shift);
+        break;
+    default: /* 1 */
+        shift = (int)(index & 7);
+        bytes[index >> 3] = (uint8_t)((bytes[index >> 3] & ~(1 << shift)) | (int)code << shift);
+    }
+}
+
+INLINE uint64_t get_u64(const void *base, int64_t index) {
+    uint64_t value;
+    memcpy(&value, (const uint8_t *)base + 8 * index, sizeof value);
+    return value;
+}
+
+INLINE void put_u64(void *base, int64_t index, uint64_t value) {
+    memcpy((uint8_t *)base + 8 * index, &value, sizeof value);
+}
+
+INLINE float f32_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t bits_of_f32(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* A conditional expression without a branch: the compiler cannot move the work of one side behind
+   a jump, which would keep a loop from becoming vector code. (For 64 bits it does not pay: the
+   x86-64 baseline has no 64-bit compare in vectors.) */
+INLINE uint32_t pick32(bool condition, uint32_t yes, uint32_t no) { return no ^ ((no ^ yes) & (0u - condition)); }
+
+INLINE double f64_of_bits(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint64_t bits_of_f64(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Small floats with a sign: f16, bf16, e4m3, e5m2, e2m1. */
+
+INLINE uint32_t bias_of(const struct dtype *row) { return (1u << (row->exponent_bits - 1)) - 1; }
+
+INLINE float widen(weftDataType_t type, uint32_t code) {
+    const struct dtype *row = &DTYPES[type];
+    uint32_t sign = code >> (row->bits - 1) << 31;
+    uint32_t magnitude = code & ((1u << (row->bits - 1)) - 1);
+    uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16: its subnormals are float's */
+    uint32_t moved = magnitude << (23 - row->mantissa_bits);
+
+    uint32_t normal = moved + rebias;
+    /* 1.m * 2^e - 1.0 * 2^e = 0.m * 2^e, with e the smallest exponent of the type. */
+    uint32_t first_normal = rebias + (1u << 23);
+    uint32_t subnormal = bits_of_f32(f32_of_bits(moved | first_normal) - f32_of_bits(first_normal));
+    uint32_t is_nan = (moved & 0x7fffff) != 0; /* else infinity */
+    uint32_t special = moved | 0x7f800000 | is_nan << 22;
+
+    bool is_subnormal = magnitude < (rebias != 0 ? 1u << row->mantissa_bits : 0);
+    uint32_t result = pick32(is_subnormal, subnormal, normal);
+    return f32_of_bits(sign | pick32(magnitude > row->max_code, special, result));
+}
+
+/* Round to nearest even by integer addition: half a unit less one, plus the lowest bit kept; a
+   carry out of the mantissa is the right next exponent. Subnormal results come from adding a
+   power of two whose last place is the smallest subnormal: the addition rounds. */
+INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
+    const struct dtype *row = &DTYPES[type];
+    const int dropped = 23 - row->mantissa_bits;
+    uint32_t bits = bits_of_f32(value);
+    uint32_t sign = bits >> 31 << (row->bits - 1);
+    uint32_t magnitude = bits & 0x7fffffff;
+    uint32_t rebias = (127 - bias_of(row)) << 23;
+
+    uint32_t normal = magnitude - rebias;
+    normal = (normal + (1u << (dropped - 1)) - 1 + (normal >> dropped & 1)) >> dropped;
+    uint32_t grid = rebias + ((uint32_t)(24 - row->mantissa_bits) << 23);
+    uint32_t subnormal = bits_of_f32(f32_of_bits(magnitude) + f32_of_bits(grid)) - grid;
+    uint32_t nan = row->nan_code | (magnitude >> dropped & ((1u << row->mantissa_bits) - 1));
+
+    bool is_subnormal = magnitude < (rebias != 0 ? rebias + (1u << 23) : 0);
+    uint32_t result = pick32(is_subnormal, subnormal, normal);
+    result = pick32(result > row->max_code, row->overflow_code, result);
+    return sign | pick32(magnitude > 0x7f800000, nan, result);
+}
+
+/* The same from double, in one rounding: through float there would be two. */
+INLINE uint32_t narrow_f64(weftDataType_t type, double value) {
+    const struct dtype *row = &DTYPES[type];
+    const int dropped = 52 - row->mantissa_bits;
+    uint64_t bits = bits_of_f64(value);
+    uint32_t sign = (uint32_t)(bits >> 63) << (row->bits - 1);
+    uint64_t magnitude = bits & 0x7fffffffffffffff;
+    uint64_t rebias = (uint64_t)(1023 - bias_of(row)) << 52;
+
+    uint64_t normal = magnitude - rebias;
+    normal = (normal + (1ull << (dropped - 1)) - 1 + (normal >> dropped & 1)) >> dropped;
+    uint64_t grid = rebias + ((uint64_t)(53 - row->mantissa_bits) << 52);
+    uint64_t subnormal = bits_of_f64(f64_of_bits(magnitude) + f64_of_bits(grid)) - grid;
+    uint64_t nan = row->nan_code | (magnitude >> dropped & ((1u << row->mantissa_bits) - 1));
+
+    uint64_t result = magnitude < rebias + (1ull << 52) ? subnormal : normal;
+    result = result > row->max_code ? row->overflow_code : result;
+    return sign | (uint32_t)(magnitude > 0x7ff0000000000000 ? nan : result);
+}
+
+/* e8m0: an exponent alone, code c is 2^(c - 127). */
+
+INLINE float widen_e8m0(uint32_t code) {
+    if (code == 0)
+        return f32_of_bits(1u << 22); /* 2^-127, a subnormal float */
+    return f32_of_bits(code < 255 ? code << 23 : 0x7fc00000);
+}
+
+INLINE uint32_t narrow_e8m0(double value) {
+    if (isnan(value))
+        return 255;
+    if (value <= 0x1p-127)
+        return 0;
+    if (value >= 0x1p127)
+        return 254;
+    /* Halfway, 1.5 * 2^e, goes up: a lone leading one is odd, so the even neighbour is the next power. */
+    uint64_t rebased = bits_of_f64(value) - ((uint64_t)(1023 - 127) << 52);
+    return (uint32_t)((rebased + (1ull << 51)) >> 52);
+}
+
+/* Integers. */
+
+INLINE int64_t largest_integer(const struct dtype *row) { return INT64_MAX >> (64 - row->bits - !row->is_signed); }
+
+INLINE int64_t smallest_integer(const struct dtype *row) { return row->is_signed ? -largest_integer(row) - 1 : 0; }
+
+INLINE int64_t round_i64(double value) {
+    if (isnan(value))
+        return 0;
+    if (value >= 0x1p63)
+        return INT64_MAX;
+    return value > -0x1p63 ? (int64_t)rint(value) : INT64_MIN;
+}
+
+/* Into 32 bits or fewer. Clamped first, then rounded by an addition that leaves the integer in
+   the low bits of the double, in two's complement: unlike rint it needs no SSE4.1 to be fast. */
+INLINE uint32_t round_integer(weftDataType_t type, double value) {
+    double lowest = DTYPES[type].lowest, max = DTYPES[type].max;
+    value = isnan(value) ? 0 : value;
+    value = value < lowest ? lowest : value;
+    value = value > max ? max : value;
+    return (uint32_t)bits_of_f64(value + 0x1.8p52);
+}
+
+INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index) {
+    const struct dtype *row = &DTYPES[type];
+    if (row->bits == 64)
+        return (int64_t)get_u64(base, index);
+    uint32_t code = get_code(base, index, row->bits);
+    if (!row->is_signed)
+        return code;
+    int unused = 32 - row->bits;
+    return (int32_t)(code << unused) >> unused;
+}
+
+INLINE void store_integer(weftDataType_t type, void *base, int64_t index, int64_t value) {
+    const struct dtype *row = &DTYPES[type];
+    if (row->bits == 64) {
+        put_u64(base, index, (uint64_t)value);
+        return;
+    }
+    int64_t smallest = smallest_integer(row), largest = largest_integer(row);
+    value = value < smallest ? smallest : value > largest ? largest : value;
+    put_code(base, index, row->bits, (uint32_t)value & (uint32_t)((1ull << row->bits) - 1));
+}
+
+/* One element of any type. */
+
+INLINE double load(weftDataType_t type, const void *base, int64_t index) {
+    switch (type) {
+    case WEFT_DATA_FLOAT:
+        return f32_of_bits(get_code(base, index, 32));
+    case WEFT_DATA_DOUBLE:
+        return f64_of_bits(get_u64(base, index));
+    case WEFT_DATA_HALF:
+    case WEFT_DATA_BFLOAT16:
+    case WEFT_DATA_FP8_E4M3:
+    case WEFT_DATA_FP8_E5M2:
+    case WEFT_DATA_FP4_E2M1:
+        return widen(type, get_code(base, index, DTYPES[type].bits));
+    case WEFT_DATA_FP8_E8M0:
+        return widen_e8m0(get_code(base, index, 8));
+    case WEFT_DATA_BOOLEAN:
+        return get_code(base, index, 1);
+    case WEFT_DATA_BYTE_BOOLEAN:
+        return get_code(base, index, 8) != 0;
+    default:
+        return dtype_is_integer(type) ? (double)load_integer(type, base, index) : 0;
+    }
+}
+
+INLINE void store(weftDataType_t type, void *base, int64_t index, double value) {
+    switch (type) {
+    case WEFT_DATA_FLOAT:
+        put_code(base, index, 32, bits_of_f32((float)value));
+        break;
+    case WEFT_DATA_DOUBLE:
+        put_u64(base, index, bits_of_f64(value));
+        break;
+    case WEFT_DATA_HALF:
+    case WEFT_DATA_BFLOAT16:
+    case WEFT_DATA_FP8_E4M3:
+    case WEFT_DATA_FP8_E5M2:
+        put_code(base, index, DTYPES[type].bits, narrow_f64(type, value));
+        break;
+    case WEFT_DATA_FP4_E2M1: /* has no NaN to give a sign to */
+        put_code(base, index, 4, isnan(value) ? DTYPES[type].nan_code : narrow_f64(type, value));
+        break;
+    case WEFT_DATA_FP8_E8M0:
+        put_code(base, index, 8, narrow_e8m0(value));
+        break;
+    case WEFT_DATA_BOOLEAN:
+    case WEFT_DATA_BYTE_BOOLEAN:
+        put_code(base, index, DTYPES[type].bits, value != 0);
+        break;
+    case WEFT_DATA_INT64:
+        put_u64(base, index, (uint64_t)round_i64(value));
+        break;
+    default:
+        if (dtype_is_integer(type)) {
+            uint32_t mask = 0xffffffff >> (32 - DTYPES[type].bits);
+            put_code(base, index, DTYPES[type].bits, round_integer(type, value) & mask);
+        }
+    }
+}
+
+/* From float: the same values as through double, in lanes half as wide where that is possible. */
+INLINE void store_f32(weftDataType_t type, void *base, int64_t index, float value) {
+    switch (type) {
+    case WEFT_DATA_HALF:
+    case WEFT_DATA_BFLOAT16:
+    case WEFT_DATA_FP8_E4M3:
+    case WEFT_DATA_FP8_E5M2:
+        put_code(base, index, DTYPES[type].bits, narrow_f32(type, value));
+        break;
+    default:
+        store(type, base, index, value);
+    }
+}
+
+double dtype_load(weftDataType_t type, const void *base, int64_t index) { return load(type, base, index); }
+
+void dtype_store(weftDataType_t type, void *base, int64_t index, double value) { store(type, base, index, value); }
+
+int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index) {
+    if (dtype_is_integer(type))
+        return load_integer(type, base, index);
+    return round_i64(load(type, base, index));
+}
+
+void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t value) {
+    if (dtype_is_integer(type))
+        store_integer(type, base, index, value);
+    else
+        store(type, base, index, (double)value);
+}
+
+INLINE void row_to_f32(weftDataType_t type, float *restrict dst, const void *restrict base, int64_t index,
+                       int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        dst[i] = (float)load(type, base, index + i);
+}
+
+INLINE void row_to_f64(weftDataType_t type, double *restrict dst, const void *restrict base, int64_t index,
+                       int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        dst[i] = load(type, base, index + i);
+}
+
+INLINE void row_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src,
+                         int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        store_f32(type, base, index + i, src[i]);
+}
+
+INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index, const double *restrict src,
+                         int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        store(type, base, index + i, src[i]);
+}
+
+/* The row functions are compiled twice and the loader picks: AVX2 doubles their speed. The thread
+   sanitizer is not yet set up when the loader asks. */
+#if defined __x86_64__ && defined __GLIBC__ && !defined __SANITIZE_THREAD__
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* Calls a row function with a constant type, and so a loop made for it, for the types that are
+   worth one. The others switch on the type at every element. */
+/* clang-format off */
+#define SPECIALISE(row, type, ...)                                                \
+    switch (type) {                                                               \
+    case WEFT_DATA_FLOAT: row(WEFT_DATA_FLOAT, __VA_ARGS__); break;               \
+    case WEFT_DATA_DOUBLE: row(WEFT_DATA_DOUBLE, __VA_ARGS__); break;             \
+    case WEFT_DATA_HALF: row(WEFT_DATA_HALF, __VA_ARGS__); break;                 \
+    case WEFT_DATA_BFLOAT16: row(WEFT_DATA_BFLOAT16, __VA_ARGS__); break;         \
+    case WEFT_DATA_FP8_E4M3: row(WEFT_DATA_FP8_E4M3, __VA_ARGS__); break;         \
+    case WEFT_DATA_FP8_E5M2: row(WEFT_DATA_FP8_E5M2, __VA_ARGS__); break;         \
+    case WEFT_DATA_INT8: row(WEFT_DATA_INT8, __VA_ARGS__); break;                 \
+    case WEFT_DATA_UINT8: row(WEFT_DATA_UINT8, __VA_ARGS__); break;               \
+    case WEFT_DATA_INT32: row(WEFT_DATA_INT32, __VA_ARGS__); break;               \
+    case WEFT_DATA_BOOLEAN: row(WEFT_DATA_BOOLEAN, __VA_ARGS__); break;           \
+    default: row(type, __VA_ARGS__); break;                                       \
+    }
+/* clang-format on */
+
+WIDE void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
+                       int64_t count) {
+    SPECIALISE(row_to_f32, type, dst, base, index, count);
+}
+
+WIDE void dtype_to_f64(double *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
+                       int64_t count) {
+    SPECIALISE(row_to_f64, type, dst, base, index, count);
+}
+
+WIDE void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src,
+                         int64_t count) {
+    SPECIALISE(row_from_f32, type, base, index, src, count);
+}
+
+WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index, const double *restrict src,
+                         int64_t count) {
+    SPECIALISE(row_from_f64, type, base, index, src, count);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The data types Weft stores: one table, and the only code that knows their bits.
+   An element is addressed by its index; elements below 8 bits share a byte, lowest bits first,
+   so one byte must not be stored to by two threads at once.
+   It must not know tensors, strides or operations. */
+#ifndef WEFT_BASE_DTYPE_H
+#define WEFT_BASE_DTYPE_H
+
+#include "weft/weft_enums.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct dtype {
+    const char *name; /* "bf16" */
+    int bits;         /* storage of one element */
+    bool is_float, is_signed, is_boolean;
+    int exponent_bits, mantissa_bits; /* floats; the leading one is not counted */
+    double lowest, max;               /* finite range */
+    /* Codes without their sign bit, floats of 16 bits and fewer only. */
+    uint32_t max_code;      /* the largest finite magnitude */
+    uint32_t overflow_code; /* what a larger magnitude, infinity included, is stored as */
+    uint32_t nan_code;      /* a quiet NaN; without one in the format, what NaN is stored as */
+};
+
+/* The row of a type, or NULL when Weft has no storage for it. */
+const struct dtype *dtype_of(weftDataType_t type);
+
+bool dtype_is_float(weftDataType_t type);
+bool dtype_is_integer(weftDataType_t type);
+bool dtype_is_boolean(weftDataType_t type);
+
+/* Bytes that hold `elems` elements; 0 for a type without storage. */
+int64_t dtype_bytes(weftDataType_t type, int64_t elems);
+
+/* Below, the type must have storage; otherwise loads give 0 and stores do nothing.
+
+   Loads are exact, except int64 beyond 2^53. Stores round once, to nearest even, and then
+     float          beyond the range: infinity for f32, f16 and bf16, the largest finite value for
+                    the 8- and 4-bit types. NaN stays NaN, +6 in e2m1. e8m0 has no zero and no
+                    sign: what lies below its range becomes its smallest value, 2^-127
+     integer        saturates; NaN becomes 0
+     boolean        is value != 0 (so NaN is true); loads give 0 or 1 */
+double dtype_load(weftDataType_t type, const void *base, int64_t index);
+void dtype_store(weftDataType_t type, void *base, int64_t index, double value);
+
+/* The same for int64: exact in integer and boolean types, through double in float types. */
+int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index);
+void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t value);
+
+/* Rows of `count` elements from `index` on: the same values as above, bit for bit (a signalling
+   NaN may turn quiet or stay), in vector code. The two sides may not overlap. */
+void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count);
+void dtype_to_f64(double *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count);
+void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src, int64_t count);
+void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index, const double *restrict src, int64_t count);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hashes: SHA-256 to name what must never be confused (cache keys, payload checks), and a 64-bit
+   one for tables in memory, which is fast to write down and promises nothing to an attacker. */
+#ifndef WEFT_BASE_HASH_H
+#define WEFT_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct sha256 {
+    uint32_t state[8];
+    uint64_t bytes;    /* hashed so far */
+    uint8_t block[64]; /* the last bytes % 64 of them, not yet mixed in */
+};
+
+void sha256_init(struct sha256 *hash);
+void sha256_update(struct sha256 *hash, const void *data, size_t bytes);
+
+/* Writes the digest and ends the hash: sha256_init starts a new one. */
+void sha256_final(uint8_t digest[32], struct sha256 *hash);
+
+/* The digest in lower-case hexadecimal, with a terminating zero. */
+void sha256_hex(char out[65], const uint8_t digest[32]);
+
+/* FNV-1a. Parts chain through the seed: hash64(b, bytes_of_b, hash64(a, bytes_of_a, 0)). */
+uint64_t hash64(const void *data, size_t bytes, uint64_t seed);
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The growing string and its JSON spellings. */
+#include "base/text.h"
+
+#include "base/bytes.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void text_init(struct text *text) { *text = (struct text){0}; }
+
+void text_free(struct text *text) {
+    free(text->chars);
+    text_init(text);
+}
+
+const char *text_string(const struct text *text) { return text->chars ? text->chars : ""; }
+
+/* Makes room for `added` more characters and the zero; false, for good, when there is none. */
+static bool reserve(struct text *text, size_t added) {
+    char *grown = NULL;
+    if (!text->failed && added < SIZE_MAX - text->length)
+        grown = bytes_grow(text->chars, &text->capacity, text->length + added + 1);
+    if (!grown) {
+        text->failed = true;
+        return false;
+    }
+    text->chars = grown;
+    return true;
+}
+
+void text_add_chars(struct text *text, const char *chars, size_t length) {
+    if (!reserve(text, length))
+        return;
+    if (length > 0)
+        memcpy(text->chars + text->length, chars, length);
+    text->length += length;
+    text->chars[text->length] = '\0';
+}
+
+void text_add(struct text *text, const char *format, ...) {
+    va_list args, measured;
+    va_start(args, format);
+    va_copy(measured, args);
+    int length = vsnprintf(NULL, 0, format, measured);
+    va_end(measured);
+    if (length < 0)
+        text->failed = true;
+    else if (reserve(text, (size_t)length)) {
+        vsnprintf(text->chars + text->length, (size_t)length + 1, format, args);
+        text->length += (size_t)length;
+    }
+    va_end(args);
+}
+
+/* The bytes of the valid UTF-8 sequence that starts here, 0 when there is none. Overlong forms,
+   surrogates and code points past U+10FFFF are not valid; the zero ends every sequence. */
+static size_t utf8_length(const unsigned char *s) {
+    if (s[0] < 0x80)
+        return 1;
+    size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] < 0xc2 || s[0] > 0xf4)
+        return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
+    bool surrogate = s[0] == 0xed && s[1] > 0x9f;
+    bool too_large = s[0] == 0xf4 && s[1] > 0x8f;
+    return overlong || surrogate || too_large ? 0 : length;
+}
+
+static void add_json_char(struct text *text, const unsigned char *s, size_t length) {
+    static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* pairs: character, letter */
+    if (length == 0) {
+        text_add(text, "\\ufffd");
+        return;
+    }
+    for (const char *pair = named; *pair; pair += 2)
+        if (s[0] == (unsigned char)pair[0]) {
+            text_add(text, "\\%c", pair[1]);
+            return;
+        }
+    if (s[0] < 0x20)
+        text_add(text, "\\u%04x", (unsigned)s[0]);
+    else
+        text_add_chars(text, (const char *)s, length);
+}
+
+void text_json_string(struct text *text, const char *string) {
+    if (!string) {
+        text_add(text, "null");
+        return;
+    }
+    text_add(text, "\"");
+    for (const unsigned char *s = (const unsigned char *)string; *s;) {
+        size_t length = utf8_length(s);
+        add_json_char(text, s, length);
+        s += length > 0 ? length : 1;
+    }
+    text_add(text, "\"");
+}
+
+void text_json_number(struct text *text, double value) {
+    char digits[40];
+    if (!isfinite(value)) {
+        text_add(text, "null");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
+        if (strtod(digits, NULL) == value)
+            break;
+    }
+    /* What stops the span is the locale's decimal point, of one byte or several. */
+    size_t whole = strspn(digits, "+-0123456789e");
+    text_add_chars(text, digits, whole);
+    if (digits[whole] == '\0')
+        return;
+    const char *fraction = digits + whole + strcspn(digits + whole, "0123456789");
+    text_add(text, ".%s", fraction);
+}
