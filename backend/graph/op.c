@@ -226,6 +226,11 @@ void view_store(const struct view *view, const int64_t *index, double value) {
     dtype_store(view->type, view->data, view_offset(view, index), value);
 }
 
+void view_store_if(const struct view *view, const int64_t *index, double value) {
+    if (view->data)
+        view_store(view, index, value);
+}
+
 int64_t view_load_int(const struct view *view, const int64_t *index) {
     return dtype_load_i64(view->type, view->data, view_offset(view, index));
 }

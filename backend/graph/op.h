@@ -105,6 +105,8 @@ double view_load(const struct view *view, const int64_t *index);
 /* The element, or `otherwise` of an operand that is absent. */
 double view_load_or(const struct view *view, const int64_t *index, double otherwise);
 void view_store(const struct view *view, const int64_t *index, double value);
+/* Stores unless the operand is absent. */
+void view_store_if(const struct view *view, const int64_t *index, double value);
 int64_t view_load_int(const struct view *view, const int64_t *index);
 void view_store_int(const struct view *view, const int64_t *index, int64_t value);
 

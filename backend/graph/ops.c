@@ -2,12 +2,23 @@
 /* The list of operations. Adding one is its file in ops/ and its line here. */
 #include "graph/ops.h"
 #include "graph/graph.h"
+#include "graph/ops/bn_bwd_weights.h"
+#include "graph/ops/bn_finalize.h"
+#include "graph/ops/genstats.h"
 #include "graph/ops/matmul.h"
+#include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
+#include "graph/ops/softmax.h"
 
 const struct op *const ops[] = {
     &pointwise_op,
     &matmul_op,
+    &norm_forward_op,
+    &norm_backward_op,
+    &genstats_op,
+    &bn_finalize_op,
+    &bn_bwd_weights_op,
+    &softmax_op,
     NULL,
 };
 

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dbn_weight: gradients of batch norm's scale and bias, and that of x as a sum of three terms per channel
+   With xhat = (x - mean) * inv and m elements in a channel: dscale = sum of dy * xhat, dbias = sum of dy, and
+   dx = scale * inv * (dy - dbias / m - xhat * dscale / m) = eq_scale_dy * dy + eq_scale_x * x + eq_bias, where
+   eq_scale_dy = scale * inv, eq_scale_x = -eq_scale_dy * inv * dscale / m,
+   eq_bias = -eq_scale_dy * dbias / m - eq_scale_x * mean. */
+#include "graph/ops/bn_bwd_weights.h"
+#include "graph/ops/genstats.h"
+
+#define ROW(role, field, name, key, ...)                                                                               \
+    TENSOR_ROW(role, struct bn_bwd_weights_op, field, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_##name, key, __VA_ARGS__)
+#define CHANNELS .shape = "[1, C, 1..]"
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct bn_bwd_weights_op, math, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC,
+              "compute_data_type", .doc = "type that sums are taken in"),
+    ROW(ROLE_INPUT, dy, DY_DESC, "dy", .required = true, .shape = "[N, C, spatial..]",
+        .doc = "gradient of the norm's result"),
+    ROW(ROLE_INPUT, x, X_DESC, "x", .required = true, .shape = "[N, C, spatial..]", .doc = "the norm's input"),
+    ROW(ROLE_INPUT, mean, MEAN_DESC, "mean", CHANNELS, .required = true, .doc = "mean that the norm used"),
+    ROW(ROLE_INPUT, inv_variance, INVSTD_DESC, "inv_variance", CHANNELS, .required = true,
+        .doc = "1 / sqrt(variance + epsilon) that the norm used"),
+    ROW(ROLE_INPUT, scale, BN_SCALE_DESC, "scale", CHANNELS, .doc = "gamma, 1 when absent"),
+    ROW(ROLE_OUTPUT, dscale, DBN_SCALE_DESC, "dscale", CHANNELS, .doc = "gradient of gamma"),
+    ROW(ROLE_OUTPUT, dbias, DBN_BIAS_DESC, "dbias", CHANNELS, .doc = "gradient of beta"),
+    ROW(ROLE_OUTPUT, eq_scale_dy, EQ_DY_SCALE_DESC, "eq_scale_dy", CHANNELS, .doc = "factor of dy in dx"),
+    ROW(ROLE_OUTPUT, eq_scale_x, EQ_X_SCALE_DESC, "eq_scale_x", CHANNELS, .doc = "factor of x in dx"),
+    ROW(ROLE_OUTPUT, eq_bias, EQ_BIAS, "eq_bias", CHANNELS, .doc = "addend in dx"),
+};
+#undef ROW
+#undef CHANNELS
+
+static const struct method methods[] = {
+    {"dbn_weight",
+     "gradients of batch norm's parameters, and of x in three terms : dx = eq_scale_dy * dy + eq_scale_x * x + eq_bias",
+     NULL, "dy x mean inv_variance scale", "dscale dbias eq_scale_dy eq_scale_x eq_bias"},
+    {0},
+};
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct bn_bwd_weights_op *op = (struct bn_bwd_weights_op *)descriptor;
+    TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
+    struct dims dims = channel_dims(op->x);
+    struct tensor *outputs[] = {op->dscale, op->dbias, op->eq_scale_dy, op->eq_scale_x, op->eq_bias};
+    for (int i = 0; i < 5; i++) {
+        tensor_infer_dims(outputs[i], dims.count, dims.at);
+        tensor_infer_type(outputs[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
+    struct dims dims = channel_dims(op->x);
+    const struct {
+        const char *key;
+        const struct tensor *tensor;
+    } channels[] = {
+        {"mean", op->mean},
+        {"inv_variance", op->inv_variance},
+        {"scale", op->scale},
+        {"dscale", op->dscale},
+        {"dbias", op->dbias},
+        {"eq_scale_dy", op->eq_scale_dy},
+        {"eq_scale_x", op->eq_scale_x},
+        {"eq_bias", op->eq_bias},
+    };
+    for (size_t i = 0; i < sizeof channels / sizeof *channels; i++)
+        TRY(check_dims(descriptor, channels[i].key, channels[i].tensor, dims.count, dims.at));
+    return check_dims(descriptor, "dy", op->dy, op->x->dims.count, op->x->dims.at);
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
+    struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), scale = view_of(bindings, op->scale);
+    struct view mean = view_of(bindings, op->mean), inv_variance = view_of(bindings, op->inv_variance);
+    struct view dscale = view_of(bindings, op->dscale), dbias = view_of(bindings, op->dbias);
+    struct view eq_scale_dy = view_of(bindings, op->eq_scale_dy), eq_scale_x = view_of(bindings, op->eq_scale_x);
+    struct view eq_bias = view_of(bindings, op->eq_bias);
+    struct dims channel = op->x->dims;
+    channel.at[1] = 1;
+    int64_t index[WEFT_DIM_MAX], at[WEFT_DIM_MAX] = {0}, *c = &at[1];
+    for (; *c < x.dims[1]; ++*c) {
+        double mu = view_load(&mean, at), inv = view_load(&inv_variance, at),
+               factor = view_load_or(&scale, at, 1) * inv;
+        double m = 0, sum = 0, weighted = 0; /* of dy, and of dy * xhat */
+        for (bool more = index_begin(index, x.rank, channel.at); more; more = index_next(index, x.rank, channel.at)) {
+            index[1] = *c; /* stepping puts it back to 0 */
+            double gradient = view_load(&dy, index);
+            m += 1;
+            sum += gradient;
+            weighted += gradient * (view_load(&x, index) - mu) * inv;
+        }
+        double of_x = m > 0 ? -factor * inv * weighted / m : 0;
+        view_store_if(&dscale, at, weighted);
+        view_store_if(&dbias, at, sum);
+        view_store_if(&eq_scale_dy, at, factor);
+        view_store_if(&eq_scale_x, at, of_x);
+        view_store_if(&eq_bias, at, m > 0 ? -factor * sum / m - of_x * mu : 0);
+    }
+}
+
+const struct op bn_bwd_weights_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR,
+            .name = "dbn_weight",
+            .doc = "gradients of batch norm's scale and bias, and the factors that give that of x",
+            .size = sizeof(struct bn_bwd_weights_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &bn_bwd_weights_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+};

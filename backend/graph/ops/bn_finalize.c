@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bn_finalize: from per-channel sums (training) or running values (inference) to batch norm's statistics, and to the
+   norm as one multiplication and addition: y = eq_scale * x + eq_bias
+   mean = sum / n, variance = max(0, sq_sum / n - mean^2), inv = 1 / sqrt(variance + epsilon),
+   eq_scale = scale * inv, eq_bias = bias - mean * eq_scale, running = (1 - f) * running + f * batch, where the running
+   variance takes in the unbiased one, variance * n / (n - 1). */
+#include "graph/ops/bn_finalize.h"
+
+#include <math.h>
+
+#define ROW(role, field, name, key, ...)                                                                               \
+    TENSOR_ROW(role, struct bn_finalize_op, field, WEFT_ATTR_OPERATION_BN_FINALIZE_##name, key, __VA_ARGS__)
+#define CHANNELS .shape = "[1, C, 1..]"
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_BN_FINALIZE_STATS_MODE, struct bn_finalize_op, mode, WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE,
+              "mode", .doc = "TRAINING: statistics come from the sums; INFERENCE: from the running values"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct bn_finalize_op, math, WEFT_ATTR_OPERATION_BN_FINALIZE_MATH_PREC,
+              "compute_data_type", .doc = "type that statistics are calculated in"),
+    ROW(ROLE_INPUT, sum, Y_SUM_DESC, "sum", CHANNELS, .doc = "sum of each channel; training needs it"),
+    ROW(ROLE_INPUT, sq_sum, Y_SQ_SUM_DESC, "sq_sum", CHANNELS,
+        .doc = "sum of squares of each channel; training needs it"),
+    ROW(ROLE_INPUT, scale, SCALE_DESC, "scale", CHANNELS, .doc = "gamma, 1 when absent"),
+    ROW(ROLE_INPUT, bias, BIAS_DESC, "bias", CHANNELS, .doc = "beta, 0 when absent"),
+    ROW(ROLE_INPUT, epsilon, EPSILON_DESC, "epsilon", .required = true, .shape = "[1..]",
+        .doc = "scalar added to the variance"),
+    ROW(ROLE_INPUT, accum_count, ACCUM_COUNT_DESC, "accum_count", .shape = "[1..]",
+        .doc = "scalar n, the number of elements in each sum; training needs it"),
+    ROW(ROLE_INPUT, momentum, EXP_AVERATE_FACTOR_DESC, "momentum", .shape = "[1..]",
+        .doc = "scalar f: running = (1 - f) * running + f * batch"),
+    ROW(ROLE_INPUT, in_running_mean, PREV_RUNNING_MEAN_DESC, "in_running_mean", CHANNELS,
+        .doc = "running mean before this step"),
+    ROW(ROLE_INPUT, in_running_var, PREV_RUNNING_VAR_DESC, "in_running_var", CHANNELS,
+        .doc = "running variance before this step"),
+    ROW(ROLE_OUTPUT, eq_scale, EQ_SCALE_DESC, "eq_scale", CHANNELS, .doc = "s of the norm written as s * x + t"),
+    ROW(ROLE_OUTPUT, eq_bias, EQ_BIAS_DESC, "eq_bias", CHANNELS, .doc = "t of the norm written as s * x + t"),
+    ROW(ROLE_OUTPUT, saved_mean, SAVED_MEAN_DESC, "saved_mean", CHANNELS, .doc = "mean that the norm uses"),
+    ROW(ROLE_OUTPUT, saved_inv_variance, SAVED_INV_STD_DESC, "saved_inv_variance", CHANNELS,
+        .doc = "1 / sqrt(variance + epsilon) that the norm uses"),
+    ROW(ROLE_OUTPUT, out_mean, UPDATED_RUNNING_MEAN_DESC, "out_mean", CHANNELS, .in_place = "in_running_mean",
+        .doc = "running mean after this step; the batch's own where there was none before; unchanged by inference"),
+    ROW(ROLE_OUTPUT, out_var, UPDATED_RUNNING_VAR_DESC, "out_var", CHANNELS, .in_place = "in_running_var",
+        .doc = "running variance after this step; the batch's own where there was none before; unchanged by inference"),
+};
+#undef ROW
+#undef CHANNELS
+
+static const struct method methods[] = {
+    {"bn_finalize",
+     "batch norm's statistics from per-channel sums : eq_scale = scale * inv_variance, eq_bias = bias - mean * "
+     "eq_scale",
+     NULL,
+     "sum sq_sum scale bias epsilon accum_count in_running_mean=None in_running_var=None momentum=None "
+     "stats_mode:mode=TRAINING",
+     "eq_scale eq_bias saved_mean saved_inv_variance out_mean out_var"},
+    {0},
+};
+
+static bool is_training(const struct bn_finalize_op *op) { return op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING; }
+
+/* Training needs the sums, inference the running values; an update of running values needs its factor. */
+static weftStatus_t check_sources(const struct bn_finalize_op *op) {
+    const char *label = descriptor_label(&op->base);
+    if (is_training(op) && !(op->sum && op->sq_sum && op->accum_count))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: mode TRAINING takes statistics from sum, sq_sum and accum_count; %s is not set. Set all three.",
+             label,
+             !op->sum      ? "sum"
+             : !op->sq_sum ? "sq_sum"
+                           : "accum_count");
+    if (!is_training(op) && !(op->in_running_mean && op->in_running_var))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: mode INFERENCE takes statistics from in_running_mean and in_running_var; %s is not set. Set both.",
+             label, op->in_running_mean ? "in_running_var" : "in_running_mean");
+    bool updates = (op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var);
+    if (is_training(op) && updates && !op->momentum)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: running statistics are updated by a factor, which was not set. Set momentum to a scalar tensor.",
+             label);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The tensor whose shape all others have. */
+static const struct tensor *source(const struct bn_finalize_op *op) {
+    return is_training(op) ? op->sum : op->in_running_mean;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct bn_finalize_op *op = (struct bn_finalize_op *)descriptor;
+    TRY(check_sources(op));
+    const struct tensor *like = source(op);
+    TRY(check_rank(descriptor, is_training(op) ? "sum" : "in_running_mean", like, 2, WEFT_DIM_MAX));
+    struct tensor *outputs[] = {op->eq_scale,           op->eq_bias,  op->saved_mean,
+                                op->saved_inv_variance, op->out_mean, op->out_var};
+    for (int i = 0; i < 6; i++) {
+        tensor_infer_dims(outputs[i], like->dims.count, like->dims.at);
+        tensor_infer_type(outputs[i], like->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
+    struct dims dims = source(op)->dims;
+    for (int64_t i = 0; i < dims.count; i++)
+        if (i != 1)
+            dims.at[i] = 1;
+    const struct {
+        const char *key;
+        const struct tensor *tensor;
+    } channels[] = {
+        {"sum", op->sum},
+        {"sq_sum", op->sq_sum},
+        {"scale", op->scale},
+        {"bias", op->bias},
+        {"in_running_mean", op->in_running_mean},
+        {"in_running_var", op->in_running_var},
+        {"eq_scale", op->eq_scale},
+        {"eq_bias", op->eq_bias},
+        {"saved_mean", op->saved_mean},
+        {"saved_inv_variance", op->saved_inv_variance},
+        {"out_mean", op->out_mean},
+        {"out_var", op->out_var},
+    };
+    for (size_t i = 0; i < sizeof channels / sizeof *channels; i++)
+        TRY(check_dims(descriptor, channels[i].key, channels[i].tensor, dims.count, dims.at));
+    TRY(check_scalar(descriptor, "epsilon", op->epsilon));
+    TRY(check_scalar(descriptor, "accum_count", op->accum_count));
+    return check_scalar(descriptor, "momentum", op->momentum);
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
+    struct view sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);
+    struct view scale = view_of(bindings, op->scale), bias = view_of(bindings, op->bias);
+    struct view in_mean = view_of(bindings, op->in_running_mean), in_var = view_of(bindings, op->in_running_var);
+    struct view eq_scale = view_of(bindings, op->eq_scale), eq_bias = view_of(bindings, op->eq_bias);
+    struct view saved_mean = view_of(bindings, op->saved_mean), saved_inv = view_of(bindings, op->saved_inv_variance);
+    struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
+    bool training = is_training(op);
+    double n = view_scalar(bindings, op->accum_count, 0), epsilon = view_scalar(bindings, op->epsilon, 0);
+    /* A running value that nothing came before is the batch's own. An empty batch changes nothing. */
+    double f = training && n > 0 ? view_scalar(bindings, op->momentum, 1) : 0;
+    int64_t index[WEFT_DIM_MAX] = {0}, *c = &index[1];
+    for (; *c < source(op)->dims.at[1]; ++*c) {
+        double mean, variance, unbiased = 0;
+        if (training) {
+            mean = n > 0 ? view_load(&sum, index) / n : 0;
+            variance = n > 0 ? fmax(0, view_load(&sq_sum, index) / n - mean * mean) : 0;
+            unbiased = n > 1 ? variance * n / (n - 1) : variance;
+        } else {
+            mean = view_load(&in_mean, index);
+            variance = view_load(&in_var, index);
+        }
+        double inv = 1 / sqrt(variance + epsilon), factor = view_load_or(&scale, index, 1) * inv;
+        double addend = view_load_or(&bias, index, 0) - mean * factor;
+        view_store_if(&out_mean, index, (1 - f) * view_load_or(&in_mean, index, mean) + f * mean);
+        view_store_if(&out_var, index, (1 - f) * view_load_or(&in_var, index, unbiased) + f * unbiased);
+        view_store_if(&eq_scale, index, factor);
+        view_store_if(&eq_bias, index, addend);
+        view_store_if(&saved_mean, index, mean);
+        view_store_if(&saved_inv, index, inv);
+    }
+}
+
+const struct op bn_finalize_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_BN_FINALIZE_STATISTICS_DESCRIPTOR,
+            .name = "bn_finalize",
+            .doc = "batch norm's statistics, and the norm as one scale and bias, from per-channel sums",
+            .size = sizeof(struct bn_finalize_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &bn_finalize_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+};

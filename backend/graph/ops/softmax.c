@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* softmax: m = max(x, sink), s = sum of e^(x - m) + e^(sink - m), y = e^(x - m) / s, along one dimension
+   A row without weight (empty, or all -inf and no sink) gives y = 0, s = 0 and statistics of -inf. A row with +inf
+   shares its weight equally among the infinite elements. NaN spreads over its row. */
+#include "graph/ops/softmax.h"
+
+#include <math.h>
+
+static const struct row rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct softmax_op, x, WEFT_ATTR_OPERATION_SOFTMAX_XDESC, "x", .required = true,
+               .shape = "[d..]", .doc = "scores"),
+    TENSOR_ROW(ROLE_INPUT, struct softmax_op, sink, WEFT_ATTR_OPERATION_SOFTMAX_SINK_DESC, "sink",
+               .shape = "as stats, or 1s: [1,H,1,1]",
+               .doc = "score that takes part in each row's maximum and sum but has no element of y"),
+    TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, y, WEFT_ATTR_OPERATION_SOFTMAX_YDESC, "y", .required = true,
+               .shape = "as x", .in_place = "x", .doc = "weights"),
+    TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, stats, WEFT_ATTR_OPERATION_SOFTMAX_STATS_DESC, "stats",
+               .shape = "as x, 1 along the axis", .doc = "max + ln(sum_exp), the logarithm of the sum of e^x"),
+    TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, max, WEFT_ATTR_OPERATION_SOFTMAX_MAX_DESC, "max",
+               .shape = "as x, 1 along the axis", .doc = "largest score of the row, the sink included"),
+    TENSOR_ROW(ROLE_OUTPUT, struct softmax_op, sum_exp, WEFT_ATTR_OPERATION_SOFTMAX_SUM_EXP_DESC, "sum_exp",
+               .shape = "as x, 1 along the axis", .doc = "sum of e^(x - max), the sink included"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct softmax_op, is_stats_log2, WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, "stats_log2",
+              .doc = "true: stats is a logarithm to base 2"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct softmax_op, math, WEFT_ATTR_OPERATION_SOFTMAX_COMP_TYPE_EXT,
+              "compute_data_type", .doc = "type that weights and statistics are calculated in"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct softmax_op, axis, WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, "axis", .initial = -1,
+              .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
+              .doc = "dimension whose elements sum to 1; negative counts from the last"),
+};
+
+static const struct method methods[] = {
+    {"softmax", "weights that sum to 1 along one dimension : y = exp(x - max) / sum(exp(x - max))", NULL,
+     "input:x axis=None sink=None stats_log2=false", "y stats max sum_exp"},
+    {0},
+};
+
+static struct dims statistic_dims(const struct softmax_op *op) {
+    struct dims dims = op->x->dims;
+    dims.at[softmax_axis(op)] = 1;
+    return dims;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct softmax_op *op = (struct softmax_op *)descriptor;
+    int64_t rank = op->x->dims.count;
+    if (op->axis < -rank || op->axis >= rank)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
+             descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),
+             (long long)-rank, (long long)rank - 1);
+    struct dims dims = statistic_dims(op);
+    struct tensor *statistics[] = {op->stats, op->max, op->sum_exp};
+    for (int i = 0; i < 3; i++) {
+        tensor_infer_dims(statistics[i], dims.count, dims.at);
+        tensor_infer_strides(statistics[i], op->x);
+        tensor_infer_type(statistics[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    }
+    tensor_infer_type(op->y, (weftDataType_t)(op->y->is_virtual ? op->math : op->x->type));
+    tensor_infer_like(op->y, op->x);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct softmax_op *op = (const struct softmax_op *)descriptor;
+    struct tensor row = {.dims = statistic_dims(op)};
+    TRY(check_broadcasts(descriptor, "sink", op->sink, &row));
+    TRY(check_dims(descriptor, "y", op->y, op->x->dims.count, op->x->dims.at));
+    TRY(check_dims(descriptor, "stats", op->stats, row.dims.count, row.dims.at));
+    TRY(check_dims(descriptor, "max", op->max, row.dims.count, row.dims.at));
+    return check_dims(descriptor, "sum_exp", op->sum_exp, row.dims.count, row.dims.at);
+}
+
+static double larger(double a, double b) { return a >= b || isnan(a) ? a : b; }
+
+/* e^(score - max), where neither infinity turns into NaN. */
+static double weight(double score, double max) {
+    if (score == max)
+        return isinf(max) && max < 0 ? 0 : 1;
+    return exp(score - max);
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct softmax_op *op = (const struct softmax_op *)descriptor;
+    struct view x = view_of(bindings, op->x), sink = view_of(bindings, op->sink), y = view_of(bindings, op->y);
+    struct view stats = view_of(bindings, op->stats), max = view_of(bindings, op->max),
+                sum_exp = view_of(bindings, op->sum_exp);
+    struct dims rows_of_x = statistic_dims(op);
+    int axis = softmax_axis(op);
+    int64_t index[WEFT_DIM_MAX], element[WEFT_DIM_MAX];
+    for (bool more = index_begin(index, x.rank, rows_of_x.at); more; more = index_next(index, x.rank, rows_of_x.at)) {
+        for (int i = 0; i < x.rank; i++)
+            element[i] = index[i];
+        double extra = view_load_or(&sink, index, -INFINITY), m = extra;
+        for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
+            m = larger(m, view_load(&x, element));
+        double sum = weight(extra, m);
+        for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
+            sum += weight(view_load(&x, element), m);
+        for (element[axis] = 0; y.data && element[axis] < x.dims[axis]; element[axis]++)
+            view_store(&y, element, sum == 0 ? 0 : weight(view_load(&x, element), m) / sum);
+        view_store_if(&stats, index, (m + log(sum)) * (op->is_stats_log2 ? 1 / log(2) : 1));
+        view_store_if(&max, index, m);
+        view_store_if(&sum_exp, index, sum);
+    }
+}
+
+const struct op softmax_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR,
+            .name = "softmax",
+            .doc = "y = e^(x - max) / sum of e^(x - max), with the row's statistics",
+            .size = sizeof(struct softmax_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &softmax_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+};

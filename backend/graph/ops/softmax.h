@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The softmax operation as engines read it. */
+#ifndef WEFT_GRAPH_OPS_SOFTMAX_H
+#define WEFT_GRAPH_OPS_SOFTMAX_H
+
+#include "graph/op.h"
+
+struct softmax_op {
+    struct descriptor base;
+    int32_t math;
+    int64_t axis; /* as set: negative counts from the last dimension */
+    bool is_stats_log2;
+    struct tensor *x, *sink, *y, *stats, *max, *sum_exp;
+};
+
+extern const struct op softmax_op;
+
+/* The dimension that rows lie along. */
+static inline int softmax_axis(const struct softmax_op *op) {
+    return (int)(op->axis < 0 ? op->axis + op->x->dims.count : op->axis);
+}
+
+#endif
