@@ -483,6 +483,8 @@ weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor 
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));
     target->set_rows = source->set_rows;
+    if (source->schema->copy)
+        TRY(source->schema->copy(target, source));
     target->finalized = true;
     return WEFT_STATUS_SUCCESS;
 }

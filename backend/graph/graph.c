@@ -54,19 +54,24 @@ static int by_uid_then_address(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
-int graph_find_value(const struct graph *graph, const struct tensor *tensor) {
+int graph_find_uid(const struct graph *graph, int64_t uid) {
     int low = 0, high = graph->value_count - 1;
     while (low <= high) {
         int middle = low + (high - low) / 2;
-        const struct tensor *found = graph->values[middle].tensor;
-        if (found == tensor)
+        int64_t found = graph->values[middle].tensor->uid;
+        if (found == uid)
             return middle;
-        if (found->uid < tensor->uid)
+        if (found < uid)
             low = middle + 1;
         else
             high = middle - 1;
     }
     return -1;
+}
+
+int graph_find_value(const struct graph *graph, const struct tensor *tensor) {
+    int value = graph_find_uid(graph, tensor->uid);
+    return value >= 0 && graph->values[value].tensor == tensor ? value : -1;
 }
 
 /* Gathers every operand once, sorted by uid; two tensors of one uid are refused. */
@@ -213,6 +218,11 @@ static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     return check_values(graph);
 }
 
+static weftStatus_t copy_graph(struct descriptor *target, const struct descriptor *source) {
+    (void)source;
+    return finalize_graph(target);
+}
+
 const struct schema graph_schema = {
     .kind = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
     .name = "graph",
@@ -220,6 +230,7 @@ const struct schema graph_schema = {
     .size = sizeof(struct graph),
     ROWS(rows),
     .finalize = finalize_graph,
+    .copy = copy_graph,
 };
 
 double graph_flops(const struct graph *graph) {

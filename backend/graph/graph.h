@@ -40,6 +40,9 @@ extern const struct schema graph_schema;
 /* The value of a tensor, or -1. */
 int graph_find_value(const struct graph *graph, const struct tensor *tensor);
 
+/* The value of a uid, or -1. */
+int graph_find_uid(const struct graph *graph, int64_t uid);
+
 /* A value that nobody reads and that has no memory of its own: it need not be computed. */
 static inline bool value_is_dead(const struct value *value) {
     return value->tensor->is_virtual && value->readers == 0;

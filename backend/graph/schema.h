@@ -82,6 +82,8 @@ struct schema {
     int row_count;
     /* Checks the whole and fills in the rest; runs after the required rows were found set. May be NULL. */
     weftStatus_t (*finalize)(struct descriptor *);
+    /* Copies what the rows do not hold, into a target whose rows are copied. NULL: there is nothing else. */
+    weftStatus_t (*copy)(struct descriptor *target, const struct descriptor *source);
     /* Frees what neither the rows nor the arena own. May be NULL. */
     void (*release)(struct descriptor *);
     const struct op *op; /* set for operation kinds */

@@ -128,6 +128,14 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t copy_tensor(struct descriptor *target, const struct descriptor *source) {
+    struct tensor *to = (struct tensor *)target;
+    const struct tensor *from = (const struct tensor *)source;
+    memcpy(to->constant, from->constant, sizeof to->constant);
+    to->is_constant = from->is_constant;
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct schema tensor_schema = {
     .kind = WEFT_BACKEND_TENSOR_DESCRIPTOR,
     .name = "tensor",
@@ -135,6 +143,7 @@ const struct schema tensor_schema = {
     .size = sizeof(struct tensor),
     ROWS(rows),
     .finalize = finalize_tensor,
+    .copy = copy_tensor,
 };
 
 int64_t tensor_elements(const struct tensor *tensor) {

@@ -1274,6 +1274,8 @@ typedef enum {
     WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES = 1012,
         /**< INT64[sum of ranks], optional: their strides, in elements, laid out as
              OVERRIDE_SHAPES. */
+    WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT = 10025,
+        /**< INT64, optional: bytes at WORKSPACE; when set, execute checks that they suffice. */
 
     /* KERNEL_CACHE: compiled kernels shared by plans. */
     WEFT_ATTR_KERNEL_CACHE_OPERATION_GRAPH = 2400,

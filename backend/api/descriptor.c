@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The life of descriptors, as callers see it. */
+#include "api/entry.h"
+#include "base/trace.h"
+#include "engines/engine.h"
+#include "graph/ops.h"
+#include "plan/schemas.h"
+
+static const struct schema *find_schema(weftBackendDescriptorType_t kind) {
+    for (int i = 0; plan_schemas[i]; i++)
+        if (plan_schemas[i]->kind == kind)
+            return plan_schemas[i];
+    return ops_find_schema(kind);
+}
+
+/* Failures are also logged, for programs that drop statuses. */
+static weftStatus_t report(weftStatus_t status) {
+    if (status)
+        trace(WEFT_SEV_ERROR, "%s: %s", status_name(status), status_text());
+    return status;
+}
+
+weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftBackendDescriptor_t *descriptor) {
+    status_clear();
+    const struct schema *schema = find_schema(kind);
+    if (!descriptor)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "weftBackendCreateDescriptor: descriptor is NULL. Give the address of a weftBackendDescriptor_t.");
+    if (!schema)
+        return report(status_fail(WEFT_STATUS_NOT_SUPPORTED,
+                                  "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
+                                  "for those it has.",
+                                  (int)kind));
+    struct descriptor *made;
+    TRY(descriptor_make(schema, &made));
+    *descriptor = (weftBackendDescriptor_t)made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor) {
+    status_clear();
+    struct descriptor *ours;
+    if (!descriptor)
+        return WEFT_STATUS_SUCCESS;
+    TRY(entry_descriptor(&ours, descriptor, "weftBackendDestroyDescriptor"));
+    descriptor_release(ours);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
+                                     weftBackendAttributeType_t type, int64_t count, const void *elements) {
+    status_clear();
+    struct descriptor *ours;
+    TRY(entry_descriptor(&ours, descriptor, "weftBackendSetAttribute"));
+    return report(descriptor_set(ours, name, type, count, elements));
+}
+
+weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
+    status_clear();
+    struct descriptor *ours;
+    TRY(entry_descriptor(&ours, descriptor, "weftBackendFinalize"));
+    if (ours->schema == &graph_schema && !ours->finalized)
+        ((struct graph *)ours)->engine_count = engine_count;
+    return report(descriptor_finalize(ours));
+}
+
+weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
+                                     weftBackendAttributeType_t type, int64_t requested, int64_t *count,
+                                     void *elements) {
+    status_clear();
+    struct descriptor *ours;
+    TRY(entry_descriptor(&ours, descriptor, "weftBackendGetAttribute"));
+    return report(descriptor_get(ours, name, type, requested, count, elements));
+}

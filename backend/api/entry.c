@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/entry.h"
+
+weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where) {
+    struct descriptor *descriptor = (struct descriptor *)given;
+    if (!descriptor)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.",
+             where);
+    if (descriptor->magic != DESCRIPTOR_MAGIC)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: this is no live descriptor. Use one that weftBackendCreateDescriptor made and that is not destroyed.",
+             where);
+    *out = descriptor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
+                             const char *where) {
+    TRY(entry_descriptor(out, given, where));
+    if ((*out)->schema != schema)
+        FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "%s: expected a descriptor of kind %s, got %s. Give the right one.",
+             where, schema->name, descriptor_label(*out));
+    if (!(*out)->finalized)
+        FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: %s is not finalized. Call weftBackendFinalize on it first.", where,
+             descriptor_label(*out));
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running plans, and asking which engines could. */
+#include "api/entry.h"
+#include "api/reply.h"
+#include "plan/plan.h"
+
+static weftStatus_t entry_plan(struct plan **plan, weftBackendDescriptor_t given, const char *where) {
+    struct descriptor *descriptor;
+    TRY(entry_finalized(&descriptor, given, &plan_schema, where));
+    *plan = (struct plan *)descriptor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t entry_pack(struct variant_pack **pack, weftBackendDescriptor_t given, const char *where) {
+    struct descriptor *descriptor;
+    TRY(entry_finalized(&descriptor, given, &variant_pack_schema, where));
+    *pack = (struct variant_pack *)descriptor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan, weftBackendDescriptor_t variantPack) {
+    status_clear();
+    struct plan *ours;
+    struct variant_pack *pack;
+    TRY(context_check(handle, "weftBackendExecute"));
+    TRY(entry_plan(&ours, plan, "weftBackendExecute"));
+    TRY(entry_pack(&pack, variantPack, "weftBackendExecute"));
+    const struct device *wanted = &ours->draft.device, *given = &handle->device;
+    if (wanted->kind != given->kind || wanted->ordinal != given->ordinal)
+        FAIL(WEFT_STATUS_BAD_PARAM, "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
+                                    "plan's device.",
+             device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
+    return plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed));
+}
+
+weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
+                         weftStream_t stream) {
+    status_clear();
+    struct plan *ours;
+    TRY(entry_plan(&ours, plan, "weftExecute"));
+    if (count != ours->slot_count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "weftExecute: %lld pointers for %d slots. Give one per slot, in the order of attribute slot_unique_ids.",
+             (long long)count, ours->slot_count);
+    if (count && !pointers)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftExecute: pointers is NULL. Give an array of %lld addresses.",
+             (long long)count);
+    void *slots[count + 1];
+    for (int64_t i = 0; i < count; i++)
+        slots[i] = (void *)(uintptr_t)pointers[i];
+    return plan_run(ours, slots, workspace, -1, stream);
+}
+
+weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                               weftBackendDescriptor_t variantPack, size_t *workspaceSize) {
+    status_clear();
+    static const char where[] = "weftGetExecutionPlanWorkspaceSize";
+    struct plan *ours, *found;
+    struct variant_pack *pack;
+    TRY(context_check(handle, where));
+    TRY(entry_plan(&ours, plan, where));
+    TRY(entry_pack(&pack, variantPack, where));
+    if (!workspaceSize)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: workspaceSize is NULL. Give the address of a size_t.", where);
+    TRY(plan_for_pack(&found, ours, pack));
+    *workspaceSize = (size_t)found->workspace_bytes;
+    descriptor_release(&found->base);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* One engine's answer as a JSON object. */
+static weftStatus_t add_answer(struct text *text, const struct graph *graph, const struct device *device, int index) {
+    struct draft draft;
+    struct arena arena = {0};
+    struct knob_choices none = {0};
+    weftStatus_t status = draft_make(&draft, graph, engines[index], device, &none, &arena);
+    text_add(text, "%s{\"index\":%d,\"engine\":", index ? "," : "", index);
+    text_json_string(text, engines[index]->name);
+    if (status == WEFT_STATUS_SUCCESS) {
+        text_add(text, ",\"supported\":true,\"seconds\":");
+        text_json_number(text, draft.seconds);
+        text_add(text, ",\"workspace_bytes\":%lld,\"families\":[", (long long)draft.workspace_bytes);
+        for (int s = 0; s < draft.cover.count; s++) {
+            text_add(text, s ? "," : "");
+            text_json_string(text, draft.steps[s].family->name);
+        }
+        text_add(text, "]}");
+    } else {
+        text_add(text, ",\"supported\":false,\"status\":");
+        text_json_string(text, status_name(status));
+        text_add(text, ",\"reason\":");
+        text_json_string(text, status_text());
+        text_add(text, "}");
+    }
+    arena_free(&arena);
+    return status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ? status : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescriptor_t deviceProperties, char *text,
+                              size_t capacity, size_t *size) {
+    status_clear();
+    struct descriptor *ours, *properties;
+    struct device device;
+    TRY(entry_finalized(&ours, graph, &graph_schema, "weftQuerySupport"));
+    if (deviceProperties) {
+        TRY(entry_finalized(&properties, deviceProperties, &device_properties_schema, "weftQuerySupport"));
+        device = ((struct device_properties *)properties)->device;
+    } else {
+        TRY(device_find(&device, WEFT_DEVICE_CPU, 0));
+    }
+    struct text answer;
+    text_init(&answer);
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    text_add(&answer, "[");
+    for (int i = 0; i < engine_count && !status; i++)
+        status = add_answer(&answer, (const struct graph *)ours, &device, i);
+    text_add(&answer, "]");
+    if (status) {
+        text_free(&answer);
+        return status;
+    }
+    status_clear();
+    return reply_text("weftQuerySupport", &answer, text, capacity, size);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Version, errors, log and handles. */
+#include "base/status.h"
+#include "base/trace.h"
+#include "runtime/context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+size_t weftGetVersion(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
+
+const char *weftGetErrorString(weftStatus_t status) { return status_name(status); }
+
+void weftGetLastErrorString(char *message, size_t max_size) {
+    if (message && max_size)
+        snprintf(message, max_size, "%s", status_text());
+}
+
+weftStatus_t weftSetCallback(uint32_t mask, void *udata, weftCallback_t fn) {
+    status_clear();
+    trace_set_callback(mask, udata, fn);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
+    status_clear();
+    trace_get_callback(mask, udata, fn);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal) {
+    status_clear();
+    if (!handle)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
+    struct weftContext *context = calloc(1, sizeof *context);
+    if (!context)
+        return status_no_memory(sizeof *context);
+    weftStatus_t status = device_find(&context->device, kind, ordinal);
+    if (status) {
+        free(context);
+        return status;
+    }
+    context->magic = CONTEXT_MAGIC;
+    *handle = context;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftCreate(weftHandle_t *handle) {
+    status_clear();
+    if (!handle)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftCreate: handle is NULL. Give the address of a weftHandle_t.");
+    return weftCreateForDevice(handle, WEFT_DEVICE_CPU, 0);
+}
+
+weftStatus_t weftDestroy(weftHandle_t handle) {
+    status_clear();
+    if (!handle)
+        return WEFT_STATUS_SUCCESS;
+    TRY(context_check(handle, "weftDestroy"));
+    handle->magic = 0;
+    free(handle);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftSetStream(weftHandle_t handle, weftStream_t stream) {
+    status_clear();
+    TRY(context_check(handle, "weftSetStream"));
+    atomic_store(&handle->stream, stream);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftGetStream(weftHandle_t handle, weftStream_t *stream) {
+    status_clear();
+    TRY(context_check(handle, "weftGetStream"));
+    if (!stream)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftGetStream: stream is NULL. Give the address of a weftStream_t.");
+    *stream = atomic_load(&handle->stream);
+    return WEFT_STATUS_SUCCESS;
+}

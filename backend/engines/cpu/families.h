@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU's kernel families. */
+#ifndef WEFT_ENGINES_CPU_FAMILIES_H
+#define WEFT_ENGINES_CPU_FAMILIES_H
+
+#include "engines/engine.h"
+
+extern const struct family cpu_reference; /* one operation, as defined */
+
+#endif

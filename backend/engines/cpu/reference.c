@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference family: one operation at a time, by the definition that the operation itself gives. */
+#include "engines/cpu/families.h"
+
+/* A reference makes about this many element operations a second. */
+static const double RATE = 5e7;
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    (void)device;
+    if (region->count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "runs one operation at a time, got %d", region->count);
+    *seconds = op_flops(region_node(region, 0)->op) / RATE;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs, (void)arena;
+    const struct descriptor *op = region_node(&step->region, 0)->op;
+    step->workspace_bytes = op_of(op)->scratch_bytes ? op_of(op)->scratch_bytes(op) : 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    const struct node *node = region_node(&step->region, 0);
+    struct bound items[node->operand_count];
+    for (int i = 0; i < node->operand_count; i++)
+        items[i] = (struct bound){.tensor = step->region.graph->values[node->operands[i]].tensor,
+                                  .data = values[node->operands[i]]};
+    struct bindings bindings = {.count = node->operand_count, .items = items, .scratch = workspace};
+    op_of(node->op)->reference(node->op, &bindings);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a space-separated list holds a word. */
+static bool list_has(const char *list, const char *word) {
+    size_t length = 0;
+    for (const char *at = word; *at && *at != ' '; at++)
+        length++;
+    for (const char *at = list; at && *at;) {
+        size_t here = 0;
+        while (at[here] && at[here] != ' ')
+            here++;
+        bool same = here == length;
+        for (size_t i = 0; same && i < length; i++)
+            same = at[i] == word[i];
+        if (same)
+            return true;
+        at += here + (at[here] == ' ');
+    }
+    return false;
+}
+
+/* As the operation's rows say: an output row lists the inputs that it may overwrite. */
+static bool may_alias(const struct region *region, int in, int out) {
+    const struct descriptor *op = region_node(region, 0)->op;
+    const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;
+    const char *allowed = NULL;
+    bool listed = true, reads = false;
+    for (int i = 0; i < op->schema->row_count; i++)
+        if (row_tensor(op, &op->schema->rows[i]) == to && op->schema->rows[i].in_place)
+            allowed = op->schema->rows[i].in_place;
+    for (int i = 0; i < op->schema->row_count; i++) {
+        const struct row *row = &op->schema->rows[i];
+        if (row->role != ROLE_INPUT || row_tensor(op, row) != from)
+            continue;
+        reads = true;
+        listed = listed && list_has(allowed, row->key);
+    }
+    return reads && listed && tensor_same_layout(from, to);
+}
+
+const struct family cpu_reference = {
+    .name = "cpu.reference",
+    .doc = "the operation's definition, in double precision",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+    .may_alias = may_alias,
+};

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The two interfaces of this floor. A kernel family serves regions of a graph: it says yes with a predicted time or no
+   with a sentence, builds a step, and runs it. An engine is a device kind and a list of families, best first; the
+   planner covers a graph with regions of them, so an engine whose list ends with the reference runs every graph. */
+#ifndef WEFT_ENGINES_ENGINE_H
+#define WEFT_ENGINES_ENGINE_H
+
+#include "base/arena.h"
+#include "graph/graph.h"
+#include "runtime/context.h"
+
+/* Nodes of a graph that are served together, in the graph's order. */
+struct region {
+    const struct graph *graph;
+    int count;
+    const int *nodes;
+};
+
+struct knob {
+    weftBackendKnobType_t type;
+    int64_t least, most, stride;
+    int64_t initial;
+    const char *doc;
+};
+
+/* The value chosen for a knob type; families read the knobs they know. */
+struct knob_choice {
+    weftBackendKnobType_t type;
+    int64_t value;
+};
+
+struct knob_choices {
+    int count;
+    const struct knob_choice *items;
+};
+
+/* A region made ready to run. */
+struct step {
+    const struct family *family;
+    struct region region;
+    void *state;             /* the family's own, in the plan's arena */
+    int64_t workspace_bytes; /* scratch that run wants, aligned to 64 */
+    double seconds;          /* predicted */
+    const char *detail;      /* what runs, in words: "6x16 tiles, K panels of 384"; may be NULL */
+};
+
+struct family {
+    const char *name; /* "cpu.map" */
+    const char *doc;
+    const struct knob *knobs; /* ends with a knob without doc; NULL: none */
+    /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */
+    weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
+    /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. */
+    weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena);
+    /* Compiles and loads what run needs, when a plan is finalized. NULL: nothing to load. */
+    weftStatus_t (*load)(struct step *step, const struct device *device);
+    /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. */
+    weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
+    /* Whether the memory of output value `out` may be exactly that of input value `in`. NULL: never. */
+    bool (*may_alias)(const struct region *region, int in, int out);
+    /* Frees what the arena does not own. NULL: nothing. */
+    void (*release)(struct step *step);
+};
+
+struct engine {
+    const char *name; /* "cpu.fast" */
+    const char *doc;
+    weftDeviceKind_t device;
+    const struct family *const *families; /* best first, ends with NULL */
+    const weftBackendNumericalNote_t *numerical_notes;
+    int numerical_note_count;
+    const weftBackendBehaviorNote_t *behavior_notes;
+    int behavior_note_count;
+    bool is_fallback; /* what heuristics mode FALLBACK offers */
+};
+
+/* The list of engines, best first; an engine's index here is its global index. */
+extern const struct engine *const engines[];
+extern const int engine_count;
+
+/* ---- Regions ----------------------------------------------------------------------------------------------------- */
+
+static inline const struct node *region_node(const struct region *region, int i) {
+    return &region->graph->nodes[region->nodes[i]];
+}
+
+bool region_has(const struct region *region, int node);
+
+/* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
+bool region_exports(const struct region *region, int value);
+
+#endif

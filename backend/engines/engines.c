@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of engines, best first, and the families of each, best first. */
+#include "engines/cpu/families.h"
+#include "engines/engine.h"
+
+static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
+static const struct engine cpu_reference_engine = {
+    .name = "cpu.reference",
+    .doc = "one operation at a time as its definition says, in double precision; runs every graph",
+    .device = WEFT_DEVICE_CPU,
+    .families = cpu_reference_families,
+    .is_fallback = true,
+};
+
+const struct engine *const engines[] = {&cpu_reference_engine};
+const int engine_count = sizeof engines / sizeof *engines;
+
+bool region_has(const struct region *region, int node) {
+    for (int i = 0; i < region->count; i++)
+        if (region->nodes[i] == node)
+            return true;
+    return false;
+}
+
+bool region_exports(const struct region *region, int value) {
+    const struct graph *graph = region->graph;
+    int inside = 0;
+    if (value_is_slot(&graph->values[value]))
+        return true;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++)
+            inside += node->operands[k] == value && !node->is_output[k];
+    }
+    return inside < graph->values[value].readers;
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Builds the steps of a cover and lays out the workspace: intermediates first, reusing the room of those that are no
+   longer read, then one scratch area that the steps use in turn. */
+#include "plan/draft.h"
+
+/* Steps in which a value must keep its memory. */
+struct life {
+    int value;
+    int first, last;
+    int64_t bytes;
+};
+
+static int64_t align_up(int64_t bytes) {
+    return (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+}
+
+static bool node_reads(const struct node *node, int value) {
+    for (int i = 0; i < node->operand_count; i++)
+        if (node->operands[i] == value && !node->is_output[i])
+            return true;
+    return false;
+}
+
+/* The last step that reads a value, or -1. */
+static int last_reading_step(const struct draft *draft, int value) {
+    int last = -1;
+    for (int n = 0; n < draft->graph->node_count; n++)
+        if (draft->cover.part_of_node[n] > last && node_reads(&draft->graph->nodes[n], value))
+            last = draft->cover.part_of_node[n];
+    return last;
+}
+
+bool draft_value_crosses(const struct draft *draft, int value) {
+    int producer = draft->graph->values[value].producer;
+    int home = producer < 0 ? -1 : draft->cover.part_of_node[producer];
+    for (int n = 0; n < draft->graph->node_count; n++)
+        if (draft->cover.part_of_node[n] >= 0 && draft->cover.part_of_node[n] != home &&
+            node_reads(&draft->graph->nodes[n], value))
+            return true;
+    return false;
+}
+
+/* Puts a value at the lowest offset where it meets no other of overlapping life. */
+static int64_t place(const struct draft *draft, const struct life *lives, int placed, const struct life *life) {
+    int64_t offset = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int i = 0; i < placed; i++) {
+            int64_t other = draft->value_offset[lives[i].value];
+            bool together = lives[i].first <= life->last && life->first <= lives[i].last;
+            if (together && offset < other + lives[i].bytes && other < offset + life->bytes) {
+                offset = other + lives[i].bytes;
+                moved = true;
+            }
+        }
+    }
+    return offset;
+}
+
+static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
+    const struct graph *graph = draft->graph;
+    struct life *lives;
+    int count = 0;
+    TRY(arena_alloc(arena, &draft->value_offset, (size_t)graph->value_count * sizeof *draft->value_offset));
+    TRY(arena_alloc(arena, &lives, (size_t)graph->value_count * sizeof *lives));
+    for (int v = 0; v < graph->value_count; v++) {
+        draft->value_offset[v] = -1;
+        if (!graph->values[v].tensor->is_virtual || !draft_value_crosses(draft, v))
+            continue;
+        lives[count] = (struct life){.value = v,
+                                     .first = draft->cover.part_of_node[graph->values[v].producer],
+                                     .last = last_reading_step(draft, v),
+                                     .bytes = align_up(tensor_bytes(graph->values[v].tensor))};
+        int64_t offset = place(draft, lives, count, &lives[count]);
+        draft->value_offset[v] = offset;
+        if (offset + lives[count].bytes > draft->scratch_offset)
+            draft->scratch_offset = offset + lives[count].bytes;
+        count++;
+    }
+    int64_t scratch = 0;
+    for (int s = 0; s < draft->cover.count; s++)
+        if (draft->steps[s].workspace_bytes > scratch)
+            scratch = draft->steps[s].workspace_bytes;
+    draft->workspace_bytes = draft->scratch_offset + align_up(scratch);
+    return WEFT_STATUS_SUCCESS;
+}
+
+int64_t draft_step_bytes(const struct draft *draft, int step) {
+    const struct graph *graph = draft->graph;
+    int64_t bytes = 0;
+    for (int v = 0; v < graph->value_count; v++) {
+        int producer = graph->values[v].producer;
+        bool made_here = producer >= 0 && draft->cover.part_of_node[producer] == step;
+        bool in_memory = !graph->values[v].tensor->is_virtual || draft->value_offset[v] >= 0;
+        bool read_here = false;
+        for (int n = 0; n < graph->node_count && !read_here; n++)
+            read_here = draft->cover.part_of_node[n] == step && node_reads(&graph->nodes[n], v);
+        if (in_memory && (made_here || read_here))
+            bytes += tensor_bytes(graph->values[v].tensor);
+    }
+    return bytes;
+}
+
+weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
+                        const struct device *device, const struct knob_choices *knobs, struct arena *arena) {
+    *draft = (struct draft){.graph = graph, .engine = engine, .device = *device};
+    if (engine->device != device->kind)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "engine %s runs on %s devices, the device is %s:%d. Use another engine.",
+             engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
+    TRY(partition(&draft->cover, graph, engine, device, arena));
+    TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
+    for (int s = 0; s < draft->cover.count; s++) {
+        struct part *part = &draft->cover.parts[s];
+        struct step *step = &draft->steps[s];
+        *step = (struct step){.family = part->family, .region = part->region, .seconds = part->seconds};
+        TRY(part->family->build(step, device, knobs, arena));
+        draft->seconds += step->seconds;
+    }
+    TRY(lay_out_workspace(draft, arena));
+    for (int s = 0; s < draft->cover.count; s++)
+        draft->moved_bytes += draft_step_bytes(draft, s);
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A graph on an engine, worked out: its steps, and where in the workspace its intermediate tensors lie. Drafting compiles
+   nothing; a plan is a draft whose steps are loaded. */
+#ifndef WEFT_PLAN_DRAFT_H
+#define WEFT_PLAN_DRAFT_H
+
+#include "plan/partition.h"
+
+enum { WORKSPACE_ALIGNMENT = 64 };
+
+struct draft {
+    const struct graph *graph;
+    const struct engine *engine;
+    struct device device;
+    struct cover cover;
+    struct step *steps;       /* one per part */
+    int64_t *value_offset;    /* in the workspace, of each value; -1: not there */
+    int64_t scratch_offset;   /* of the steps' scratch, which they use in turn */
+    int64_t workspace_bytes;
+    double seconds;           /* predicted */
+    int64_t moved_bytes;      /* that steps read and write in memory */
+};
+
+weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
+                        const struct device *device, const struct knob_choices *knobs, struct arena *arena);
+
+/* Bytes that a step reads and writes in memory. */
+int64_t draft_step_bytes(const struct draft *draft, int step);
+
+/* Whether a node outside the part that makes a value, and whose result is needed, reads it. */
+bool draft_value_crosses(const struct draft *draft, int value);
+
+#endif

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engine, knob and configuration descriptors: what may be chosen for a graph, and what was. */
+#include "plan/engine.h"
+#include "graph/descriptor.h"
+#include "plan/draft.h"
+
+#include <string.h>
+
+/* ---- Knobs ------------------------------------------------------------------------------------------------------- */
+
+static const struct row knob_info_rows[] = {
+    VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_info, type, WEFT_ATTR_KNOB_INFO_TYPE, "type", .role = ROLE_RESULT,
+              .doc = "which knob"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct knob_info, most, WEFT_ATTR_KNOB_INFO_MAXIMUM_VALUE, "maximum_value",
+              .role = ROLE_RESULT, .doc = "largest legal value"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct knob_info, least, WEFT_ATTR_KNOB_INFO_MINIMUM_VALUE, "minimum_value",
+              .role = ROLE_RESULT, .doc = "smallest legal value"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct knob_info, stride, WEFT_ATTR_KNOB_INFO_STRIDE, "stride", .role = ROLE_RESULT,
+              .doc = "distance between legal values"),
+};
+
+const struct schema knob_info_schema = {
+    .kind = WEFT_BACKEND_KNOB_INFO_DESCRIPTOR,
+    .name = "knob info",
+    .doc = "the legal values of a knob of an engine",
+    .size = sizeof(struct knob_info),
+    ROWS(knob_info_rows),
+};
+
+static const struct row knob_setting_rows[] = {
+    VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_setting, type, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, "knob_type",
+              .required = true, .doc = "which knob"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct knob_setting, value, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, "knob_value",
+              .required = true, .doc = "its value"),
+};
+
+const struct schema knob_setting_schema = {
+    .kind = WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR,
+    .name = "knob choice",
+    .doc = "a knob set to a value",
+    .size = sizeof(struct knob_setting),
+    ROWS(knob_setting_rows),
+};
+
+/* ---- Placeholders that cuDNN's interface has ---------------------------------------------------------------------- */
+
+struct layout_info {
+    struct descriptor base;
+    int64_t uid;
+    struct list types;
+};
+
+static const struct row layout_info_rows[] = {
+    VALUE_ROW(WEFT_TYPE_INT64, struct layout_info, uid, WEFT_ATTR_LAYOUT_INFO_TENSOR_UID, "tensor_uid",
+              .role = ROLE_RESULT, .doc = "the tensor"),
+    VALUE_ROW(WEFT_TYPE_LAYOUT_TYPE, struct layout_info, types, WEFT_ATTR_LAYOUT_INFO_TYPES, "types",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "layouts that the engine prefers for it"),
+};
+
+const struct schema layout_info_schema = {
+    .kind = WEFT_BACKEND_LAYOUT_INFO_DESCRIPTOR,
+    .name = "layout info",
+    .doc = "layouts that an engine prefers for a tensor",
+    .size = sizeof(struct layout_info),
+    ROWS(layout_info_rows),
+};
+
+struct intermediate_info {
+    struct descriptor base;
+    int64_t uid, size;
+    struct list data_uids, attributes;
+};
+
+static const struct row intermediate_info_rows[] = {
+    VALUE_ROW(WEFT_TYPE_INT64, struct intermediate_info, uid, WEFT_ATTR_INTERMEDIATE_INFO_UNIQUE_ID, "unique_id",
+              .role = ROLE_RESULT, .doc = "the intermediate tensor"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct intermediate_info, size, WEFT_ATTR_INTERMEDIATE_INFO_SIZE, "size",
+              .role = ROLE_RESULT, .doc = "its bytes"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct intermediate_info, data_uids, WEFT_ATTR_INTERMEDIATE_INFO_DEPENDENT_DATA_UIDS,
+              "dependent_data_uids", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "tensors it is computed from"),
+    VALUE_ROW(WEFT_TYPE_ATTRIB_NAME, struct intermediate_info, attributes,
+              WEFT_ATTR_INTERMEDIATE_INFO_DEPENDENT_ATTRIBUTES, "dependent_attributes", .storage = STORE_LIST,
+              .role = ROLE_RESULT, .doc = "attributes it depends on"),
+};
+
+const struct schema intermediate_info_schema = {
+    .kind = WEFT_BACKEND_INTERMEDIATE_INFO_DESCRIPTOR,
+    .name = "intermediate info",
+    .doc = "placeholder of cuDNN's interface; Weft keeps intermediates in the workspace and lists none",
+    .size = sizeof(struct intermediate_info),
+    ROWS(intermediate_info_rows),
+};
+
+/* ---- Engine ------------------------------------------------------------------------------------------------------ */
+
+static const struct row engine_rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, graph, WEFT_ATTR_ENGINE_OPERATION_GRAPH,
+              "operation_graph", .required = true, .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+              .doc = "the graph to serve"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct engine_descriptor, index, WEFT_ATTR_ENGINE_GLOBAL_INDEX, "global_index",
+              .required = true, .doc = "0 .. engine_global_count - 1"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, knobs, WEFT_ATTR_ENGINE_KNOB_INFO, "knob_info",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .target = WEFT_BACKEND_KNOB_INFO_DESCRIPTOR,
+              .doc = "the knobs that can be turned"),
+    VALUE_ROW(WEFT_TYPE_NUMERICAL_NOTE, struct engine_descriptor, numerical_notes, WEFT_ATTR_ENGINE_NUMERICAL_NOTE,
+              "numerical_note", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "numerical properties"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, layouts, WEFT_ATTR_ENGINE_LAYOUT_INFO,
+              "layout_info", .storage = STORE_LIST, .role = ROLE_RESULT, .target = WEFT_BACKEND_LAYOUT_INFO_DESCRIPTOR,
+              .doc = "preferred layouts; Weft's engines take any"),
+    VALUE_ROW(WEFT_TYPE_BEHAVIOR_NOTE, struct engine_descriptor, behavior_notes, WEFT_ATTR_ENGINE_BEHAVIOR_NOTE,
+              "behavior_note", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "properties of building and running"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, sm_count_target, WEFT_ATTR_ENGINE_SM_COUNT_TARGET,
+              "sm_count_target", .doc = "multiprocessors to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, device, WEFT_ATTR_ENGINE_DEVICEPROP,
+              "device_properties", .target = WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, .doc = "the device to plan for"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct engine_descriptor, disable_cluster_cooperative,
+              WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE, "disable_cluster_cooperative",
+              .doc = "true: use no kernels of cooperating clusters"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, shared_memory_limit, WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT,
+              "shared_memory_limit", .doc = "bytes of shared memory per block to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct engine_descriptor, name, WEFT_ATTR_ENGINE_NAME_EXT, "engine_name",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "the engine's name"),
+};
+
+static bool knob_is_listed(const struct list *knobs, weftBackendKnobType_t type) {
+    for (int64_t i = 0; i < knobs->count; i++)
+        if (((const struct knob_info *)knobs->descriptors[i])->type == (int32_t)type)
+            return true;
+    return false;
+}
+
+/* The union of the families' knobs. */
+static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
+    int most = 0;
+    for (int f = 0; engine->families[f]; f++)
+        for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
+            most++;
+    TRY(arena_alloc(&self->base.arena, &self->knobs.items, (size_t)most * sizeof(void *)));
+    for (int f = 0; engine->families[f]; f++)
+        for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++) {
+            struct descriptor *made;
+            if (knob_is_listed(&self->knobs, knob->type))
+                continue;
+            TRY(descriptor_make(&knob_info_schema, &made));
+            struct knob_info *info = (struct knob_info *)made;
+            info->type = (int32_t)knob->type;
+            info->least = knob->least;
+            info->most = knob->most;
+            info->stride = knob->stride;
+            made->finalized = true;
+            self->knobs.descriptors[self->knobs.count++] = made;
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t finalize_engine(struct descriptor *descriptor) {
+    struct engine_descriptor *self = (struct engine_descriptor *)descriptor;
+    if (self->index < 0 || self->index >= engine_count)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: global_index is %lld, there are engines 0..%d. Use one of these.",
+             descriptor_label(descriptor), (long long)self->index, engine_count - 1);
+    const struct engine *engine = engines[self->index];
+    struct arena *arena = &descriptor->arena;
+    TRY(list_knobs(self, engine));
+    self->name.count = (int64_t)strlen(engine->name);
+    TRY(arena_copy(arena, &self->name.items, engine->name, (size_t)self->name.count + 1));
+    self->numerical_notes.count = engine->numerical_note_count;
+    TRY(arena_copy(arena, &self->numerical_notes.items, engine->numerical_notes,
+                   (size_t)engine->numerical_note_count * sizeof *engine->numerical_notes));
+    self->behavior_notes.count = engine->behavior_note_count;
+    return arena_copy(arena, &self->behavior_notes.items, engine->behavior_notes,
+                      (size_t)engine->behavior_note_count * sizeof *engine->behavior_notes);
+}
+
+const struct schema engine_schema = {
+    .kind = WEFT_BACKEND_ENGINE_DESCRIPTOR,
+    .name = "engine",
+    .doc = "one way of running a graph",
+    .size = sizeof(struct engine_descriptor),
+    ROWS(engine_rows),
+    .finalize = finalize_engine,
+};
+
+/* ---- Configuration ----------------------------------------------------------------------------------------------- */
+
+static const struct row config_rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_config, engine, WEFT_ATTR_ENGINECFG_ENGINE, "engine",
+              .required = true, .target = WEFT_BACKEND_ENGINE_DESCRIPTOR, .doc = "the engine"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_config, intermediates, WEFT_ATTR_ENGINECFG_INTERMEDIATE_INFO,
+              "intermediate_info", .storage = STORE_LIST, .role = ROLE_RESULT,
+              .target = WEFT_BACKEND_INTERMEDIATE_INFO_DESCRIPTOR, .doc = "placeholder; always empty"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_config, knobs, WEFT_ATTR_ENGINECFG_KNOB_CHOICES,
+              "knob_choices", .storage = STORE_LIST, .target = WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR,
+              .doc = "knobs set to other values than the engine would choose"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct engine_config, workspace_bytes, WEFT_ATTR_ENGINECFG_WORKSPACE_SIZE,
+              "workspace_size", .role = ROLE_RESULT, .doc = "bytes of workspace that a plan will need"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct engine_config, shared_memory, WEFT_ATTR_ENGINECFG_SHARED_MEMORY_USED,
+              "shared_memory_used", .role = ROLE_RESULT, .doc = "bytes of shared memory per block"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct engine_config, seconds, WEFT_ATTR_ENGINECFG_PREDICTED_SECONDS_EXT,
+              "predicted_seconds", .role = ROLE_RESULT, .doc = "predicted time of one run"),
+};
+
+static weftStatus_t check_setting(const struct engine_config *self, const struct knob_setting *setting) {
+    const struct list *knobs = &self->engine->knobs;
+    for (int64_t i = 0; i < knobs->count; i++) {
+        const struct knob_info *info = (const struct knob_info *)knobs->descriptors[i];
+        if (info->type != setting->type)
+            continue;
+        if (setting->value < info->least || setting->value > info->most ||
+            (setting->value - info->least) % (info->stride > 0 ? info->stride : 1))
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.", setting->type,
+                 (long long)setting->value, engines[self->engine->index]->name, (long long)info->least,
+                 (long long)info->most, (long long)info->stride);
+        return WEFT_STATUS_SUCCESS;
+    }
+    FAIL(WEFT_STATUS_BAD_PARAM, "engine config: %s has no knob %d. See its attribute knob_info.",
+         engines[self->engine->index]->name, setting->type);
+}
+
+weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena) {
+    struct knob_choice *items;
+    TRY(arena_alloc(arena, &items, (size_t)config->knobs.count * sizeof *items));
+    for (int64_t i = 0; i < config->knobs.count; i++) {
+        const struct knob_setting *setting = (const struct knob_setting *)config->knobs.descriptors[i];
+        items[i] = (struct knob_choice){.type = (weftBackendKnobType_t)setting->type, .value = setting->value};
+    }
+    *choices = (struct knob_choices){.count = (int)config->knobs.count, .items = items};
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t finalize_config(struct descriptor *descriptor) {
+    struct engine_config *self = (struct engine_config *)descriptor;
+    const struct engine *engine = engines[self->engine->index];
+    for (int64_t i = 0; i < self->knobs.count; i++)
+        TRY(check_setting(self, (const struct knob_setting *)self->knobs.descriptors[i]));
+    struct device device;
+    struct knob_choices choices;
+    struct draft draft;
+    struct arena arena = {0};
+    TRY(choose_device(&device, self->engine->device, self->engine->graph->handle, engine));
+    weftStatus_t status = collect_choices(&choices, self, &arena);
+    if (!status)
+        status = draft_make(&draft, self->engine->graph, engine, &device, &choices, &arena);
+    if (!status) {
+        self->workspace_bytes = draft.workspace_bytes;
+        self->seconds = draft.seconds;
+    }
+    arena_free(&arena);
+    return status;
+}
+
+const struct schema engine_config_schema = {
+    .kind = WEFT_BACKEND_ENGINECFG_DESCRIPTOR,
+    .name = "engine config",
+    .doc = "an engine with its knobs set",
+    .size = sizeof(struct engine_config),
+    ROWS(config_rows),
+    .finalize = finalize_config,
+};
+
+static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttributeName_t name, void *held) {
+    return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
+}
+
+weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
+                         struct device_properties *properties, const struct list *knobs) {
+    struct descriptor *engine, *config = NULL;
+    int64_t global_index = index;
+    TRY(descriptor_make(&engine_schema, &engine));
+    weftStatus_t status = set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph);
+    if (!status)
+        status = descriptor_set(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, WEFT_TYPE_INT64, 1, &global_index);
+    if (!status && properties)
+        status = set_held(engine, WEFT_ATTR_ENGINE_DEVICEPROP, properties);
+    if (!status)
+        status = descriptor_finalize(engine);
+    if (!status)
+        status = descriptor_make(&engine_config_schema, &config);
+    if (!status)
+        status = set_held(config, WEFT_ATTR_ENGINECFG_ENGINE, engine);
+    if (!status && knobs && knobs->count)
+        status = descriptor_set(config, WEFT_ATTR_ENGINECFG_KNOB_CHOICES, WEFT_TYPE_BACKEND_DESCRIPTOR, knobs->count,
+                                knobs->items);
+    if (!status)
+        status = descriptor_finalize(config);
+    descriptor_release(engine);
+    if (status) {
+        descriptor_release(config);
+        return status;
+    }
+    *out = (struct engine_config *)config;
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The descriptors that name an engine and its settings, and the device they are for. */
+#ifndef WEFT_PLAN_ENGINE_H
+#define WEFT_PLAN_ENGINE_H
+
+#include "engines/engine.h"
+
+struct device_properties {
+    struct descriptor base;
+    int32_t device_id;
+    struct weftContext *handle;
+    struct list json;
+    int64_t kind;
+    struct list name;
+    int64_t threads;
+    struct device device; /* filled by finalize */
+};
+
+struct knob_info {
+    struct descriptor base;
+    int32_t type;
+    int64_t most, least, stride;
+};
+
+struct knob_setting {
+    struct descriptor base;
+    int32_t type;
+    int64_t value;
+};
+
+struct engine_descriptor {
+    struct descriptor base;
+    struct graph *graph;
+    int64_t index;
+    struct list knobs, numerical_notes, layouts, behavior_notes, name;
+    int32_t sm_count_target, shared_memory_limit;
+    bool disable_cluster_cooperative;
+    struct device_properties *device;
+};
+
+struct engine_config {
+    struct descriptor base;
+    struct engine_descriptor *engine;
+    struct list intermediates, knobs;
+    int64_t workspace_bytes;
+    int32_t shared_memory;
+    double seconds;
+};
+
+extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
+    intermediate_info_schema, engine_schema, engine_config_schema, heuristics_schema, kernel_cache_schema;
+
+/* The device that a graph is planned for: the properties' if given, else the handle's, else the machine's first device
+   of the engine's kind. */
+weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
+                           const struct weftContext *handle, const struct engine *engine);
+
+/* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice); the
+   caller releases it. */
+weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
+                         struct device_properties *properties, const struct list *knobs);
+
+/* The settings of a configuration as families read them, in `arena`. */
+weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena);
+
+#endif

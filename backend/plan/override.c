@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Executions with other shapes than the plan's: the graph is made again with the overridden dims and strides, planned on
+   the same engine, and kept for the next execution of these shapes. Only such an execution takes a lock or allocates. */
+#include "graph/descriptor.h"
+#include "plan/plan.h"
+#include "plan/save.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { OVERRIDES_MAX = 32 };
+
+struct plan_override {
+    struct plan_override *next; /* most recently used first */
+    struct list uids, shapes, strides;
+    struct arena arena;
+    struct plan *plan;
+};
+
+static bool same_list(const struct list *a, const struct list *b) {
+    return a->count == b->count && memcmp(a->i64, b->i64, (size_t)a->count * sizeof *a->i64) == 0;
+}
+
+/* Takes the entry of a pack's shapes out of the list. */
+static struct plan_override *take(struct plan *plan, const struct variant_pack *pack) {
+    for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next) {
+        struct plan_override *found = *at;
+        if (!same_list(&found->uids, &pack->override_uids) || !same_list(&found->shapes, &pack->override_shapes) ||
+            !same_list(&found->strides, &pack->override_strides))
+            continue;
+        *at = found->next;
+        return found;
+    }
+    return NULL;
+}
+
+static void free_override(struct plan_override *entry) {
+    descriptor_release(entry->plan ? &entry->plan->base : NULL);
+    arena_free(&entry->arena);
+    free(entry);
+}
+
+void plan_free_overrides(struct plan *plan) {
+    while (plan->overrides) {
+        struct plan_override *entry = plan->overrides;
+        plan->overrides = entry->next;
+        free_override(entry);
+    }
+}
+
+static weftStatus_t check_overrides(const struct plan *plan, const struct variant_pack *pack) {
+    const struct graph *graph = plan->draft.graph;
+    int64_t numbers = 0;
+    for (int64_t i = 0; i < pack->override_uids.count; i++) {
+        int value = graph_find_uid(graph, pack->override_uids.i64[i]);
+        if (value < 0)
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s overrides uid %lld, which %s has not. Name a tensor of the graph.",
+                 descriptor_label(&pack->base), (long long)pack->override_uids.i64[i], descriptor_label(&graph->base));
+        numbers += graph->values[value].tensor->dims.count;
+    }
+    if (numbers != pack->override_shapes.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: override_shapes has %lld numbers, the overridden tensors have %lld dims in all. Give each dim.",
+             descriptor_label(&pack->base), (long long)pack->override_shapes.count, (long long)numbers);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The graph with other shapes, as a plan on the same engine with the same knobs. */
+static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
+    struct byte_writer writer;
+    struct byte_reader reader;
+    struct graph *graph = NULL;
+    struct engine_config *config = NULL;
+    struct descriptor *made = NULL;
+    byte_writer_init(&writer);
+    weftStatus_t status = graph_save(&writer, plan->draft.graph, pack);
+    byte_reader_init(&reader, writer.data, writer.length);
+    if (!status)
+        status = graph_load(&graph, &reader);
+    if (!status) {
+        graph->handle = plan->draft.graph->handle;
+        status = make_config(&config, graph, (int)plan->config->engine->index, plan->config->engine->device,
+                             &plan->config->knobs);
+    }
+    if (!status)
+        status = descriptor_make(&plan_schema, &made);
+    if (!status) {
+        ((struct plan *)made)->handle = plan->handle;
+        ((struct plan *)made)->workspace_limit = plan->workspace_limit;
+        void *held = config;
+        status = descriptor_set(made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
+    }
+    if (!status)
+        status = descriptor_finalize(made);
+    byte_writer_free(&writer);
+    descriptor_release(graph ? &graph->base : NULL);
+    descriptor_release(config ? &config->base : NULL);
+    if (status) {
+        descriptor_release(made);
+        return status_prefix(status, "overridden shapes: ");
+    }
+    *out = (struct plan *)made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t make_override(struct plan_override **out, const struct plan *plan, const struct variant_pack *pack) {
+    TRY(check_overrides(plan, pack));
+    struct plan_override *entry = calloc(1, sizeof *entry);
+    if (!entry)
+        return status_no_memory(sizeof *entry);
+    entry->uids = pack->override_uids;
+    entry->shapes = pack->override_shapes;
+    entry->strides = pack->override_strides;
+    struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
+    weftStatus_t status = plan_anew(&entry->plan, plan, pack);
+    for (int i = 0; i < 3 && !status; i++)
+        status = arena_copy(&entry->arena, &lists[i]->items, lists[i]->items, (size_t)lists[i]->count * sizeof(int64_t));
+    if (status) {
+        free_override(entry);
+        return status;
+    }
+    *out = entry;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void drop_oldest(struct plan *plan) {
+    int kept = 0;
+    for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next)
+        if (++kept > OVERRIDES_MAX) {
+            free_override(*at);
+            *at = NULL;
+            return;
+        }
+}
+
+weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack) {
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    struct plan_override *entry = NULL;
+    if (pack->override_uids.count == 0) {
+        *found = (struct plan *)descriptor_retain(&plan->base);
+        return WEFT_STATUS_SUCCESS;
+    }
+    pthread_mutex_lock(&plan->override_lock);
+    entry = take(plan, pack);
+    if (!entry)
+        status = make_override(&entry, plan, pack);
+    if (!status) {
+        entry->next = plan->overrides;
+        plan->overrides = entry;
+        *found = (struct plan *)descriptor_retain(&entry->plan->base);
+        drop_oldest(plan);
+    }
+    pthread_mutex_unlock(&plan->override_lock);
+    return status;
+}

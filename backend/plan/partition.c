@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each family of the engine, best first, seeds regions at the nodes that it accepts and lets them grow over neighbours
+   for as long as it accepts the larger region and the regions stay free of cycles. */
+#include "plan/partition.h"
+#include "base/text.h"
+
+#include <string.h>
+
+enum { UNASSIGNED = -1, NOT_NEEDED = -2 };
+
+struct partitioning {
+    const struct graph *graph;
+    const struct engine *engine;
+    const struct device *device;
+    struct arena *arena;
+    int *owner; /* of each node: a part, UNASSIGNED or NOT_NEEDED */
+    struct part *parts;
+    int part_count;
+    int *waiting; /* scratch of the acyclicity test: per node */
+};
+
+/* ---- Which nodes matter ------------------------------------------------------------------------------------------ */
+
+static void drop_needless_nodes(struct partitioning *p) {
+    const struct graph *graph = p->graph;
+    for (int n = graph->node_count - 1; n >= 0; n--) {
+        const struct node *node = &graph->nodes[n];
+        bool needed = false;
+        for (int i = 0; i < node->operand_count; i++)
+            needed = needed || (node->is_output[i] && value_is_slot(&graph->values[node->operands[i]]));
+        for (int later = n + 1; later < graph->node_count && !needed; later++)
+            for (int i = 0; i < graph->nodes[later].operand_count && p->owner[later] != NOT_NEEDED; i++)
+                needed = needed || (!graph->nodes[later].is_output[i] &&
+                                    graph->values[graph->nodes[later].operands[i]].producer == n);
+        p->owner[n] = needed ? UNASSIGNED : NOT_NEEDED;
+    }
+}
+
+/* ---- Cycles ------------------------------------------------------------------------------------------------------ */
+
+/* Nodes of one part wait for each other; so the parts, with every other node a part of its own, must have an order in
+   which each finds its inputs made. Writes that order (of parts) to `order` when it is given. */
+static bool parts_are_acyclic(struct partitioning *p, int *order) {
+    const struct graph *graph = p->graph;
+    int placed = 0, left = 0, round = 1;
+    for (int n = 0; n < graph->node_count; n++) {
+        p->waiting[n] = p->owner[n] != NOT_NEEDED;
+        left += p->waiting[n];
+    }
+    while (left && round) {
+        round = 0;
+        for (int n = 0; n < graph->node_count; n++) {
+            if (!p->waiting[n])
+                continue;
+            bool ready = true;
+            for (int m = n; m < graph->node_count && ready; m++) {
+                if (m != n && (p->owner[n] < 0 || p->owner[m] != p->owner[n]))
+                    continue;
+                for (int i = 0; i < graph->nodes[m].operand_count && ready; i++) {
+                    int producer = graph->values[graph->nodes[m].operands[i]].producer;
+                    bool inside = producer == m || (p->owner[n] >= 0 && producer >= 0 && p->owner[producer] == p->owner[n]);
+                    ready = producer < 0 || graph->nodes[m].is_output[i] || inside || !p->waiting[producer];
+                }
+            }
+            if (!ready)
+                continue;
+            for (int m = n; m < graph->node_count; m++)
+                if (m == n || (p->owner[n] >= 0 && p->owner[m] == p->owner[n])) {
+                    p->waiting[m] = 0;
+                    left--, round++;
+                }
+            if (order && p->owner[n] >= 0)
+                order[placed++] = p->owner[n];
+        }
+    }
+    return left == 0;
+}
+
+/* ---- Growing ----------------------------------------------------------------------------------------------------- */
+
+static bool nodes_touch(const struct graph *graph, int a, int b) {
+    for (int i = 0; i < graph->nodes[a].operand_count; i++)
+        for (int k = 0; k < graph->nodes[b].operand_count; k++)
+            if (graph->nodes[a].operands[i] == graph->nodes[b].operands[k] &&
+                (graph->nodes[a].is_output[i] || graph->nodes[b].is_output[k]))
+                return true;
+    return false;
+}
+
+static bool touches_part(const struct partitioning *p, const struct part *part, int node) {
+    for (int i = 0; i < part->region.count; i++)
+        if (nodes_touch(p->graph, part->region.nodes[i], node))
+            return true;
+    return false;
+}
+
+static void insert_sorted(int *nodes, int count, int node) {
+    int at = count;
+    for (; at > 0 && nodes[at - 1] > node; at--)
+        nodes[at] = nodes[at - 1];
+    nodes[at] = node;
+}
+
+static void remove_sorted(int *nodes, int count, int node) {
+    int at = 0;
+    while (nodes[at] != node)
+        at++;
+    memmove(nodes + at, nodes + at + 1, (size_t)(count - at - 1) * sizeof *nodes);
+}
+
+/* Adds one more neighbour to the newest part if family and order allow it. */
+static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
+    int id = p->part_count - 1;
+    for (int n = 0; n < p->graph->node_count; n++) {
+        if (p->owner[n] != UNASSIGNED || !touches_part(p, part, n))
+            continue;
+        double seconds;
+        insert_sorted(nodes, part->region.count, n);
+        part->region.count++;
+        p->owner[n] = id;
+        if (part->family->accepts(&part->region, p->device, &seconds) == WEFT_STATUS_SUCCESS &&
+            parts_are_acyclic(p, NULL)) {
+            part->seconds = seconds;
+            return true;
+        }
+        p->owner[n] = UNASSIGNED;
+        remove_sorted(nodes, part->region.count, n);
+        part->region.count--;
+    }
+    return false;
+}
+
+static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed, bool *started) {
+    int *nodes;
+    TRY(arena_alloc(p->arena, &nodes, (size_t)p->graph->node_count * sizeof *nodes));
+    nodes[0] = seed;
+    struct part *part = &p->parts[p->part_count];
+    *part = (struct part){.family = family, .region = {.graph = p->graph, .count = 1, .nodes = nodes}};
+    *started = family->accepts(&part->region, p->device, &part->seconds) == WEFT_STATUS_SUCCESS;
+    if (!*started)
+        return WEFT_STATUS_SUCCESS;
+    p->owner[seed] = p->part_count++;
+    while (grow_once(p, part, nodes)) {
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Reasons ----------------------------------------------------------------------------------------------------- */
+
+/* What the families before `until` (all when NULL) say of a node on its own. */
+static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int node, const struct family *until) {
+    struct region alone = {.graph = p->graph, .count = 1, .nodes = &node};
+    int families = 0;
+    while (p->engine->families[families])
+        families++;
+    TRY(arena_alloc(p->arena, &part->refusals, (size_t)families * sizeof *part->refusals));
+    for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
+        double seconds;
+        struct refusal *refusal = &part->refusals[part->refusal_count];
+        if (p->engine->families[f]->accepts(&alone, p->device, &seconds) == WEFT_STATUS_SUCCESS)
+            continue;
+        refusal->family = p->engine->families[f]->name;
+        TRY(arena_print(p->arena, &refusal->reason, "%s", status_text()));
+        part->refusal_count++;
+    }
+    status_clear();
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t fail_for_node(struct partitioning *p, int node) {
+    struct part nobody = {0};
+    struct text reasons;
+    text_init(&reasons);
+    TRY(collect_refusals(p, &nobody, node, NULL));
+    for (int i = 0; i < nobody.refusal_count; i++)
+        text_add(&reasons, " %s: %s.", nobody.refusals[i].family, nobody.refusals[i].reason);
+    weftStatus_t status =
+        status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: no kernel family serves %s.%s",
+                    p->engine->name, descriptor_label(p->graph->nodes[node].op), text_string(&reasons));
+    text_free(&reasons);
+    return status;
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t assign_all(struct partitioning *p) {
+    for (int f = 0; p->engine->families[f]; f++)
+        for (int n = 0; n < p->graph->node_count; n++) {
+            bool started = false;
+            if (p->owner[n] == UNASSIGNED)
+                TRY(start_part(p, p->engine->families[f], n, &started));
+        }
+    for (int n = 0; n < p->graph->node_count; n++)
+        if (p->owner[n] == UNASSIGNED)
+            return fail_for_node(p, n);
+    if (p->part_count == 0)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
+             descriptor_label(&p->graph->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
+                       const struct device *device, struct arena *arena) {
+    struct partitioning p = {.graph = graph, .engine = engine, .device = device, .arena = arena};
+    size_t nodes = (size_t)graph->node_count;
+    int *order, *place;
+    TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
+    TRY(arena_alloc(arena, &p.waiting, nodes * sizeof *p.waiting));
+    TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
+    TRY(arena_alloc(arena, &order, nodes * sizeof *order));
+    TRY(arena_alloc(arena, &place, nodes * sizeof *place));
+    drop_needless_nodes(&p);
+    TRY(assign_all(&p));
+    if (!parts_are_acyclic(&p, order))
+        FAIL(WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "%s: regions depend on each other in a circle.",
+             descriptor_label(&graph->base));
+
+    cover->count = p.part_count;
+    cover->part_of_node = p.owner;
+    TRY(arena_alloc(arena, &cover->parts, (size_t)p.part_count * sizeof *cover->parts));
+    for (int i = 0; i < p.part_count; i++) {
+        place[order[i]] = i;
+        cover->parts[i] = p.parts[order[i]];
+        TRY(collect_refusals(&p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
+    }
+    for (int n = 0; n < graph->node_count; n++)
+        p.owner[n] = p.owner[n] >= 0 ? place[p.owner[n]] : -1;
+    return WEFT_STATUS_SUCCESS;
+}

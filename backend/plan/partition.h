@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Covering a graph with regions, each served by one kernel family of an engine. */
+#ifndef WEFT_PLAN_PARTITION_H
+#define WEFT_PLAN_PARTITION_H
+
+#include "engines/engine.h"
+
+/* Why a family that stands before the chosen one does not serve a region. */
+struct refusal {
+    const char *family;
+    const char *reason;
+};
+
+struct part {
+    const struct family *family;
+    struct region region;
+    double seconds;
+    int refusal_count;
+    struct refusal *refusals;
+};
+
+/* Parts in an order in which they can run. Nodes whose results nobody needs belong to no part. */
+struct cover {
+    int count;
+    struct part *parts;
+    int *part_of_node; /* -1: not computed */
+};
+
+/* Fails with NOT_SUPPORTED and the families' reasons when a node is served by none. */
+weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
+                       const struct device *device, struct arena *arena);
+
+#endif

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots and what their memory must
+   satisfy. */
+#include "plan/plan.h"
+#include "graph/descriptor.h"
+#include "plan/save.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_HANDLE, struct plan, handle, WEFT_ATTR_EXECUTION_PLAN_HANDLE, "handle",
+              .doc = "device to run on; unset: the device properties, or the machine's first device"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, config, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
+              "engine_config", .target = WEFT_BACKEND_ENGINECFG_DESCRIPTOR,
+              .doc = "the engine and its knobs; or set json"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_bytes, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, "workspace_size",
+              .role = ROLE_RESULT, .doc = "bytes of workspace that an execution needs"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, computed_intermediates,
+              WEFT_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS, "computed_intermediate_uids", .storage = STORE_LIST,
+              .role = ROLE_RESULT, .doc = "placeholder; always empty"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, run_only_intermediates,
+              WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS, "run_only_intermediate_uids", .storage = STORE_LIST,
+              .doc = "not supported: plans compute all of their graph"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, blob, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, "json",
+              .storage = STORE_LIST, .doc = "get: the plan saved as bytes; set: those bytes, to load it"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, kernel_cache, WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE,
+              "kernel_cache", .target = WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR, .doc = "kernels to share"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, device_properties, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP,
+              "device_properties", .target = WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, .doc = "the device to plan for"),
+    VALUE_ROW(WEFT_TYPE_CUDA_GRAPH_RETENTION, struct plan, retention, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_RETENTION,
+              "cuda_graph_retention", .doc = "accepted for compatibility; plans keep nothing per CUDA graph"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, slot_uids, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "slot_unique_ids",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "uids in the order in which weftExecute takes pointers"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, report, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, "report",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "what runs where and why, as JSON"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, tag, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, "tag", .storage = STORE_LIST,
+              .role = ROLE_RESULT, .doc = "short name of engine and knobs: eng0_k2=3"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_limit, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT,
+              "workspace_limit", .initial = (double)(INT64_C(1) << 62), .least = 0, .most = INT64_MAX,
+              .doc = "bytes of workspace that the plan may need at most"),
+};
+
+/* ---- Slots and conflicts ----------------------------------------------------------------------------------------- */
+
+static weftStatus_t list_slots(struct plan *plan) {
+    const struct graph *graph = plan->draft.graph;
+    struct arena *arena = &plan->base.arena;
+    int64_t *uids;
+    TRY(arena_alloc(arena, &plan->slots, (size_t)graph->value_count * sizeof *plan->slots));
+    TRY(arena_alloc(arena, &uids, (size_t)graph->value_count * sizeof *uids));
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct tensor *tensor = graph->values[v].tensor;
+        if (!value_is_slot(&graph->values[v]))
+            continue;
+        uids[plan->slot_count] = tensor->uid;
+        plan->slots[plan->slot_count++] = (struct slot){
+            .value = v, .uid = tensor->uid, .bytes = tensor_bytes(tensor), .alignment = tensor->alignment};
+    }
+    plan->slot_uids = (struct list){.count = plan->slot_count, .i64 = uids};
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether output `out` may lie exactly where `in` lies: all who read `in` are done before, or read it element by
+   element in the step that writes `out`. */
+static bool may_share(const struct draft *draft, int in, int out) {
+    const struct graph *graph = draft->graph;
+    int writer = draft->cover.part_of_node[graph->values[out].producer];
+    bool reads_it = false;
+    if (graph->values[in].producer >= 0 || !tensor_same_layout(graph->values[in].tensor, graph->values[out].tensor))
+        return false;
+    for (int n = 0; n < graph->node_count; n++)
+        for (int i = 0; i < graph->nodes[n].operand_count; i++) {
+            if (graph->nodes[n].operands[i] != in || graph->nodes[n].is_output[i] || draft->cover.part_of_node[n] < 0)
+                continue;
+            if (draft->cover.part_of_node[n] > writer)
+                return false;
+            reads_it = reads_it || draft->cover.part_of_node[n] == writer;
+        }
+    const struct step *step = &draft->steps[writer];
+    return !reads_it || (step->family->may_alias && step->family->may_alias(&step->region, in, out));
+}
+
+static weftStatus_t list_conflicts(struct plan *plan) {
+    const struct graph *graph = plan->draft.graph;
+    size_t most = (size_t)plan->slot_count * (size_t)plan->slot_count;
+    TRY(arena_alloc(&plan->base.arena, &plan->conflicts, most * sizeof *plan->conflicts));
+    for (int a = 0; a < plan->slot_count; a++)
+        for (int b = 0; b < plan->slot_count; b++) {
+            bool a_written = graph->values[plan->slots[a].value].producer >= 0;
+            bool b_written = graph->values[plan->slots[b].value].producer >= 0;
+            if (!a_written || a == b || (b_written && b < a) || !plan->slots[a].bytes || !plan->slots[b].bytes)
+                continue;
+            plan->conflicts[plan->conflict_count++] = (struct conflict){
+                .a = a,
+                .b = b,
+                .same_is_fine = !b_written && may_share(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Finalize ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t write_tag(struct plan *plan) {
+    char tag[512];
+    size_t length = (size_t)snprintf(tag, sizeof tag, "eng%lld", (long long)plan->config->engine->index);
+    for (int64_t i = 0; i < plan->config->knobs.count && length < sizeof tag; i++) {
+        const struct knob_setting *knob = (const struct knob_setting *)plan->config->knobs.descriptors[i];
+        length += (size_t)snprintf(tag + length, sizeof tag - length, "_k%d=%lld", knob->type, (long long)knob->value);
+    }
+    plan->tag.count = (int64_t)strlen(tag);
+    return arena_copy(&plan->base.arena, &plan->tag.items, tag, strlen(tag) + 1);
+}
+
+static weftStatus_t make_draft(struct plan *plan) {
+    const struct engine_descriptor *engine = plan->config->engine;
+    struct device device;
+    struct knob_choices choices;
+    const struct device_properties *properties = plan->device_properties ? plan->device_properties : engine->device;
+    const struct weftContext *handle = plan->handle ? plan->handle : engine->graph->handle;
+    TRY(choose_device(&device, plan->handle && !plan->device_properties ? NULL : properties, handle,
+                      engines[engine->index]));
+    TRY(collect_choices(&choices, plan->config, &plan->base.arena));
+    TRY(draft_make(&plan->draft, engine->graph, engines[engine->index], &device, &choices, &plan->base.arena));
+    if (plan->draft.workspace_bytes > plan->workspace_limit)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take another engine.",
+             descriptor_label(&plan->base), plan->draft.engine->name, (long long)plan->draft.workspace_bytes,
+             (long long)plan->workspace_limit);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t load_steps(struct plan *plan) {
+    for (int s = 0; s < plan->draft.cover.count; s++)
+        if (plan->draft.steps[s].family->load)
+            TRY(plan->draft.steps[s].family->load(&plan->draft.steps[s], &plan->draft.device));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void release_steps(struct plan *plan) {
+    for (int s = 0; plan->draft.steps && s < plan->draft.cover.count; s++)
+        if (plan->draft.steps[s].family && plan->draft.steps[s].family->release)
+            plan->draft.steps[s].family->release(&plan->draft.steps[s]);
+    plan->draft.steps = NULL;
+}
+
+static weftStatus_t finalize(struct descriptor *descriptor) {
+    struct plan *plan = (struct plan *)descriptor;
+    if (plan->run_only_intermediates.count)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: run_only_intermediate_uids is set. Weft plans compute all of their graph.",
+             descriptor_label(descriptor));
+    if (!plan->config && plan->blob.count)
+        TRY(plan_load(plan));
+    if (!plan->config)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: neither engine_config nor json is set. Set one of them.",
+             descriptor_label(descriptor));
+    pthread_mutex_init(&plan->override_lock, NULL);
+    plan->slot_count = plan->conflict_count = 0;
+    weftStatus_t status = make_draft(plan);
+    if (!status)
+        status = load_steps(plan);
+    plan->workspace_bytes = plan->draft.workspace_bytes;
+    if (!status)
+        status = list_slots(plan);
+    if (!status)
+        status = list_conflicts(plan);
+    if (!status)
+        status = write_tag(plan);
+    if (!status)
+        status = plan_write_report(plan);
+    if (!status)
+        status = plan_save(plan);
+    if (status)
+        release_steps(plan);
+    return status;
+}
+
+static void release(struct descriptor *descriptor) {
+    struct plan *plan = (struct plan *)descriptor;
+    plan_free_overrides(plan);
+    release_steps(plan);
+}
+
+const struct schema plan_schema = {
+    .kind = WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+    .name = "execution plan",
+    .doc = "a graph on an engine, ready to run",
+    .size = sizeof(struct plan),
+    ROWS(rows),
+    .finalize = finalize,
+    .release = release,
+};

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plan's report: what runs where and why, as JSON. Frontends lay it out for people. */
+#include "base/text.h"
+#include "graph/descriptor.h"
+#include "plan/plan.h"
+
+#include <string.h>
+
+static void add_key(struct text *text, const char *key, const char *value) {
+    text_add(text, "\"%s\":", key);
+    text_json_string(text, value);
+}
+
+static void add_number(struct text *text, const char *key, double value) {
+    text_add(text, ",\"%s\":", key);
+    text_json_number(text, value);
+}
+
+static double step_flops(const struct step *step) {
+    double flops = 0;
+    for (int i = 0; i < step->region.count; i++)
+        flops += op_flops(region_node(&step->region, i)->op);
+    return flops;
+}
+
+static void add_operations(struct text *text, const struct step *step) {
+    text_add(text, ",\"operations\":[");
+    for (int i = 0; i < step->region.count; i++) {
+        const struct node *node = region_node(&step->region, i);
+        text_add(text, i ? ",{" : "{");
+        add_key(text, "name", descriptor_label(node->op));
+        text_add(text, ",\"kind\":%d,\"operands\":[", node->op->schema->kind);
+        for (int k = 0; k < node->operand_count; k++)
+            text_add(text, "%s{\"uid\":%lld,\"output\":%s}", k ? "," : "",
+                     (long long)step->region.graph->values[node->operands[k]].tensor->uid,
+                     node->is_output[k] ? "true" : "false");
+        text_add(text, "]}");
+    }
+    text_add(text, "]");
+}
+
+static void add_step(struct text *text, const struct plan *plan, int s) {
+    const struct step *step = &plan->draft.steps[s];
+    const struct part *part = &plan->draft.cover.parts[s];
+    text_add(text, s ? ",{" : "{");
+    add_key(text, "family", step->family->name);
+    text_add(text, ",");
+    add_key(text, "doc", step->family->doc);
+    text_add(text, ",");
+    add_key(text, "detail", step->detail);
+    add_number(text, "seconds", step->seconds);
+    add_number(text, "flops", step_flops(step));
+    text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)draft_step_bytes(&plan->draft, s),
+             (long long)step->workspace_bytes);
+    add_operations(text, step);
+    text_add(text, ",\"declined\":[");
+    for (int i = 0; i < part->refusal_count; i++) {
+        text_add(text, i ? ",{" : "{");
+        add_key(text, "family", part->refusals[i].family);
+        text_add(text, ",");
+        add_key(text, "reason", part->refusals[i].reason);
+        text_add(text, "}");
+    }
+    text_add(text, "]}");
+}
+
+static void add_values(struct text *text, const struct plan *plan) {
+    const struct graph *graph = plan->draft.graph;
+    text_add(text, ",\"tensors\":[");
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct tensor *tensor = graph->values[v].tensor;
+        text_add(text, v ? ",{" : "{");
+        text_add(text, "\"uid\":%lld,", (long long)tensor->uid);
+        add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
+        text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
+                 numbers_text(tensor->strides.at, tensor->strides.count));
+        add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
+        text_add(text, ",\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
+                 tensor->is_virtual ? "true" : "false", tensor->is_by_value || tensor->is_constant ? "true" : "false",
+                 (long long)plan->draft.value_offset[v], graph->values[v].producer >= 0 ? "true" : "false");
+    }
+    text_add(text, "]");
+}
+
+weftStatus_t plan_write_report(struct plan *plan) {
+    struct text text;
+    const struct draft *draft = &plan->draft;
+    text_init(&text);
+    text_add(&text, "{");
+    add_key(&text, "graph", descriptor_label(&draft->graph->base));
+    text_add(&text, ",");
+    add_key(&text, "engine", draft->engine->name);
+    text_add(&text, ",");
+    add_key(&text, "engine_doc", draft->engine->doc);
+    text_add(&text, ",");
+    add_key(&text, "tag", plan->tag.chars);
+    text_add(&text, ",\"device\":{");
+    add_key(&text, "kind", device_kind_name(draft->device.kind));
+    text_add(&text, ",\"ordinal\":%d,\"threads\":%d,", (int)draft->device.ordinal, draft->device.threads);
+    add_key(&text, "name", draft->device.name);
+    text_add(&text, "}");
+    add_number(&text, "seconds", draft->seconds);
+    add_number(&text, "flops", graph_flops(draft->graph));
+    text_add(&text, ",\"bytes\":%lld,\"workspace_bytes\":%lld", (long long)draft->moved_bytes,
+             (long long)draft->workspace_bytes);
+    add_values(&text, plan);
+    text_add(&text, ",\"steps\":[");
+    for (int s = 0; s < draft->cover.count; s++)
+        add_step(&text, plan, s);
+    text_add(&text, "]}");
+    weftStatus_t status = text.failed ? status_no_memory(text.capacity) : WEFT_STATUS_SUCCESS;
+    plan->report.count = (int64_t)text.length;
+    if (!status)
+        status = arena_copy(&plan->base.arena, &plan->report.items, text_string(&text), text.length + 1);
+    text_free(&text);
+    return status;
+}

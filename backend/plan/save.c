@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layout of a saved plan, little-endian:
+     "WEFTPLAN", u32 format, u32 library version, i64 bytes of the body, SHA-256 of the body, body
+   body:       engine name (block), i64 knobs, each u32 type and i64 value, graph
+   graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
+               descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph
+   A reader trusts nothing: lengths are checked against the bytes that are there, values by the rows' own checks. */
+#include "plan/save.h"
+#include "base/hash.h"
+#include "graph/descriptor.h"
+#include "graph/ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 4 + 8 + 32, DESCRIPTORS_MAX = 65536, BODY_MAX = 16 << 20 };
+static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
+
+static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
+
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
+
+struct listing {
+    const struct descriptor **items;
+    int64_t count, capacity;
+    bool failed;
+};
+
+static int64_t find_listed(const struct listing *listing, const struct descriptor *descriptor) {
+    for (int64_t i = 0; i < listing->count; i++)
+        if (listing->items[i] == descriptor)
+            return i;
+    return -1;
+}
+
+static int64_t held_count(const struct descriptor *descriptor, const struct row *row, struct descriptor *const **held) {
+    const struct list *list = row_at(descriptor, row);
+    if (row->type != WEFT_TYPE_BACKEND_DESCRIPTOR)
+        return 0;
+    *held = row->storage == STORE_LIST ? list->descriptors : row_at(descriptor, row);
+    return row->storage == STORE_LIST ? list->count : **held != NULL;
+}
+
+/* Lists what a descriptor holds, then itself. */
+static void list_descriptors(struct listing *listing, const struct descriptor *descriptor) {
+    if (find_listed(listing, descriptor) >= 0 || listing->failed)
+        return;
+    for (int i = 0; i < descriptor->schema->row_count; i++) {
+        struct descriptor *const *held = NULL;
+        int64_t count = held_count(descriptor, &descriptor->schema->rows[i], &held);
+        for (int64_t k = 0; k < count; k++)
+            list_descriptors(listing, held[k]);
+    }
+    size_t bytes = (size_t)listing->capacity * sizeof *listing->items;
+    void *grown = bytes_grow(listing->items, &bytes, (size_t)(listing->count + 1) * sizeof *listing->items);
+    if (!grown) {
+        listing->failed = true;
+        return;
+    }
+    listing->items = grown;
+    listing->capacity = (int64_t)(bytes / sizeof *listing->items);
+    listing->items[listing->count++] = descriptor;
+}
+
+static void put_row_head(struct byte_writer *writer, const struct row *row, int64_t count) {
+    byte_put_u32(writer, (uint32_t)row->name);
+    byte_put_u32(writer, (uint32_t)row->type);
+    byte_put_i64(writer, count);
+}
+
+static void put_dims(struct byte_writer *writer, const struct row *row, const int64_t *numbers, int64_t count) {
+    put_row_head(writer, row, count);
+    byte_put_raw(writer, numbers, (size_t)count * sizeof *numbers);
+}
+
+static void put_row(struct byte_writer *writer, const struct listing *listing, const struct descriptor *descriptor,
+                    const struct row *row) {
+    const struct list *list = row_at(descriptor, row);
+    const struct dims *dims = row_at(descriptor, row);
+    struct descriptor *const *held = NULL;
+    int64_t count = row->storage == STORE_LIST ? list->count : row->storage == STORE_DIMS ? dims->count : 1;
+    const void *items = row->storage == STORE_LIST ? list->items : row->storage == STORE_DIMS ? dims->at : (void *)list;
+    if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
+        count = held_count(descriptor, row, &held);
+        put_row_head(writer, row, count);
+        for (int64_t i = 0; i < count; i++)
+            byte_put_i64(writer, find_listed(listing, held[i]));
+    } else if (row->type == WEFT_TYPE_VOID_PTR) { /* the only one in a graph: a constant's bytes */
+        put_row_head(writer, row, 1);
+        byte_put_raw(writer, ((const struct tensor *)descriptor)->constant, 16);
+    } else {
+        size_t bytes = row->type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_type_bytes(row->type);
+        put_row_head(writer, row, count);
+        byte_put_raw(writer, items, (size_t)count * bytes);
+    }
+}
+
+/* The place of a tensor among the overridden ones, and of its numbers in the lists; -1 when it is none. */
+static int64_t find_override(const struct graph *graph, const struct variant_pack *overrides,
+                             const struct tensor *tensor, int64_t *offset) {
+    *offset = 0;
+    for (int64_t i = 0; overrides && i < overrides->override_uids.count; i++) {
+        int value = graph_find_uid(graph, overrides->override_uids.i64[i]);
+        if (value >= 0 && graph->values[value].tensor == tensor)
+            return i;
+        *offset += value >= 0 ? graph->values[value].tensor->dims.count : 0;
+    }
+    return -1;
+}
+
+static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
+                         const struct variant_pack *overrides) {
+    bool is_shape = row->name == WEFT_ATTR_TENSOR_DIMENSIONS || row->name == WEFT_ATTR_TENSOR_STRIDES;
+    if (row->type == WEFT_TYPE_HANDLE || row->role == ROLE_RESULT || !descriptor_row_is_set(descriptor, row->name))
+        return false;
+    if (descriptor->schema != &tensor_schema || !is_shape || !overrides)
+        return true;
+    const struct tensor *tensor = (const struct tensor *)descriptor;
+    int value = graph_find_value(graph, tensor);
+    int64_t offset;
+    if (find_override(graph, overrides, tensor, &offset) >= 0)
+        return false;
+    return !(tensor->is_virtual && value >= 0 && graph->values[value].producer >= 0);
+}
+
+static void put_descriptor(struct byte_writer *writer, const struct listing *listing, const struct graph *graph,
+                           const struct descriptor *descriptor, const struct variant_pack *overrides) {
+    const struct schema *schema = descriptor->schema;
+    const struct tensor *tensor = schema == &tensor_schema ? (const struct tensor *)descriptor : NULL;
+    int64_t offset = 0, place = tensor ? find_override(graph, overrides, tensor, &offset) : -1;
+    uint32_t rows = (descriptor->label.count > 0) + (place >= 0 ? 2 : 0);
+    for (int i = 0; i < schema->row_count; i++)
+        rows += row_is_saved(graph, descriptor, &schema->rows[i], overrides);
+    byte_put_u32(writer, (uint32_t)schema->kind);
+    byte_put_u32(writer, rows);
+    if (descriptor->label.count > 0)
+        put_row(writer, listing, descriptor, &name_row);
+    for (int i = 0; i < schema->row_count; i++)
+        if (row_is_saved(graph, descriptor, &schema->rows[i], overrides))
+            put_row(writer, listing, descriptor, &schema->rows[i]);
+    if (place >= 0) {
+        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS),
+                 overrides->override_shapes.i64 + offset, tensor->dims.count);
+        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_STRIDES), overrides->override_strides.i64 + offset,
+                 tensor->dims.count);
+    }
+}
+
+weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct variant_pack *overrides) {
+    struct listing listing = {0};
+    list_descriptors(&listing, &graph->base);
+    byte_put_i64(writer, listing.count);
+    for (int64_t i = 0; i < listing.count && !listing.failed; i++)
+        put_descriptor(writer, &listing, graph, listing.items[i], overrides);
+    free(listing.items);
+    return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t plan_save(struct plan *plan) {
+    struct byte_writer body, whole;
+    byte_writer_init(&body);
+    byte_writer_init(&whole);
+    const char *name = plan->draft.engine->name;
+    byte_put_block(&body, name, strlen(name));
+    byte_put_i64(&body, plan->config->knobs.count);
+    for (int64_t i = 0; i < plan->config->knobs.count; i++) {
+        const struct knob_setting *knob = (const struct knob_setting *)plan->config->knobs.descriptors[i];
+        byte_put_u32(&body, (uint32_t)knob->type);
+        byte_put_i64(&body, knob->value);
+    }
+    weftStatus_t status = graph_save(&body, plan->draft.graph, NULL);
+
+    uint8_t digest[32];
+    struct sha256 hash;
+    sha256_init(&hash);
+    sha256_update(&hash, body.data, body.length);
+    sha256_final(digest, &hash);
+    byte_put_raw(&whole, MAGIC, sizeof MAGIC);
+    byte_put_u32(&whole, FORMAT);
+    byte_put_u32(&whole, library_version());
+    byte_put_i64(&whole, (int64_t)body.length);
+    byte_put_raw(&whole, digest, sizeof digest);
+    byte_put_raw(&whole, body.data, body.length);
+    if (!status && whole.failed)
+        status = status_no_memory(body.length);
+    if (!status) {
+        plan->blob.count = (int64_t)whole.length;
+        status = arena_copy(&plan->base.arena, &plan->blob.items, whole.data, whole.length);
+    }
+    byte_writer_free(&body);
+    byte_writer_free(&whole);
+    return status;
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t fail_damaged(const char *what) {
+    FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", what);
+}
+
+static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *descriptor, const struct row *row,
+                                 struct descriptor *const *made, int64_t made_count, int64_t count) {
+    weftBackendAttributeType_t type = row->type == WEFT_TYPE_FLOAT ? WEFT_TYPE_DOUBLE : row->type;
+    if (type == WEFT_TYPE_VOID_PTR) {
+        unsigned char constant[16];
+        void *address = constant;
+        byte_get_raw(reader, constant, sizeof constant);
+        TRY(descriptor_set(descriptor, row->name, type, 1, &address));
+        /* The bytes live on this stack frame: the tensor copies them when it is finalized, so keep a copy it owns. */
+        struct tensor *tensor = (struct tensor *)descriptor;
+        return arena_copy(&descriptor->arena, &tensor->constant_address, constant, sizeof constant);
+    }
+    size_t bytes = attribute_type_bytes(type);
+    if ((uint64_t)count * 8 > reader->length - reader->position && (uint64_t)count * bytes > reader->length - reader->position)
+        return fail_damaged("a list is longer than the bytes that are left");
+    char *elements = calloc((size_t)count + 1, bytes);
+    if (!elements)
+        return status_no_memory((size_t)count * bytes);
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (type == WEFT_TYPE_BACKEND_DESCRIPTOR)
+        for (int64_t i = 0; i < count; i++) {
+            int64_t index = byte_get_i64(reader);
+            if (index < 0 || index >= made_count)
+                status = fail_damaged("a descriptor names one that does not stand before it");
+            else
+                ((struct descriptor **)elements)[i] = made[index];
+        }
+    else
+        byte_get_raw(reader, elements, (size_t)count * bytes);
+    if (!status)
+        status = descriptor_set(descriptor, row->name, type, count, elements);
+    free(elements);
+    return status;
+}
+
+static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor **made, int64_t made_count) {
+    const struct schema *schema = ops_find_schema((weftBackendDescriptorType_t)byte_get_u32(reader));
+    uint32_t rows = byte_get_u32(reader);
+    if (!schema || reader->bad)
+        return fail_damaged("it holds a descriptor of a kind that graphs have none of");
+    TRY(descriptor_make(schema, &made[made_count]));
+    for (uint32_t i = 0; i < rows; i++) {
+        weftBackendAttributeName_t name = (weftBackendAttributeName_t)byte_get_u32(reader);
+        weftBackendAttributeType_t type = (weftBackendAttributeType_t)byte_get_u32(reader);
+        int64_t count = byte_get_count(reader, BODY_MAX);
+        const struct row *row = NULL;
+        for (int k = 0; k < schema->row_count && !row; k++)
+            if (schema->rows[k].name == name && schema->rows[k].type == type)
+                row = &schema->rows[k];
+        if (name == name_row.name && type == name_row.type)
+            row = &name_row;
+        if (!row || reader->bad || row->type == WEFT_TYPE_HANDLE)
+            return fail_damaged("it sets an attribute that the descriptor has not");
+        TRY(get_elements(reader, made[made_count], row, made, made_count, count));
+    }
+    if (reader->bad)
+        return fail_damaged("it ends too early");
+    return descriptor_finalize(made[made_count]);
+}
+
+weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
+    int64_t count = byte_get_count(reader, DESCRIPTORS_MAX);
+    struct descriptor **made = calloc((size_t)count + 1, sizeof *made);
+    weftStatus_t status = made ? WEFT_STATUS_SUCCESS : status_no_memory((size_t)count * sizeof *made);
+    for (int64_t i = 0; i < count && !status; i++)
+        status = get_descriptor(reader, made, i);
+    if (!status && (count == 0 || made[count - 1]->schema != &graph_schema))
+        status = fail_damaged("it holds no graph");
+    *graph = status ? NULL : (struct graph *)descriptor_retain(made[count - 1]);
+    for (int64_t i = 0; made && i < count; i++)
+        descriptor_release(made[i]);
+    free(made);
+    return status;
+}
+
+static weftStatus_t open_body(struct byte_reader *body, const struct list *blob) {
+    struct byte_reader header;
+    char magic[sizeof MAGIC];
+    uint8_t digest[32], actual[32];
+    byte_reader_init(&header, blob->items, (size_t)blob->count);
+    byte_get_raw(&header, magic, sizeof magic);
+    uint32_t format = byte_get_u32(&header), version = byte_get_u32(&header);
+    int64_t length = byte_get_count(&header, BODY_MAX);
+    byte_get_raw(&header, digest, sizeof digest);
+    if (header.bad || memcmp(magic, MAGIC, sizeof MAGIC) != 0)
+        return fail_damaged("it does not begin as one");
+    if (format != FORMAT || version != library_version())
+        FAIL(WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
+             "saved plan has format %u of version %u, this library reads format %d of version %u. Save it again with this "
+             "library.",
+             format, version, FORMAT, library_version());
+    if (length != blob->count - HEADER_BYTES)
+        return fail_damaged("its length is not what it says");
+    struct sha256 hash;
+    sha256_init(&hash);
+    sha256_update(&hash, (const char *)blob->items + HEADER_BYTES, (size_t)length);
+    sha256_final(actual, &hash);
+    if (memcmp(digest, actual, sizeof digest) != 0)
+        return fail_damaged("its bytes do not match their hash");
+    byte_reader_init(body, (const char *)blob->items + HEADER_BYTES, (size_t)length);
+    return WEFT_STATUS_SUCCESS;
+}
+
+enum { KNOBS_MAX = 256 };
+
+/* Reads knob choices; the caller releases those made, also after a failure. */
+static weftStatus_t load_knobs(struct byte_reader *body, struct descriptor **settings, int64_t *count) {
+    int64_t most = byte_get_count(body, KNOBS_MAX);
+    for (*count = 0; *count < most;) {
+        int32_t type = (int32_t)byte_get_u32(body);
+        int64_t value = byte_get_i64(body);
+        struct descriptor *setting;
+        TRY(descriptor_make(&knob_setting_schema, &setting));
+        settings[(*count)++] = setting;
+        TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type));
+        TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, 1, &value));
+        TRY(descriptor_finalize(setting));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find_engine(struct byte_reader *body, int64_t *index) {
+    size_t length;
+    const uint8_t *name = byte_get_block(body, &length);
+    for (*index = 0; *index < engine_count; ++*index)
+        if (name && strlen(engines[*index]->name) == length && memcmp(engines[*index]->name, name, length) == 0)
+            return WEFT_STATUS_SUCCESS;
+    return fail_damaged("it names an engine that this library has not");
+}
+
+weftStatus_t plan_load(struct plan *plan) {
+    struct byte_reader body;
+    struct graph *graph = NULL;
+    struct descriptor *settings[KNOBS_MAX];
+    struct list knobs = {.items = settings};
+    int64_t index;
+    TRY(open_body(&body, &plan->blob));
+    TRY(find_engine(&body, &index));
+    weftStatus_t status = load_knobs(&body, settings, &knobs.count);
+    if (!status)
+        status = graph_load(&graph, &body);
+    if (!status) {
+        graph->handle = plan->handle;
+        status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);
+    }
+    for (int64_t i = 0; i < knobs.count; i++)
+        descriptor_release(settings[i]);
+    descriptor_release(graph ? &graph->base : NULL);
+    return status;
+}

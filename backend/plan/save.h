@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans as bytes. A saved plan holds choices (graph, engine, knobs), never code or pointers; loading one makes the same
+   descriptors again, through the same checks as a user's. */
+#ifndef WEFT_PLAN_SAVE_H
+#define WEFT_PLAN_SAVE_H
+
+#include "base/bytes.h"
+#include "plan/plan.h"
+
+/* Puts the plan's bytes into its json row. */
+weftStatus_t plan_save(struct plan *plan);
+
+/* Makes the engine configuration from the json row, for a plan whose handle and device properties are set. */
+weftStatus_t plan_load(struct plan *plan);
+
+/* The graph as bytes. Tensors that `overrides` names (NULL: none) get its dims and strides, and virtual ones are left to
+   be inferred anew. */
+weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct variant_pack *overrides);
+
+/* A finalized graph, owned by the caller. */
+weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader);
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The descriptor kinds of this floor: engines, configurations, heuristics, plans, packs, devices. */
+#ifndef WEFT_PLAN_SCHEMAS_H
+#define WEFT_PLAN_SCHEMAS_H
+
+#include "graph/schema.h"
+
+/* Ends with NULL. */
+extern const struct schema *const plan_schemas[];
+
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finalizing a pack sorts its pointers by uid, so that execute only walks two sorted lists. */
+#include "plan/variant_pack.h"
+#include "graph/descriptor.h"
+
+#include <stdlib.h>
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_INT64, struct variant_pack, uids, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, "unique_ids",
+              .storage = STORE_LIST, .required = true, .doc = "uids of the tensors, in any order"),
+    VALUE_ROW(WEFT_TYPE_VOID_PTR, struct variant_pack, pointers, WEFT_ATTR_VARIANT_PACK_DATA_POINTERS, "data_pointers",
+              .storage = STORE_LIST, .required = true, .doc = "their memory, in the order of unique_ids"),
+    VALUE_ROW(WEFT_TYPE_VOID_PTR, struct variant_pack, intermediates, WEFT_ATTR_VARIANT_PACK_INTERMEDIATES,
+              "intermediates", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "placeholder; always empty"),
+    VALUE_ROW(WEFT_TYPE_VOID_PTR, struct variant_pack, workspace, WEFT_ATTR_VARIANT_PACK_WORKSPACE, "workspace",
+              .doc = "memory of the plan's workspace_size; may be NULL when that is 0"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct variant_pack, workspace_bytes, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT,
+              "workspace_size", .initial = -1, .least = -1, .most = INT64_MAX,
+              .doc = "bytes at workspace; when set, execute checks that they suffice"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct variant_pack, override_uids, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS,
+              "override_unique_ids", .storage = STORE_LIST, .doc = "tensors that have other dims in this execution"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct variant_pack, override_shapes, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES,
+              "override_shapes", .storage = STORE_LIST, .doc = "their dims, one tensor after the other"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct variant_pack, override_strides, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES,
+              "override_strides", .storage = STORE_LIST, .doc = "their strides, one tensor after the other"),
+};
+
+static int by_uid(const void *a, const void *b) {
+    int64_t left = ((const struct packed_pointer *)a)->uid, right = ((const struct packed_pointer *)b)->uid;
+    return (left > right) - (left < right);
+}
+
+static weftStatus_t finalize(struct descriptor *descriptor) {
+    struct variant_pack *pack = (struct variant_pack *)descriptor;
+    if (pack->uids.count != pack->pointers.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "%s: %lld unique_ids for %lld data_pointers. Give one for each.",
+             descriptor_label(descriptor), (long long)pack->uids.count, (long long)pack->pointers.count);
+    if (pack->override_shapes.count != pack->override_strides.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
+             descriptor_label(descriptor), (long long)pack->override_shapes.count,
+             (long long)pack->override_strides.count);
+    TRY(arena_alloc(&descriptor->arena, &pack->sorted, (size_t)pack->uids.count * sizeof *pack->sorted));
+    for (int64_t i = 0; i < pack->uids.count; i++)
+        pack->sorted[i] = (struct packed_pointer){.uid = pack->uids.i64[i], .pointer = pack->pointers.pointers[i]};
+    qsort(pack->sorted, (size_t)pack->uids.count, sizeof *pack->sorted, by_uid);
+    for (int64_t i = 1; i < pack->uids.count; i++)
+        if (pack->sorted[i].uid == pack->sorted[i - 1].uid)
+            FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: uid %lld stands twice. Give each tensor one pointer.",
+                 descriptor_label(descriptor), (long long)pack->sorted[i].uid);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t copy(struct descriptor *target, const struct descriptor *source) {
+    (void)source;
+    return finalize(target);
+}
+
+const struct schema variant_pack_schema = {
+    .kind = WEFT_BACKEND_VARIANT_PACK_DESCRIPTOR,
+    .name = "variant pack",
+    .doc = "the memory of one execution: a pointer per tensor, and a workspace",
+    .size = sizeof(struct variant_pack),
+    ROWS(rows),
+    .finalize = finalize,
+    .copy = copy,
+};
