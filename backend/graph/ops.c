@@ -2,13 +2,20 @@
 /* The list of operations. Adding one is its file in ops/ and its line here. */
 #include "graph/ops.h"
 #include "graph/graph.h"
+#include "graph/ops/attention.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
+#include "graph/ops/concat.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
+#include "graph/ops/reduction.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/rng.h"
+#include "graph/ops/slice.h"
 #include "graph/ops/softmax.h"
+#include "graph/ops/transpose.h"
 
 const struct op *const ops[] = {
     &pointwise_op,
@@ -19,6 +26,14 @@ const struct op *const ops[] = {
     &bn_finalize_op,
     &bn_bwd_weights_op,
     &softmax_op,
+    &reduction_op,
+    &reshape_op,
+    &transpose_op,
+    &slice_op,
+    &concat_op,
+    &rng_op,
+    &sdpa_fwd_op,
+    &sdpa_bwd_op,
     NULL,
 };
 

@@ -1,0 +1,766 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sdpa_fwd: o = dropout(softmax(mask(scale q k^T + bias + alibi), sink)) v, and sdpa_bwd, its gradients
+   Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
+   or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by a
+   bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: the sink's)
+   and no gradient; rows beyond the queries in use do so whether there is a sink or not. Dropout keeps a weight where the
+   rng op of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
+#include "graph/ops/attention.h"
+#include "base/philox.h"
+#include "graph/ops/rng.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+static const struct row forward_rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, "q", .required = true,
+               .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.k, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, "k", .required = true,
+               .shape = "[B, Hk, Skv, Dqk], Hk divides Hq", .doc = "keys"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.v, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, "v", .required = true,
+               .shape = "[B, Hv, Skv, Dv], Hv divides Hq", .doc = "values"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, o, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, "o", .required = true,
+               .shape = "[B, Hq, Sq, Dv]", .doc = "result"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, stats, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, "stats",
+               .shape = "[B, Hq, Sq, 1]", .doc = "natural log of each row's sum of exponentials, sink included"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, max, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_DESC_EXT, "score_max",
+               .shape = "[B, Hq, Sq, 1]", .doc = "largest score of each row, sink included"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, sum_exp, WEFT_ATTR_OPERATION_SDPA_FWD_SUM_EXP_DESC_EXT, "score_sum_exp",
+               .shape = "[B, Hq, Sq, 1]", .doc = "sum of e^(score - score_max) of each row, sink included"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, rng_dump, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC,
+               "rng_dump", .shape = "[B, Hq, Sq, Skv]", .doc = "1 where dropout keeps a weight, else 0"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.scale, WEFT_ATTR_OPERATION_SDPA_FWD_SCALEDESC, "attn_scale",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of q k^T; unset: attn_scale_value"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct sdpa_fwd_op, a.scale_value, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT,
+              "attn_scale_value", .initial = 1, .doc = "factor of q k^T as a number"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.bias, WEFT_ATTR_OPERATION_SDPA_FWD_BIAS_DESC_EXT, "bias",
+               .shape = "[B, Hq, Sq, Skv] or 1s",
+               .doc = "added to the scaled scores; a boolean one keeps where true"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, "seq_len_q",
+               .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv",
+               .shape = "[B, 1, 1, 1]", .doc = "keys in use of each batch, INT32 or INT64; unset: all"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.left_bound, WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT,
+              "diagonal_band_left_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
+              .most = ATTENTION_UNBOUNDED, .doc = "sees col > row + shift - bound; unset: all on the left"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.right_bound, WEFT_ATTR_OPERATION_SDPA_FWD_RIGHT_BOUND_EXT,
+              "diagonal_band_right_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
+              .most = ATTENTION_UNBOUNDED,
+              .doc = "sees col <= row + shift + bound; 0: causal; unset: all on the right"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.alignment, WEFT_ATTR_OPERATION_SDPA_FWD_ALIGNMENT_EXT,
+              "diagonal_alignment", .initial = WEFT_DIAGONAL_TOP_LEFT, .least = WEFT_DIAGONAL_TOP_LEFT,
+              .most = WEFT_DIAGONAL_BOTTOM_RIGHT, .doc = "shift of the bounds: weftDiagonalAlignment_t"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_fwd_op, a.alibi, WEFT_ATTR_OPERATION_SDPA_FWD_ALIBI_EXT, "use_alibi_mask",
+              .doc = "true: adds slope (col - row) to the scores"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.sink, WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT, "sink_token",
+               .shape = "[1, Hq, 1, 1]", .doc = "a score per head that joins the softmax's sum and has no value"),
+    VALUE_ROW(WEFT_TYPE_FLOAT, struct sdpa_fwd_op, a.dropout_probability,
+              WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY, "dropout_probability",
+              .doc = "chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p)"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.dropout_seed, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SEED_DESC,
+               "dropout_seed", .shape = "[1, 1, 1, 1]", .doc = "seed of dropout, INT32 or INT64"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.dropout_offset, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC,
+               "dropout_offset", .shape = "[1, 1, 1, 1]",
+               .doc = "which of the seed's sequences, INT32 or INT64; unset: 0"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_fwd_op, unfuse_fma, WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA, "unfuse_fma",
+              .doc = "true: scores are scaled, rounded and then shifted, instead of in one fused step"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_fwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT,
+              "compute_data_type", .doc = "type that products and softmax are calculated in"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, block_mask, WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask",
+               .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]", .doc = "tiles of scores that count; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, page_table_k, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
+               "paged_attention_k_table", .shape = "[B, 1, pages, 1]", .doc = "pages of the keys; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, page_table_v, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC,
+               "paged_attention_v_table", .shape = "[B, 1, pages, 1]", .doc = "pages of the values; refused"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
+              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.subgraph_input_uid,
+              WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "subgraph_input_uid",
+              .doc = "where the score modifier reads; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.subgraph_output_uid,
+              WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "subgraph_output_uid",
+              .doc = "where the score modifier writes; refused"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, softmax, WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC,
+              "softmax", .target = WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR,
+              .doc = "statistics and sink as a nested operation; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC,
+               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC,
+               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of key counts; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 q; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_k, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 k; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_v, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "descale_v",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 v; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_s, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "descale_s",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of the FP8 softmax; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, scale_s, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "scale_s",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of the softmax before it becomes FP8; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, scale_o, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "scale_o",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of the result before it becomes FP8; refused"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, amax_s, WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "amax_s",
+               .shape = "[1, 1, 1, 1]", .doc = "largest softmax value; refused"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, amax_o, WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "amax_o",
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the result; refused"),
+};
+
+static const struct row backward_rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", .required = true,
+               .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.k, WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", .required = true,
+               .shape = "[B, Hk, Skv, Dqk]", .doc = "keys"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.v, WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", .required = true,
+               .shape = "[B, Hv, Skv, Dv]", .doc = "values"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, o, WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", .required = true,
+               .shape = "[B, Hq, Sq, Dv]", .doc = "forward result"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, d_o, WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", .required = true,
+               .shape = "[B, Hq, Sq, Dv]", .doc = "gradient of the forward result"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, stats, WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats",
+               .required = true, .shape = "[B, Hq, Sq, 1]", .doc = "statistics that the forward pass wrote"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dq, WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "dQ", .required = true,
+               .shape = "[B, Hq, Sq, Dqk]", .doc = "gradient of q"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dk, WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "dK", .required = true,
+               .shape = "[B, Hk, Skv, Dqk]", .doc = "gradient of k, summed over the query heads that share it"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dv, WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, "dV", .required = true,
+               .shape = "[B, Hv, Skv, Dv]", .doc = "gradient of v, summed over the query heads that share it"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dbias, WEFT_ATTR_OPERATION_SDPA_BWD_DBIAS_DESC, "dBias",
+               .shape = "[B, Hq, Sq, Skv] or 1s, as bias", .doc = "gradient of the bias, summed over its extents of 1"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dsink, WEFT_ATTR_OPERATION_SDPA_BWD_DSINK_DESC, "dSink_token",
+               .shape = "[1, Hq, 1, 1]", .doc = "gradient of the sink"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.scale, WEFT_ATTR_OPERATION_SDPA_BWD_SCALEDESC, "attn_scale",
+               .shape = "[1, 1, 1, 1]", .doc = "factor of q k^T; unset: attn_scale_value"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct sdpa_bwd_op, a.scale_value, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT,
+              "attn_scale_value", .initial = 1, .doc = "factor of q k^T as a number"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.bias, WEFT_ATTR_OPERATION_SDPA_BWD_BIAS_DESC_EXT, "bias",
+               .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "the bias of the forward pass"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.seq_len_q, WEFT_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, "seq_len_q",
+               .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC, "seq_len_kv",
+               .shape = "[B, 1, 1, 1]", .doc = "keys in use of each batch, INT32 or INT64; unset: all"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.left_bound, WEFT_ATTR_OPERATION_SDPA_BWD_LEFT_BOUND_EXT,
+              "diagonal_band_left_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
+              .most = ATTENTION_UNBOUNDED, .doc = "the left bound of the forward pass; unset: all on the left"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.right_bound, WEFT_ATTR_OPERATION_SDPA_BWD_RIGHT_BOUND_EXT,
+              "diagonal_band_right_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
+              .most = ATTENTION_UNBOUNDED, .doc = "the right bound of the forward pass; unset: all on the right"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.alignment, WEFT_ATTR_OPERATION_SDPA_BWD_ALIGNMENT_EXT,
+              "diagonal_alignment", .initial = WEFT_DIAGONAL_TOP_LEFT, .least = WEFT_DIAGONAL_TOP_LEFT,
+              .most = WEFT_DIAGONAL_BOTTOM_RIGHT, .doc = "the alignment of the forward pass: weftDiagonalAlignment_t"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_bwd_op, a.alibi, WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT, "use_alibi_mask",
+              .doc = "true: the forward pass added slope (col - row) to the scores"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.sink, WEFT_ATTR_OPERATION_SDPA_BWD_SINK_DESC, "sink_token",
+               .shape = "[1, Hq, 1, 1]", .doc = "the sink of the forward pass"),
+    VALUE_ROW(WEFT_TYPE_FLOAT, struct sdpa_bwd_op, a.dropout_probability,
+              WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_PROBABILITY, "dropout_probability",
+              .doc = "chance that the forward pass dropped a weight, 0..1"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.dropout_seed, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SEED_DESC,
+               "dropout_seed", .shape = "[1, 1, 1, 1]", .doc = "seed of the forward pass, INT32 or INT64"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.dropout_offset, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_OFFSET_DESC,
+               "dropout_offset", .shape = "[1, 1, 1, 1]",
+               .doc = "offset of the forward pass, INT32 or INT64; unset: 0"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_bwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
+              "compute_data_type", .doc = "type that products and softmax are calculated in"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_q,
+              WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, "max_total_seq_len_q",
+              .doc = "upper bound of the queries of all batches together, a hint"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_kv,
+              WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, "max_total_seq_len_kv",
+              .doc = "upper bound of the keys of all batches together, a hint"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_bwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH,
+              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.subgraph_input_uid,
+              WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "subgraph_input_uid",
+              .doc = "where the score modifier reads; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.subgraph_output_uid,
+              WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "subgraph_output_uid",
+              .doc = "where the score modifier writes; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_q, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC,
+               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
+               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of key counts; refused"),
+};
+
+static const struct method forward_methods[] = {
+    {"sdpa_fwd", "attention with every attribute by its name : o = dropout(softmax(mask(scale q k^T + bias))) v", NULL,
+     "q k v attn_scale=None attn_scale_value=None bias=None seq_len_q=None seq_len_kv=None "
+     "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
+     "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
+     "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None",
+     "o stats"},
+    {0},
+};
+
+static const struct method backward_methods[] = {
+    {"sdpa_bwd", "gradients of sdpa_fwd : dQ = scale dS k, dK = scale dS^T q, dV = P^T dO", NULL,
+     "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
+     "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
+     "sink_token=None dSink_token=None dropout_probability=None dropout_seed=None dropout_offset=None "
+     "max_total_seq_len_q=None max_total_seq_len_kv=None",
+     "dQ dK dV"},
+    {0},
+};
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+/* Attributes without an implementation, and what does the same. */
+static const struct {
+    weftBackendAttributeName_t name;
+    const char *instead;
+} unserved[] = {
+    {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "Gather the pages with paged_cache_load first"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "Gather the pages with paged_cache_load first"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token themselves"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "Multiply attn_scale by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "Multiply attn_scale by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "Multiply o by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "Multiply o by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "Leave it out: the softmax stays in the compute type"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "Reduce o with AMAX"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv"},
+};
+
+static weftStatus_t refuse_unserved(const struct descriptor *op) {
+    for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
+        if (descriptor_row_is_set(op, unserved[i].name))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not serve yet. %s instead.",
+                 descriptor_label(op), schema_find_row(op->schema, unserved[i].name)->key, unserved[i].instead);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
+                                       const struct tensor *shared) {
+    int64_t heads = a->q->dims.at[1], own = shared->dims.at[1];
+    if (own ? heads % own != 0 : heads != 0)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: q %s has %lld heads, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
+             tensor_dims_text(a->q), (long long)heads, key, tensor_dims_text(shared), (long long)own, key);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_operands(const struct descriptor *op, const struct attention *a) {
+    const int64_t *q = a->q->dims.at, *k = a->k->dims.at, *v = a->v->dims.at;
+    TRY(check_rank(op, "q", a->q, 4, 4));
+    TRY(check_rank(op, "k", a->k, 4, 4));
+    TRY(check_rank(op, "v", a->v, 4, 4));
+    if (k[0] != q[0] || v[0] != q[0] || k[3] != q[3] || v[2] != k[2])
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: q is %s, k %s, v %s; expected [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv]. Swap k's last two "
+             "dims and strides if it is transposed.",
+             descriptor_label(op), tensor_dims_text(a->q), tensor_dims_text(a->k), tensor_dims_text(a->v));
+    TRY(check_shared_heads(op, a, "k", a->k));
+    return check_shared_heads(op, a, "v", a->v);
+}
+
+/* An integer operand of these dims; NULL passes. */
+static weftStatus_t check_integers(const struct descriptor *op, const char *key, const struct tensor *tensor,
+                                   const int64_t dims[4]) {
+    if (!tensor)
+        return WEFT_STATUS_SUCCESS;
+    if (dims)
+        TRY(check_dims(op, key, tensor, 4, dims));
+    else
+        TRY(check_scalar(op, key, tensor));
+    if (!dtype_is_integer((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
+             dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_dropout(const struct descriptor *op, const struct attention *a) {
+    TRY(check_integers(op, "dropout_seed", a->dropout_seed, NULL));
+    TRY(check_integers(op, "dropout_offset", a->dropout_offset, NULL));
+    if (!(a->dropout_probability >= 0 && a->dropout_probability <= 1))
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dropout_probability is %g. Give one in 0..1.",
+             descriptor_label(op), a->dropout_probability);
+    if (a->dropout_probability > 0 && !a->dropout_seed)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: dropout_probability is %g, but there is no dropout_seed. Set it.",
+             descriptor_label(op), a->dropout_probability);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Checks what forward and backward share; has_value: the scale was set as a number. */
+static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
+    const int64_t *q = a->q->dims.at;
+    struct tensor scores = {.dims = {4, {q[0], q[1], q[2], a->k->dims.at[2]}}};
+    TRY(check_broadcasts(op, "bias", a->bias, &scores));
+    if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: bias has data type %s. Use a floating type to add it, or BYTE_BOOLEAN to keep keys where it is true.",
+             descriptor_label(op), dtype_of((weftDataType_t)a->bias->type)->name);
+    TRY(check_integers(op, "seq_len_q", a->seq_len_q, (const int64_t[]){q[0], 1, 1, 1}));
+    TRY(check_integers(op, "seq_len_kv", a->seq_len_kv, (const int64_t[]){q[0], 1, 1, 1}));
+    TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
+    TRY(check_scalar(op, "attn_scale", a->scale));
+    if (a->scale && has_value)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: the scale is given twice, as tensor attn_scale and as number %g. Give one.",
+             descriptor_label(op), a->scale_value);
+    return check_dropout(op, a);
+}
+
+/* ---- Inference --------------------------------------------------------------------------------------------------- */
+
+static weftDataType_t statistics_type(const struct attention *a) {
+    return a->q->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
+}
+
+static void infer_statistics(struct tensor *tensor, const struct attention *a, int64_t last) {
+    tensor_infer_dims(tensor, 4, (const int64_t[]){a->q->dims.at[0], a->q->dims.at[1], a->q->dims.at[2], last});
+    tensor_infer_type(tensor, statistics_type(a));
+}
+
+/* A result in the memory order and, when it has memory, the type of `like`. */
+static void infer_result(struct tensor *tensor, const struct attention *a, const struct tensor *like, int64_t last) {
+    tensor_infer_dims(tensor, 4, (const int64_t[]){like->dims.at[0], like->dims.at[1], like->dims.at[2], last});
+    tensor_infer_strides(tensor, like);
+    tensor_infer_type(tensor, (weftDataType_t)(tensor->is_virtual ? a->math : like->type));
+}
+
+static weftStatus_t infer_forward(struct descriptor *descriptor) {
+    struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
+    TRY(refuse_unserved(descriptor));
+    TRY(check_operands(descriptor, &op->a));
+    infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3]);
+    infer_statistics(op->stats, &op->a, 1);
+    infer_statistics(op->max, &op->a, 1);
+    infer_statistics(op->sum_exp, &op->a, 1);
+    infer_statistics(op->rng_dump, &op->a, op->a.k->dims.at[2]);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_forward(const struct descriptor *descriptor) {
+    const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
+    const int64_t *q = op->a.q->dims.at;
+    TRY(check_attention(descriptor, &op->a,
+                        descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT)));
+    TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
+    TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
+                      (const int64_t[]){q[0], q[1], q[2], op->a.k->dims.at[2]});
+}
+
+static weftStatus_t infer_backward(struct descriptor *descriptor) {
+    struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
+    TRY(refuse_unserved(descriptor));
+    TRY(check_operands(descriptor, &op->a));
+    infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3]);
+    infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3]);
+    infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3]);
+    if (op->dbias && op->a.bias && !dtype_is_boolean((weftDataType_t)op->a.bias->type))
+        tensor_infer_like(op->dbias, op->a.bias);
+    else if (op->dbias)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: dBias is set, but bias is %s. Leave dBias unset.",
+             descriptor_label(descriptor), op->a.bias ? "boolean, which has no gradient" : "not");
+    if (op->dsink && op->a.sink)
+        tensor_infer_like(op->dsink, op->a.sink);
+    else if (op->dsink)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: dSink_token is set, but sink_token is not. Set both or none.",
+             descriptor_label(descriptor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_backward(const struct descriptor *descriptor) {
+    const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
+    const int64_t *q = op->a.q->dims.at, *k = op->a.k->dims.at, *v = op->a.v->dims.at;
+    TRY(check_attention(descriptor, &op->a,
+                        descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT)));
+    TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
+    TRY(check_dims(descriptor, "dO", op->d_o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
+    TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    TRY(check_dims(descriptor, "dQ", op->dq, 4, q));
+    TRY(check_dims(descriptor, "dK", op->dk, 4, k));
+    TRY(check_dims(descriptor, "dV", op->dv, 4, v));
+    if (op->dbias)
+        TRY(check_dims(descriptor, "dBias", op->dbias, 4, op->a.bias->dims.at));
+    return check_dims(descriptor, "dSink_token", op->dsink, 4, (const int64_t[]){1, q[1], 1, 1});
+}
+
+/* ---- The scores -------------------------------------------------------------------------------------------------- */
+
+double attention_alibi_slope(int64_t head, int64_t heads) {
+    int64_t power = 1;
+    while (power * 2 <= heads)
+        power *= 2;
+    double step = head < power ? 8.0 * (double)(head + 1) : 4.0 * (double)(2 * (head - power) + 1);
+    return exp2(-step / (double)power);
+}
+
+/* One execution: sizes, and the operands that the scores depend on. */
+struct run {
+    const struct attention *a;
+    int64_t batches, heads, rows, columns, depth, value_depth;
+    struct view bias, seq_len_q, seq_len_kv, sink;
+    double scale;
+    uint64_t seed, offset;
+};
+
+static struct run run_of(const struct attention *a, const struct bindings *bindings) {
+    return (struct run){
+        .a = a,
+        .batches = a->q->dims.at[0],
+        .heads = a->q->dims.at[1],
+        .rows = a->q->dims.at[2],
+        .columns = a->k->dims.at[2],
+        .depth = a->q->dims.at[3],
+        .value_depth = a->v->dims.at[3],
+        .bias = view_of(bindings, a->bias),
+        .seq_len_q = view_of(bindings, a->seq_len_q),
+        .seq_len_kv = view_of(bindings, a->seq_len_kv),
+        .sink = view_of(bindings, a->sink),
+        .scale = view_scalar(bindings, a->scale, a->scale_value),
+        .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
+        .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
+    };
+}
+
+/* What the scores of one head of one batch depend on. */
+struct head {
+    int64_t batch, index;
+    int64_t rows_used, columns_used, shift;
+    double slope;
+    double sink; /* -inf: none */
+};
+
+static int64_t length_in_use(const struct view *lengths, int64_t batch, int64_t all) {
+    int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
+    return length < 0 ? 0 : length > all ? all : length;
+}
+
+static struct head head_of(const struct run *run, int64_t batch, int64_t index) {
+    struct head head = {.batch = batch, .index = index, .sink = -INFINITY};
+    head.rows_used = length_in_use(&run->seq_len_q, batch, run->rows);
+    head.columns_used = length_in_use(&run->seq_len_kv, batch, run->columns);
+    if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
+        head.shift = head.columns_used - head.rows_used;
+    if (run->a->alibi)
+        head.slope = attention_alibi_slope(index, run->heads);
+    if (run->sink.data)
+        head.sink = view_load(&run->sink, (const int64_t[]){0, index, 0, 0});
+    return head;
+}
+
+/* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. */
+static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
+                    int64_t column) {
+    bool seen = row < head->rows_used && column < head->columns_used &&
+                column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
+    if (!seen)
+        return -INFINITY;
+    double bias = 0;
+    if (run->bias.data) {
+        bias = view_load(&run->bias, (const int64_t[]){head->batch, head->index, row, column});
+        if (dtype_is_boolean(run->bias.type))
+            bias = bias != 0 ? 0 : -INFINITY;
+        if (bias == -INFINITY)
+            return -INFINITY;
+    }
+    double product = 0;
+    for (int64_t d = 0; d < run->depth; d++)
+        product += q[d] * k[d];
+    return run->scale * product + bias + head->slope * (double)(column - row);
+}
+
+/* What dropout multiplies a weight by. */
+static double kept(const struct run *run, const struct head *head, int64_t row, int64_t column) {
+    double keeps = 1 - run->a->dropout_probability;
+    if (keeps == 1)
+        return 1;
+    uint64_t line = (uint64_t)((head->batch * run->heads + head->index) * run->rows + row);
+    uint64_t block = philox_index(line, (uint64_t)column, (uint64_t)run->columns);
+    unsigned word = philox_words(run->seed, run->offset, block).word[column % 4];
+    return word >> 8 < philox_threshold(keeps) ? 1 / keeps : 0;
+}
+
+/* Copies one head of a [B, H, S, D] operand into rows of doubles. */
+static void load_head(double *to, const struct view *from, int64_t batch, int64_t head) {
+    for (int64_t s = 0; s < from->dims[2]; s++)
+        for (int64_t d = 0; d < from->dims[3]; d++)
+            *to++ = view_load(from, (const int64_t[]){batch, head, s, d});
+}
+
+static void store_head(const struct view *to, int64_t batch, int64_t head, const double *from) {
+    for (int64_t s = 0; to->data && s < to->dims[2]; s++)
+        for (int64_t d = 0; d < to->dims[3]; d++)
+            view_store(to, (const int64_t[]){batch, head, s, d}, *from++);
+}
+
+static void clear(double *numbers, int64_t count) { memset(numbers, 0, (size_t)count * sizeof *numbers); }
+
+/* Hands out arrays of a block of doubles; without a block it only counts. A block is never empty, so that all arrays have
+   an address. */
+struct cursor {
+    double *block;
+    int64_t used;
+};
+
+static double *take(struct cursor *cursor, int64_t count) {
+    double *array = cursor->block ? cursor->block + cursor->used : NULL;
+    cursor->used += count;
+    return array;
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
+
+struct forward_scratch {
+    double *q, *k, *v, *o; /* of one head */
+    double *weights;       /* of one row */
+};
+
+static int64_t lay_out_forward(const struct sdpa_fwd_op *op, double *block, struct forward_scratch *scratch) {
+    struct run run = run_of(&op->a, &(struct bindings){0});
+    struct cursor cursor = {.block = block};
+    scratch->q = take(&cursor, run.rows * run.depth);
+    scratch->k = take(&cursor, run.columns * run.depth);
+    scratch->v = take(&cursor, run.columns * run.value_depth);
+    scratch->o = take(&cursor, run.rows * run.value_depth);
+    scratch->weights = take(&cursor, run.columns);
+    return cursor.used + 1;
+}
+
+static int64_t forward_scratch_bytes(const struct descriptor *descriptor) {
+    struct forward_scratch scratch;
+    return lay_out_forward((const struct sdpa_fwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
+}
+
+/* Fills one row's weights e^(score - max), 0 for keys that are not seen; gives max and the sum, sink included. */
+static void weigh_row(const struct run *run, const struct head *head, const struct forward_scratch *scratch,
+                      int64_t row, double *max, double *sum) {
+    const double *q = scratch->q + row * run->depth;
+    double *weights = scratch->weights;
+    double sink = row < head->rows_used ? head->sink : -INFINITY;
+    *max = sink;
+    for (int64_t j = 0; j < run->columns; j++) {
+        weights[j] = score(run, head, q, scratch->k + j * run->depth, row, j);
+        *max = weights[j] > *max ? weights[j] : *max;
+    }
+    *sum = sink == -INFINITY ? 0 : exp(sink - *max);
+    for (int64_t j = 0; j < run->columns; j++) {
+        weights[j] = weights[j] == -INFINITY ? 0 : exp(weights[j] - *max);
+        *sum += weights[j];
+    }
+}
+
+static void store_if_wanted(const struct view *to, const int64_t *index, double value) {
+    if (to->data)
+        view_store(to, index, value);
+}
+
+static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
+    struct run run = run_of(&op->a, bindings);
+    struct forward_scratch scratch;
+    lay_out_forward(op, bindings->scratch, &scratch);
+    struct view q = view_of(bindings, op->a.q), k = view_of(bindings, op->a.k), v = view_of(bindings, op->a.v);
+    struct view o = view_of(bindings, op->o), stats = view_of(bindings, op->stats), max = view_of(bindings, op->max);
+    struct view sum_exp = view_of(bindings, op->sum_exp), dump = view_of(bindings, op->rng_dump);
+    for (int64_t at = 0; at < run.batches * run.heads; at++) {
+        struct head head = head_of(&run, at / run.heads, at % run.heads);
+        load_head(scratch.q, &q, head.batch, head.index);
+        load_head(scratch.k, &k, head.batch, attention_shared_head(head.index, run.heads, k.dims[1]));
+        load_head(scratch.v, &v, head.batch, attention_shared_head(head.index, run.heads, v.dims[1]));
+        clear(scratch.o, run.rows * run.value_depth);
+        for (int64_t i = 0; i < run.rows; i++) {
+            double row_max, row_sum;
+            int64_t index[] = {head.batch, head.index, i, 0};
+            weigh_row(&run, &head, &scratch, i, &row_max, &row_sum);
+            store_if_wanted(&max, index, row_max);
+            store_if_wanted(&sum_exp, index, row_sum);
+            store_if_wanted(&stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
+            for (int64_t j = 0; j < run.columns; j++) {
+                double weight = scratch.weights[j] == 0 ? 0 : scratch.weights[j] / row_sum * kept(&run, &head, i, j);
+                for (int64_t d = 0; d < run.value_depth && weight != 0; d++)
+                    scratch.o[i * run.value_depth + d] += weight * scratch.v[j * run.value_depth + d];
+                index[3] = j;
+                if (dump.data)
+                    view_store(&dump, index, kept(&run, &head, i, j) != 0);
+            }
+        }
+        store_head(&o, head.batch, head.index, scratch.o);
+    }
+}
+
+static double score_count(const struct attention *a) {
+    return (double)a->q->dims.at[0] * (double)a->q->dims.at[1] * (double)a->q->dims.at[2] * (double)a->k->dims.at[2];
+}
+
+static double forward_flops(const struct descriptor *descriptor) {
+    const struct attention *a = &((const struct sdpa_fwd_op *)descriptor)->a;
+    return 2 * score_count(a) * (double)(a->q->dims.at[3] + a->v->dims.at[3]);
+}
+
+const struct op sdpa_fwd_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR,
+            .name = "sdpa_fwd",
+            .doc = "attention: o = dropout(softmax(mask(scale q k^T + bias))) v",
+            .size = sizeof(struct sdpa_fwd_op),
+            ROWS(forward_rows),
+            .finalize = op_finalize,
+            .op = &sdpa_fwd_op,
+        },
+    .methods = forward_methods,
+    .infer = infer_forward,
+    .check = check_forward,
+    .reference = forward,
+    .scratch_bytes = forward_scratch_bytes,
+    .flops = forward_flops,
+};
+
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
+
+struct backward_scratch {
+    double *q, *k, *v, *o, *d_o, *stats, *dq; /* of one query head */
+    double *dk, *dv;                          /* of the key and value head that it uses */
+    double *dbias, *dsink;                    /* of everything, packed */
+};
+
+static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
+    struct run run = run_of(&op->a, &(struct bindings){0});
+    struct cursor cursor = {.block = block};
+    scratch->q = take(&cursor, run.rows * run.depth);
+    scratch->k = take(&cursor, run.columns * run.depth);
+    scratch->v = take(&cursor, run.columns * run.value_depth);
+    scratch->o = take(&cursor, run.rows * run.value_depth);
+    scratch->d_o = take(&cursor, run.rows * run.value_depth);
+    scratch->stats = take(&cursor, run.rows);
+    scratch->dq = take(&cursor, run.rows * run.depth);
+    scratch->dk = take(&cursor, run.columns * run.depth);
+    scratch->dv = take(&cursor, run.columns * run.value_depth);
+    scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
+    scratch->dsink = take(&cursor, run.heads);
+    return cursor.used + 1;
+}
+
+static int64_t backward_scratch_bytes(const struct descriptor *descriptor) {
+    struct backward_scratch scratch;
+    return lay_out_backward((const struct sdpa_bwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
+}
+
+/* Where a score's gradient goes in dBias, packed, with extents of 1 shared. */
+static int64_t bias_place(const int64_t *dims, const struct head *head, int64_t row, int64_t column) {
+    const int64_t index[] = {head->batch, head->index, row, column};
+    int64_t place = 0;
+    for (int i = 0; i < 4; i++)
+        place = place * dims[i] + (dims[i] == 1 ? 0 : index[i]);
+    return place;
+}
+
+/* e^(score - stats). The statistics are at least the score; rounded, they may be less. */
+static double probability(double score, double stats) { return score > stats ? 1 : exp(score - stats); }
+
+/* Adds what one row gives to all gradients. */
+static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
+                         const struct backward_scratch *scratch, int64_t row) {
+    const double *q = scratch->q + row * run->depth, *d_o = scratch->d_o + row * run->value_depth;
+    double *dq = scratch->dq + row * run->depth, stats = scratch->stats[row];
+    double mean = 0; /* of the weights' gradients, each with its weight: dO o */
+    for (int64_t d = 0; d < run->value_depth; d++)
+        mean += d_o[d] * scratch->o[row * run->value_depth + d];
+    if (head->sink != -INFINITY)
+        scratch->dsink[head->index] -= probability(head->sink, stats) * mean;
+    for (int64_t j = 0; j < run->columns; j++) {
+        const double *k = scratch->k + j * run->depth, *v = scratch->v + j * run->value_depth;
+        double *dk = scratch->dk + j * run->depth, *dv = scratch->dv + j * run->value_depth;
+        double s = score(run, head, q, k, row, j);
+        if (s == -INFINITY)
+            continue;
+        double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
+        for (int64_t d = 0; d < run->value_depth; d++) {
+            product += d_o[d] * v[d];
+            dv[d] += weight * factor * d_o[d];
+        }
+        double ds = weight * (factor * product - mean);
+        if (op->dbias)
+            scratch->dbias[bias_place(op->dbias->dims.at, head, row, j)] += ds;
+        for (int64_t d = 0; d < run->depth; d++) {
+            dq[d] += run->scale * ds * k[d];
+            dk[d] += run->scale * ds * q[d];
+        }
+    }
+}
+
+static void store_all(const struct view *to, const double *from) {
+    int64_t index[WEFT_DIM_MAX];
+    for (bool more = to->data && index_begin(index, to->rank, to->dims); more;
+         more = index_next(index, to->rank, to->dims))
+        view_store(to, index, *from++);
+}
+
+static void backward(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
+    struct run run = run_of(&op->a, bindings);
+    struct backward_scratch scratch;
+    lay_out_backward(op, bindings->scratch, &scratch);
+    struct view q = view_of(bindings, op->a.q), k = view_of(bindings, op->a.k), v = view_of(bindings, op->a.v);
+    struct view o = view_of(bindings, op->o), d_o = view_of(bindings, op->d_o), stats = view_of(bindings, op->stats);
+    struct view dq = view_of(bindings, op->dq), dk = view_of(bindings, op->dk), dv = view_of(bindings, op->dv);
+    struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
+    clear(scratch.dbias, op->dbias ? tensor_elements(op->dbias) : 0);
+    clear(scratch.dsink, run.heads);
+    for (int64_t at = 0; at < run.batches * run.heads; at++) {
+        struct head head = head_of(&run, at / run.heads, at % run.heads);
+        int64_t key_head = attention_shared_head(head.index, run.heads, k.dims[1]);
+        int64_t value_head = attention_shared_head(head.index, run.heads, v.dims[1]);
+        load_head(scratch.q, &q, head.batch, head.index);
+        load_head(scratch.k, &k, head.batch, key_head);
+        load_head(scratch.v, &v, head.batch, value_head);
+        load_head(scratch.o, &o, head.batch, head.index);
+        load_head(scratch.d_o, &d_o, head.batch, head.index);
+        load_head(scratch.stats, &stats, head.batch, head.index);
+        clear(scratch.dq, run.rows * run.depth);
+        if (head.index % (run.heads / k.dims[1]) == 0)
+            clear(scratch.dk, run.columns * run.depth);
+        if (head.index % (run.heads / v.dims[1]) == 0)
+            clear(scratch.dv, run.columns * run.value_depth);
+        for (int64_t i = 0; i < head.rows_used; i++)
+            if (scratch.stats[i] != -INFINITY)
+                backward_row(op, &run, &head, &scratch, i);
+        /* The last head of a group has the sum; those before it are overwritten. */
+        store_head(&dq, head.batch, head.index, scratch.dq);
+        store_head(&dk, head.batch, key_head, scratch.dk);
+        store_head(&dv, head.batch, value_head, scratch.dv);
+    }
+    store_all(&dbias, scratch.dbias);
+    store_all(&dsink, scratch.dsink);
+}
+
+static double backward_flops(const struct descriptor *descriptor) {
+    const struct attention *a = &((const struct sdpa_bwd_op *)descriptor)->a;
+    return 2 * score_count(a) * (double)(3 * a->q->dims.at[3] + 2 * a->v->dims.at[3]);
+}
+
+const struct op sdpa_bwd_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR,
+            .name = "sdpa_bwd",
+            .doc = "gradients of attention from its inputs, result and statistics",
+            .size = sizeof(struct sdpa_bwd_op),
+            ROWS(backward_rows),
+            .finalize = op_finalize,
+            .op = &sdpa_bwd_op,
+        },
+    .methods = backward_methods,
+    .infer = infer_backward,
+    .check = check_backward,
+    .reference = backward,
+    .scratch_bytes = backward_scratch_bytes,
+    .flops = backward_flops,
+};

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scaled dot-product attention, forward and backward, as engines read it. */
+#ifndef WEFT_GRAPH_OPS_ATTENTION_H
+#define WEFT_GRAPH_OPS_ATTENTION_H
+
+#include "graph/op.h"
+
+/* What forward and backward share: everything that the scores depend on. */
+struct attention {
+    struct tensor *q, *k, *v;               /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
+    struct tensor *scale;                   /* instead of scale_value */
+    struct tensor *bias;                    /* added, or a boolean mask: true keeps */
+    struct tensor *seq_len_q, *seq_len_kv;  /* [B, 1, 1, 1] */
+    struct tensor *sink;                    /* [1, Hq, 1, 1] */
+    struct tensor *dropout_seed, *dropout_offset;
+    double scale_value, dropout_probability;
+    int64_t left_bound, right_bound; /* ATTENTION_UNBOUNDED: hides nothing */
+    int64_t alignment;               /* weftDiagonalAlignment_t */
+    bool alibi;
+    int32_t math;
+    /* Refused when set. */
+    struct tensor *cu_seq_len_q, *cu_seq_len_kv;
+    struct descriptor *subgraph;
+    int64_t subgraph_input_uid, subgraph_output_uid;
+};
+
+struct sdpa_fwd_op {
+    struct descriptor base;
+    struct attention a;
+    struct tensor *o, *stats, *max, *sum_exp, *rng_dump;
+    bool unfuse_fma;
+    /* Refused when set. */
+    struct tensor *block_mask, *page_table_k, *page_table_v;
+    struct tensor *descale_q, *descale_k, *descale_v, *descale_s, *scale_s, *scale_o, *amax_s, *amax_o;
+    struct descriptor *softmax;
+};
+
+struct sdpa_bwd_op {
+    struct descriptor base;
+    struct attention a;
+    struct tensor *o, *d_o, *stats;
+    struct tensor *dq, *dk, *dv, *dbias, *dsink;
+    int64_t max_total_seq_len_q, max_total_seq_len_kv; /* hints for ragged workspace */
+};
+
+extern const struct op sdpa_fwd_op;
+extern const struct op sdpa_bwd_op;
+
+/* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */
+#define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
+
+/* The key or value head that serves query head `head`. */
+static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t shared) {
+    return head / (heads / shared);
+}
+
+/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for the
+   others. */
+double attention_alibi_slope(int64_t head, int64_t heads);
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* concat: the inputs one after the other along an axis
+   An input whose memory is its place in y already may be named by inplace_index; copying it onto itself is harmless, so
+   the reference copies every input. A result of another data type is converted. */
+#include "graph/ops/concat.h"
+#include "graph/ops/move.h"
+
+static const struct row rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct concat_op, inputs, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, "inputs",
+               .storage = STORE_LIST, .required = true, .shape = "[d..], equal but along the axis",
+               .doc = "the parts, in order"),
+    TENSOR_ROW(ROLE_OUTPUT, struct concat_op, y, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, "y", .required = true,
+               .shape = "[d..], along the axis the sum", .doc = "result"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, axis, WEFT_ATTR_OPERATION_CONCAT_AXIS, "axis", .required = true,
+              .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
+              .doc = "the dimension along which the inputs are joined; a negative one counts from the last"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, inplace_index, WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX,
+              "in_place_index", .initial = -1, .least = -1, .most = INT32_MAX,
+              .doc = "index of the input that already lies in its place in y; -1: none"),
+};
+
+static const struct method methods[] = {
+    {"concatenate", "tensors one after the other along an axis : y = [inputs[0], inputs[1], ..]", NULL,
+     "inputs axis in_place_index=None", "y"},
+    {0},
+};
+
+static weftStatus_t check_inputs(const struct concat_op *op) {
+    const char *label = descriptor_label(&op->base);
+    if (op->inputs.count == 0)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: the list of inputs is empty. Give at least one.", label);
+    const struct tensor *first = op->inputs.tensors[0];
+    int64_t rank = first->dims.count;
+    if (op->axis < -rank || op->axis >= rank)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.",
+             label, (long long)op->axis, (long long)rank, (long long)rank, (long long)rank - 1);
+    if (op->inplace_index >= op->inputs.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: in_place_index is %lld, there are %lld inputs. Name one of 0..%lld, or leave it unset.", label,
+             (long long)op->inplace_index, (long long)op->inputs.count, (long long)op->inputs.count - 1);
+    for (int64_t k = 1; k < op->inputs.count; k++) {
+        const struct tensor *other = op->inputs.tensors[k];
+        bool fits = other->dims.count == rank;
+        for (int64_t i = 0; fits && i < rank; i++)
+            fits = i == concat_axis(op) || other->dims.at[i] == first->dims.at[i];
+        if (!fits)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: input 0 is %s, input %lld is %s. Make all dims but dimension %d equal.", label,
+                 tensor_dims_text(first), (long long)k, tensor_dims_text(other), concat_axis(op));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct concat_op *op = (struct concat_op *)descriptor;
+    TRY(check_inputs(op));
+    const struct tensor *first = op->inputs.tensors[0];
+    struct dims dims = first->dims;
+    for (int64_t k = 1; k < op->inputs.count; k++)
+        dims.at[concat_axis(op)] += op->inputs.tensors[k]->dims.at[concat_axis(op)];
+    tensor_infer_dims(op->y, dims.count, dims.at);
+    tensor_infer_strides(op->y, first);
+    tensor_infer_type(op->y, (weftDataType_t)first->type);
+    return check_dims(descriptor, "y", op->y, dims.count, dims.at);
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct concat_op *op = (const struct concat_op *)descriptor;
+    struct view y = view_of(bindings, op->y);
+    int axis = concat_axis(op);
+    int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX], before = 0;
+    for (int64_t k = 0; y.data && k < op->inputs.count; k++) {
+        struct view x = view_of(bindings, op->inputs.tensors[k]);
+        for (bool more = index_begin(in_x, x.rank, x.dims); more; more = index_next(in_x, x.rank, x.dims)) {
+            for (int i = 0; i < x.rank; i++)
+                in_y[i] = in_x[i] + (i == axis ? before : 0);
+            move_element(&y, view_offset(&y, in_y), &x, view_offset(&x, in_x));
+        }
+        before += x.dims[axis];
+    }
+}
+
+const struct op concat_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR,
+            .name = "concat",
+            .doc = "the inputs one after the other along an axis",
+            .size = sizeof(struct concat_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &concat_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .reference = reference,
+};

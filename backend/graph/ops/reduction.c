@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* reduction: y[i] = op over the group of x that belongs to i
+   In each dimension y has the extent of x (kept), 1 (reduced) or a divisor (groups of neighbours reduced to one). NaN
+   propagates through every operator. No elements give the operator's identity: 0 for ADD, AMAX and the norms, 1 for the
+   products, +inf for MIN, -inf for MAX, NaN for AVG; integer types saturate these, and NaN is 0. An integer compute type
+   calculates exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. */
+#include "graph/ops/reduction.h"
+
+#include <math.h>
+
+/* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
+
+static const struct row parameter_rows[] = {
+    VALUE_ROW(WEFT_TYPE_REDUCTION_OPERATOR_TYPE, struct reduction, mode, WEFT_ATTR_REDUCTION_OPERATOR, "mode",
+              .required = true, .doc = "how elements are combined: weftReduceTensorOp_t"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct reduction, math, WEFT_ATTR_REDUCTION_COMP_TYPE, "compute_data_type",
+              .doc = "type that elements are combined in; integer types combine exactly"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct reduction, is_deterministic, WEFT_ATTR_REDUCTION_IS_DETERMINISTIC,
+              "is_deterministic", .doc = "true: two runs agree to the bit"),
+};
+
+const struct schema reduction_schema = {
+    .kind = WEFT_BACKEND_REDUCTION_DESCRIPTOR,
+    .name = "reduction parameters",
+    .doc = "operator and compute type of a reduction",
+    .size = sizeof(struct reduction),
+    ROWS(parameter_rows),
+};
+
+/* ---- The operation ----------------------------------------------------------------------------------------------- */
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct reduction_op, parameters, WEFT_ATTR_OPERATION_REDUCTION_DESC,
+              "parameters", .required = true, .target = WEFT_BACKEND_REDUCTION_DESCRIPTOR,
+              .doc = "operator and compute type"),
+    TENSOR_ROW(ROLE_INPUT, struct reduction_op, x, WEFT_ATTR_OPERATION_REDUCTION_XDESC, "x", .required = true,
+               .shape = "[d..]", .doc = "input"),
+    TENSOR_ROW(ROLE_OUTPUT, struct reduction_op, y, WEFT_ATTR_OPERATION_REDUCTION_YDESC, "y", .required = true,
+               .shape = "[d.. with reduced extents 1 or a divisor]", .doc = "result"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, dims, WEFT_ATTR_OPERATION_REDUCTION_DIMS, "dims",
+              .storage = STORE_DIMS, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
+              .doc = "dimensions to reduce where y's dims are unset; negative ones count from the last"),
+    TENSOR_ROW(ROLE_INPUT, struct reduction_op, group_offset, WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
+               "group_offset", .shape = "[segments]", .doc = "start of each segment of a packed dimension; refused"),
+    VALUE_ROW(WEFT_TYPE_VOID_PTR, struct reduction_op, init_values, WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
+              "init_values", .storage = STORE_LIST, .doc = "start values of a user-defined reducer; refused"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct reduction_op, subgraph, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH,
+              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "user-defined reducer; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, accumulator_uids,
+              WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_ACCUMULATOR_UIDS, "subgraph_accumulator_uids",
+              .storage = STORE_LIST, .doc = "accumulators of a user-defined reducer; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, current_uids, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_CURRENT_UIDS,
+              "subgraph_current_uids", .storage = STORE_LIST,
+              .doc = "current elements of a user-defined reducer; refused"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, output_uids, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS,
+              "subgraph_output_uids", .storage = STORE_LIST,
+              .doc = "new accumulators of a user-defined reducer; refused"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct reduction_op, compute_types,
+              WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES, "subgraph_compute_types", .storage = STORE_LIST,
+              .doc = "accumulator types of a user-defined reducer; refused"),
+};
+
+static const struct method methods[] = {
+    {"reduction", "reduction of whole dimensions or of groups of neighbours : y[i] = op over the x that belong to i",
+     NULL, "input:x mode dims=None is_deterministic=None", "y"},
+    {0},
+};
+
+static weftStatus_t refuse_unserved(const struct descriptor *op) {
+    static const weftBackendAttributeName_t unserved[] = {
+        WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,     WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
+        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH,              WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_ACCUMULATOR_UIDS,
+        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_CURRENT_UIDS, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS,
+        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES};
+    for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
+        if (descriptor_row_is_set(op, unserved[i]))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED,
+                 "%s: attribute %s is set, but reductions have the built-in operators and equal groups only. Leave it "
+                 "unset.",
+                 descriptor_label(op), schema_find_row(op->schema, unserved[i])->key);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The dimensions that attribute dims names. */
+static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DIM_MAX]) {
+    int64_t rank = op->x->dims.count;
+    for (int64_t i = 0; i < op->dims.count; i++) {
+        int64_t dim = op->dims.at[i] < 0 ? op->dims.at[i] + rank : op->dims.at[i];
+        if (dim < 0 || dim >= rank)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: attribute dims is %s, but x has %lld dims %s. Name dimensions of -%lld..%lld.",
+                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)rank,
+                 tensor_dims_text(op->x), (long long)rank, (long long)rank - 1);
+        named[dim] = true;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct reduction_op *op = (struct reduction_op *)descriptor;
+    bool named[WEFT_DIM_MAX] = {false};
+    TRY(refuse_unserved(descriptor));
+    TRY(named_dims(op, named));
+    if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or attribute "
+             "dims.",
+             descriptor_label(descriptor), tensor_dims_text(op->x));
+    struct dims dims = op->x->dims;
+    for (int64_t i = 0; i < dims.count; i++)
+        dims.at[i] = named[i] ? 1 : dims.at[i];
+    tensor_infer_dims(op->y, dims.count, dims.at);
+    tensor_infer_strides(op->y, op->x);
+    bool keeps_type = dtype_is_float((weftDataType_t)op->x->type) && !op->y->is_virtual;
+    tensor_infer_type(op->y, (weftDataType_t)(keeps_type ? op->x->type : op->parameters->math));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct reduction_op *op = (const struct reduction_op *)descriptor;
+    bool has_dims = descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS);
+    bool named[WEFT_DIM_MAX] = {false};
+    TRY(named_dims(op, named));
+    TRY(check_rank(descriptor, "y", op->y, op->x->dims.count, op->x->dims.count));
+    for (int64_t i = 0; i < op->x->dims.count; i++) {
+        int64_t from = op->x->dims.at[i], to = op->y->dims.at[i];
+        bool fits = from == to || (to && from % to == 0);
+        if (!fits)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: dimension %lld is %lld in x %s and %lld in y %s. In y make it equal, 1 or a divisor.",
+                 descriptor_label(descriptor), (long long)i, (long long)from, tensor_dims_text(op->x), (long long)to,
+                 tensor_dims_text(op->y));
+        if (has_dims && named[i] != (from != to) && from != 1)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: attribute dims %s %s dimension %lld, but y %s %s it (x is %s). Let them agree, or set one only.",
+                 descriptor_label(descriptor), numbers_text(op->dims.at, op->dims.count),
+                 named[i] ? "reduces" : "keeps", (long long)i, tensor_dims_text(op->y),
+                 named[i] ? "keeps" : "reduces", tensor_dims_text(op->x));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The reference ----------------------------------------------------------------------------------------------- */
+
+double reduction_identity(int mode) {
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_MUL:
+    case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        return 1;
+    case WEFT_REDUCE_TENSOR_MIN:
+        return INFINITY;
+    case WEFT_REDUCE_TENSOR_MAX:
+        return -INFINITY;
+    default:
+        return 0;
+    }
+}
+
+static double combine(int mode, double so_far, double x) {
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_MUL:
+        return so_far * x;
+    case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        return x == 0 ? so_far : so_far * x;
+    case WEFT_REDUCE_TENSOR_MIN:
+        return x < so_far || x != x ? x : so_far;
+    case WEFT_REDUCE_TENSOR_MAX:
+        return x > so_far || x != x ? x : so_far;
+    case WEFT_REDUCE_TENSOR_AMAX:
+        return fabs(x) > so_far || x != x ? fabs(x) : so_far;
+    case WEFT_REDUCE_TENSOR_NORM1:
+        return so_far + fabs(x);
+    case WEFT_REDUCE_TENSOR_NORM2:
+        return so_far + x * x;
+    default: /* ADD, AVG */
+        return so_far + x;
+    }
+}
+
+static double finish(int mode, double total, int64_t count) {
+    return mode == WEFT_REDUCE_TENSOR_AVG     ? total / (double)count
+           : mode == WEFT_REDUCE_TENSOR_NORM2 ? sqrt(total)
+                                                  : total;
+}
+
+static int64_t integer_identity(int mode) {
+    double identity = reduction_identity(mode);
+    return identity == INFINITY ? INT64_MAX : identity == -INFINITY ? INT64_MIN : (int64_t)identity;
+}
+
+static int64_t integer_combine(int mode, int64_t so_far, int64_t x) {
+    int64_t magnitude = x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_MUL:
+        return (int64_t)((uint64_t)so_far * (uint64_t)x);
+    case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        return x == 0 ? so_far : (int64_t)((uint64_t)so_far * (uint64_t)x);
+    case WEFT_REDUCE_TENSOR_MIN:
+        return x < so_far ? x : so_far;
+    case WEFT_REDUCE_TENSOR_MAX:
+        return x > so_far ? x : so_far;
+    case WEFT_REDUCE_TENSOR_AMAX:
+        return magnitude > so_far ? magnitude : so_far;
+    case WEFT_REDUCE_TENSOR_NORM1:
+        return (int64_t)((uint64_t)so_far + (uint64_t)magnitude);
+    case WEFT_REDUCE_TENSOR_NORM2:
+        return (int64_t)((uint64_t)so_far + (uint64_t)x * (uint64_t)x);
+    default: /* ADD, AVG */
+        return (int64_t)((uint64_t)so_far + (uint64_t)x);
+    }
+}
+
+/* The largest integer whose square is at most x. */
+static int64_t integer_root(int64_t x) {
+    if (x <= 0)
+        return 0;
+    uint64_t root = (uint64_t)sqrt((double)x);
+    while (root * root > (uint64_t)x)
+        root--;
+    while ((root + 1) * (root + 1) <= (uint64_t)x)
+        root++;
+    return (int64_t)root;
+}
+
+static int64_t integer_finish(int mode, int64_t total, int64_t count) {
+    if (mode == WEFT_REDUCE_TENSOR_AVG)
+        return count ? total / count : 0;
+    return mode == WEFT_REDUCE_TENSOR_NORM2 ? integer_root(total) : total;
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct reduction_op *op = (const struct reduction_op *)descriptor;
+    struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
+    int mode = op->parameters->mode;
+    bool exact = !dtype_is_float((weftDataType_t)op->parameters->math);
+    int64_t index[WEFT_DIM_MAX], group[WEFT_DIM_MAX], member[WEFT_DIM_MAX], in_x[WEFT_DIM_MAX];
+    if (!y.data)
+        return;
+    for (int i = 0; i < x.rank; i++)
+        group[i] = reduction_group(op, i);
+    for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
+        double total = reduction_identity(mode);
+        int64_t integer_total = integer_identity(mode), count = 0;
+        for (bool left = index_begin(member, x.rank, group); left; left = index_next(member, x.rank, group)) {
+            for (int i = 0; i < x.rank; i++)
+                in_x[i] = index[i] * group[i] + member[i];
+            if (exact)
+                integer_total = integer_combine(mode, integer_total, view_load_int(&x, in_x));
+            else
+                total = combine(mode, total, view_load(&x, in_x));
+            count++;
+        }
+        if (exact)
+            view_store_int(&y, index, integer_finish(mode, integer_total, count));
+        else
+            view_store(&y, index, finish(mode, total, count));
+    }
+}
+
+static double flops(const struct descriptor *descriptor) {
+    return (double)tensor_elements(((const struct reduction_op *)descriptor)->x);
+}
+
+const struct op reduction_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+            .name = "reduction",
+            .doc = "y[i] = op over the group of x that belongs to i",
+            .size = sizeof(struct reduction_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &reduction_op,
+        },
+    .parameters = &reduction_schema,
+    .methods = methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+    .flops = flops,
+};

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reduction operation as engines read it. */
+#ifndef WEFT_GRAPH_OPS_REDUCTION_H
+#define WEFT_GRAPH_OPS_REDUCTION_H
+
+#include "graph/op.h"
+
+struct reduction {
+    struct descriptor base;
+    int32_t mode; /* weftReduceTensorOp_t */
+    int32_t math;
+    bool is_deterministic;
+};
+
+struct reduction_op {
+    struct descriptor base;
+    struct reduction *parameters;
+    struct tensor *x, *y;
+    struct dims dims; /* as set; y's extents say the same */
+    /* Refused when set. */
+    struct tensor *group_offset;
+    struct list init_values, accumulator_uids, current_uids, output_uids, compute_types;
+    struct descriptor *subgraph;
+};
+
+extern const struct op reduction_op;
+extern const struct schema reduction_schema;
+
+/* What no element at all reduces to, and where accumulation starts; AVG of nothing is NaN. */
+double reduction_identity(int mode);
+
+/* How many neighbours along dimension i reduce to one element of y. */
+static inline int64_t reduction_group(const struct reduction_op *op, int64_t i) {
+    return op->y->dims.at[i] ? op->x->dims.at[i] / op->y->dims.at[i] : 0;
+}
+
+#endif

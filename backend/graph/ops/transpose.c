@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transpose: dimension i of y is dimension permutation[i] of x
+   Without strides of its own y is packed in row-major order: the elements move. A result of another data type is
+   converted. */
+#include "graph/ops/transpose.h"
+#include "graph/ops/move.h"
+
+static const struct row rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct transpose_op, x, WEFT_ATTR_OPERATION_TRANSPOSE_XDESC, "x", .required = true,
+               .shape = "[d..]", .doc = "input"),
+    TENSOR_ROW(ROLE_OUTPUT, struct transpose_op, y, WEFT_ATTR_OPERATION_TRANSPOSE_YDESC, "y", .required = true,
+               .shape = "[d.. permuted]", .doc = "result"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct transpose_op, permutation, WEFT_ATTR_OPERATION_TRANSPOSE_PERMUTATION,
+              "permutation", .storage = STORE_DIMS, .required = true, .least = 0, .most = WEFT_DIM_MAX - 1,
+              .doc = "each dimension of x once, in the order of y"),
+};
+
+static const struct method methods[] = {
+    {"transpose", "dimensions in another order : y[i[p[0]], i[p[1]], ..] = x[i[0], i[1], ..]", NULL,
+     "input:x permutation", "y"},
+    {0},
+};
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct transpose_op *op = (struct transpose_op *)descriptor;
+    int64_t rank = op->x->dims.count;
+    bool used[WEFT_DIM_MAX] = {false};
+    bool fits = op->permutation.count == rank;
+    struct dims dims = {.count = rank};
+    for (int64_t i = 0; fits && i < rank; i++) {
+        int64_t from = op->permutation.at[i];
+        fits = from < rank && !used[from];
+        if (!fits)
+            break;
+        used[from] = true;
+        dims.at[i] = op->x->dims.at[from];
+    }
+    if (!fits)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: permutation is %s, x has %lld dims %s. Name each of 0..%lld once.",
+             descriptor_label(descriptor), numbers_text(op->permutation.at, op->permutation.count), (long long)rank,
+             tensor_dims_text(op->x), (long long)rank - 1);
+    tensor_infer_dims(op->y, dims.count, dims.at);
+    tensor_infer_type(op->y, (weftDataType_t)op->x->type);
+    return check_dims(descriptor, "y", op->y, dims.count, dims.at);
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct transpose_op *op = (const struct transpose_op *)descriptor;
+    struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
+    int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
+    if (!y.data)
+        return;
+    for (bool more = index_begin(in_y, y.rank, y.dims); more; more = index_next(in_y, y.rank, y.dims)) {
+        for (int i = 0; i < y.rank; i++)
+            in_x[op->permutation.at[i]] = in_y[i];
+        move_element(&y, view_offset(&y, in_y), &x, view_offset(&x, in_x));
+    }
+}
+
+const struct op transpose_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_TRANSPOSE_DESCRIPTOR,
+            .name = "transpose",
+            .doc = "dimension i of y is dimension permutation[i] of x",
+            .size = sizeof(struct transpose_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &transpose_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .reference = reference,
+};
