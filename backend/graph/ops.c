@@ -6,11 +6,13 @@
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/concat.h"
+#include "graph/ops/convolution.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
+#include "graph/ops/resample.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/rng.h"
 #include "graph/ops/slice.h"
@@ -20,6 +22,11 @@
 const struct op *const ops[] = {
     &pointwise_op,
     &matmul_op,
+    &conv_fprop_op,
+    &conv_dgrad_op,
+    &conv_wgrad_op,
+    &resample_op,
+    &resample_backward_op,
     &norm_forward_op,
     &norm_backward_op,
     &genstats_op,

@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Convolution: y[n,k,o] = alpha * sum over c, r of x[n, c, o * stride + r * dilation - pre] * w[k,c,r] + beta * y[n,k,o]
+   and its gradients with respect to x (conv_dgrad) and w (conv_wgrad), with one to three spatial dimensions. Outside the
+   image x is 0. Groups follow from the channels of x and w, or stand in a dimension of their own:
+     x [N, C, x..]     w [K, C / groups, w..]   y [N, K, y..]       rank spatial + 2
+     x [N, G, C, x..]  w [G, K, C, w..]         y [N, G, K, y..]    rank spatial + 3, the number of spatial dims known
+   Paddings may be negative: they crop. */
+#include "graph/ops/convolution.h"
+
+enum { SPATIAL_MAX = 3 };
+
+/* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
+
+static const struct row parameter_rows[] = {
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct convolution, math, WEFT_ATTR_CONVOLUTION_COMP_TYPE, "compute_data_type",
+              .doc = "type that products are summed in"),
+    VALUE_ROW(WEFT_TYPE_CONVOLUTION_MODE, struct convolution, mode, WEFT_ATTR_CONVOLUTION_CONV_MODE, "convolution_mode",
+              .initial = WEFT_CROSS_CORRELATION, .doc = "whether the filter is flipped; CROSS_CORRELATION does not"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct convolution, dilation, WEFT_ATTR_CONVOLUTION_DILATIONS, "dilation",
+              .storage = STORE_DIMS, .least = 1, .most = INT32_MAX,
+              .doc = "distance in elements between neighbouring filter taps, per spatial dimension; unset: 1"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct convolution, stride, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, "stride",
+              .storage = STORE_DIMS, .least = 1, .most = INT32_MAX,
+              .doc = "step of the filter in elements, per spatial dimension; unset: 1"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct convolution, post_padding, WEFT_ATTR_CONVOLUTION_POST_PADDINGS, "post_padding",
+              .storage = STORE_DIMS, .least = -INT32_MAX, .most = INT32_MAX,
+              .doc = "zeros after the end of each spatial dimension; unset: as pre_padding"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct convolution, pre_padding, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, "pre_padding",
+              .storage = STORE_DIMS, .least = -INT32_MAX, .most = INT32_MAX,
+              .doc = "zeros before the start of each spatial dimension; unset: 0"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct convolution, spatial, WEFT_ATTR_CONVOLUTION_SPATIAL_DIMS, "spatial_dims",
+              .least = 1, .most = SPATIAL_MAX,
+              .doc = "number of spatial dimensions; unset: as the lists or tensors have"),
+};
+
+static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
+    struct convolution *conv = (struct convolution *)descriptor;
+    static const char *const keys[] = {"stride", "dilation", "pre_padding", "post_padding"};
+    const struct dims *lists[] = {&conv->stride, &conv->dilation, &conv->pre_padding, &conv->post_padding};
+    for (int i = 0; i < 4; i++) {
+        if (conv->spatial == 0 && lists[i]->count <= SPATIAL_MAX)
+            conv->spatial = lists[i]->count;
+        if (lists[i]->count && lists[i]->count != conv->spatial)
+            FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+                 "%s: %s is %s, expected %lld numbers. Give one per spatial dimension (1 to 3), or none.",
+                 descriptor_label(descriptor), keys[i], numbers_text(lists[i]->at, lists[i]->count),
+                 (long long)(conv->spatial ? conv->spatial : SPATIAL_MAX));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct schema convolution_schema = {
+    .kind = WEFT_BACKEND_CONVOLUTION_DESCRIPTOR,
+    .name = "convolution parameters",
+    .doc = "geometry and compute type of a convolution and of its gradients",
+    .size = sizeof(struct convolution),
+    ROWS(parameter_rows),
+    .finalize = finalize_parameters,
+};
+
+/* ---- Rows and methods -------------------------------------------------------------------------------------------- */
+
+static const struct row fprop_rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
+              WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, "parameters", .required = true,
+              .target = WEFT_BACKEND_CONVOLUTION_DESCRIPTOR, .doc = "geometry and compute type"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, alpha, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, "alpha",
+              .initial = 1, .doc = "factor on the result"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, beta, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, "beta",
+              .doc = "factor on what the output holds before; 0: it is not read"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, x, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, "x", .required = true,
+               .shape = "[N, C, x..]", .doc = "image"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, w, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W, "w", .required = true,
+               .shape = "[K, C / groups, w..]", .doc = "filters"),
+    TENSOR_ROW(ROLE_OUTPUT, struct conv_op, y, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, "y", .required = true,
+               .shape = "[N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..]", .doc = "result"),
+};
+
+static const struct row dgrad_rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
+              WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, "parameters", .required = true,
+              .target = WEFT_BACKEND_CONVOLUTION_DESCRIPTOR, .doc = "geometry and compute type"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, alpha, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, "alpha",
+              .initial = 1, .doc = "factor on the result"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, beta, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA, "beta",
+              .doc = "factor on what the output holds before; 0: it is not read"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, y, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, "dy", .required = true,
+               .shape = "[N, K, y..]", .doc = "gradient of the result"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, w, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, "w", .required = true,
+               .shape = "[K, C / groups, w..]", .doc = "filters"),
+    TENSOR_ROW(ROLE_OUTPUT, struct conv_op, x, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, "dx", .required = true,
+               .shape = "[N, C, x..]; unset: one group, and the least x.. that makes y..",
+               .doc = "gradient of the image"),
+};
+
+static const struct row wgrad_rows[] = {
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
+              WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, "parameters", .required = true,
+              .target = WEFT_BACKEND_CONVOLUTION_DESCRIPTOR, .doc = "geometry and compute type"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, alpha, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, "alpha",
+              .initial = 1, .doc = "factor on the result"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct conv_op, beta, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA, "beta",
+              .doc = "factor on what the output holds before; 0: it is not read"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, x, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, "x", .required = true,
+               .shape = "[N, C, x..]", .doc = "image"),
+    TENSOR_ROW(ROLE_INPUT, struct conv_op, y, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, "dy", .required = true,
+               .shape = "[N, K, y..]", .doc = "gradient of the result"),
+    TENSOR_ROW(ROLE_OUTPUT, struct conv_op, w, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, "dw", .required = true,
+               .shape = "[K, C / groups, w..]; its dims must be set", .doc = "gradient of the filters"),
+};
+
+#define GEOMETRY_ARGUMENTS                                                                                             \
+    " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
+    "padding:pre_padding=None"
+
+static const struct method fprop_methods[] = {
+    {"conv_fprop", "convolution : y[n,k,o] = sum_{c,r} x[n, c, o * stride + r * dilation - pre_padding] * w[k,c,r]",
+     NULL, "image:x weight:w" GEOMETRY_ARGUMENTS, "y"},
+    {0},
+};
+
+static const struct method dgrad_methods[] = {
+    {"conv_dgrad",
+     "gradient of a convolution's image; transposed convolution : dx[n,c,i] = sum_{k,r,o} dy[n,k,o] * w[k,c,r] where "
+     "i = o * stride + r * dilation - pre_padding",
+     NULL, "loss:dy filter:w" GEOMETRY_ARGUMENTS, "dx"},
+    {0},
+};
+
+static const struct method wgrad_methods[] = {
+    {"conv_wgrad",
+     "gradient of a convolution's filters : dw[k,c,r] = sum_{n,o} x[n, c, o * stride + r * dilation - pre_padding] * "
+     "dy[n,k,o]",
+     NULL, "image:x loss:dy" GEOMETRY_ARGUMENTS, "dw"},
+    {0},
+};
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+static enum conv_direction direction_of(const struct descriptor *op) {
+    return op_of(op) == &conv_fprop_op ? CONV_FORWARD : op_of(op) == &conv_dgrad_op ? CONV_DATA : CONV_FILTER;
+}
+
+bool conv_is(const struct descriptor *descriptor) {
+    const struct op *op = op_of(descriptor);
+    return op == &conv_fprop_op || op == &conv_dgrad_op || op == &conv_wgrad_op;
+}
+
+/* What the user calls the tensors at x, w and y. */
+struct names {
+    const char *x, *w, *y;
+};
+
+static struct names names_of(const struct conv_op *op) {
+    static const struct names names[] = {
+        [CONV_FORWARD] = {"x", "w", "y"}, [CONV_DATA] = {"dx", "w", "dy"}, [CONV_FILTER] = {"x", "dw", "dy"}};
+    return names[direction_of(&op->base)];
+}
+
+static struct tensor *output_of(const struct conv_op *op) {
+    struct tensor *outputs[] = {[CONV_FORWARD] = op->y, [CONV_DATA] = op->x, [CONV_FILTER] = op->w};
+    return outputs[direction_of(&op->base)];
+}
+
+/* An input, whose dims are known. */
+static const struct tensor *input_of(const struct conv_op *op) {
+    return direction_of(&op->base) == CONV_DATA ? op->y : op->x;
+}
+
+static int spatial_of(const struct conv_op *op) {
+    int64_t spatial = op->parameters->spatial;
+    return (int)(spatial ? spatial : input_of(op)->dims.count - 2);
+}
+
+/* The index of the first spatial dimension: 2, or 3 with a dimension of groups. */
+static int first_of(const struct conv_op *op) { return (int)input_of(op)->dims.count - spatial_of(op); }
+
+/* The geometry along one spatial dimension. */
+struct axis {
+    int64_t stride, dilation, pre, post;
+};
+
+static struct axis axis_of(const struct convolution *conv, int i) {
+    struct axis axis = {.stride = conv->stride.count ? conv->stride.at[i] : 1,
+                        .dilation = conv->dilation.count ? conv->dilation.at[i] : 1,
+                        .pre = conv->pre_padding.count ? conv->pre_padding.at[i] : 0};
+    axis.post = conv->post_padding.count ? conv->post_padding.at[i] : axis.pre;
+    return axis;
+}
+
+/* The product of numbers of 0 or more, cut at 2^60: sums of a few such stay in range. */
+static int64_t capped_product(int64_t a, int64_t b) {
+    const int64_t cap = INT64_C(1) << 60;
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) || product > cap ? cap : product;
+}
+
+/* Elements of the image from the first to the last tap of a filter. */
+static int64_t span_of(struct axis axis, int64_t w) { return capped_product(axis.dilation, w - 1) + 1; }
+
+static int64_t padded_image(struct axis axis, int64_t x) { return capped_product(x, 1) + axis.pre + axis.post; }
+
+/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty image or where the filter does not fit. */
+static int64_t output_extent(struct axis axis, int64_t x, int64_t w) {
+    int64_t room = padded_image(axis, x) - span_of(axis, w);
+    return room < 0 || x == 0 ? 0 : 1 + room / axis.stride;
+}
+
+/* The least x that makes y. */
+static int64_t least_image(struct axis axis, int64_t w, int64_t y) {
+    int64_t x = capped_product(axis.stride, y - 1) + span_of(axis, w) - axis.pre - axis.post;
+    return y == 0 || x < 0 ? 0 : x;
+}
+
+/* ---- Inference --------------------------------------------------------------------------------------------------- */
+
+/* All tensors that have dims have the same rank, and it fits the number of spatial dimensions. */
+static weftStatus_t check_ranks(const struct conv_op *op) {
+    struct names names = names_of(op);
+    const char *keys[] = {names.x, names.w, names.y};
+    const struct tensor *tensors[] = {op->x, op->w, op->y}, *known = input_of(op);
+    int spatial = spatial_of(op);
+    int64_t rank = known->dims.count;
+    if (spatial < 1 || spatial > SPATIAL_MAX || rank < spatial + 2 || rank > spatial + 3)
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: %s is %s, which leaves no 1 to 3 spatial dimensions behind batch and channels%s%s. Reshape it; with a "
+            "dimension of groups, set stride or padding to say how many dimensions are spatial.",
+            descriptor_label(&op->base), known == op->x ? names.x : names.y, tensor_dims_text(known),
+            op->parameters->spatial ? ", but spatial_dims is " : "",
+            op->parameters->spatial ? numbers_text(&op->parameters->spatial, 1) : "");
+    for (int i = 0; i < 3; i++)
+        if (tensors[i]->dims.count && tensors[i]->dims.count != rank)
+            FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+                 "%s: %s has %lld dims %s, %s has %lld dims %s. Give all tensors the same rank.",
+                 descriptor_label(&op->base), keys[i], (long long)tensors[i]->dims.count, tensor_dims_text(tensors[i]),
+                 known == op->x ? names.x : names.y, (long long)rank, tensor_dims_text(known));
+    for (int i = first_of(op); op->w->dims.count && i < rank; i++)
+        if (op->w->dims.at[i] < 1)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: %s is %s: a filter has at least 1 tap. Give it larger dims.",
+                 descriptor_label(&op->base), names.w, tensor_dims_text(op->w));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void infer_dims(struct conv_op *op) {
+    bool forward = direction_of(&op->base) == CONV_FORWARD;
+    const struct tensor *w = op->w;
+    int first = first_of(op);
+    struct dims dims = input_of(op)->dims;
+    if (first == 3)
+        dims.at[2] = w->dims.at[forward ? 1 : 2];
+    else
+        dims.at[1] = w->dims.at[forward ? 0 : 1];
+    for (int i = first; i < dims.count; i++) {
+        struct axis axis = axis_of(op->parameters, i - first);
+        dims.at[i] = forward ? output_extent(axis, op->x->dims.at[i], w->dims.at[i])
+                             : least_image(axis, w->dims.at[i], op->y->dims.at[i]);
+    }
+    tensor_infer_dims(output_of(op), dims.count, dims.at);
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct conv_op *op = (struct conv_op *)descriptor;
+    struct tensor *out = output_of(op);
+    TRY(check_ranks(op));
+    if (out->dims.count == 0 && direction_of(descriptor) == CONV_FILTER)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: dw has no dims, and filters of several sizes take x %s to dy %s. Set its dims: [K, C / groups, w..].",
+             descriptor_label(descriptor), tensor_dims_text(op->x), tensor_dims_text(op->y));
+    if (out->dims.count == 0)
+        infer_dims(op);
+    const struct tensor *like = input_of(op);
+    tensor_infer_strides(out, like);
+    bool computed = out->is_virtual || dtype_is_integer((weftDataType_t)like->type);
+    tensor_infer_type(out, (weftDataType_t)(computed ? op->parameters->math : like->type));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+/* Groups of x and w: 0 when their channels do not fit together. */
+static int64_t groups_of(const struct conv_op *op) {
+    const int64_t *x = op->x->dims.at, *w = op->w->dims.at;
+    if (first_of(op) == 3)
+        return x[1] == w[0] && x[2] == w[2] ? x[1] : 0;
+    if (w[1] == 0)
+        return x[1] == 0 ? 1 : 0;
+    int64_t groups = x[1] % w[1] ? 0 : x[1] / w[1];
+    return groups && w[0] % groups == 0 ? groups : 0;
+}
+
+static weftStatus_t check_channels(const struct conv_op *op) {
+    struct names names = names_of(op);
+    const int64_t *x = op->x->dims.at, *w = op->w->dims.at, *y = op->y->dims.at;
+    bool grouped = first_of(op) == 3;
+    if (!groups_of(op))
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: channels of %s %s and %s %s do not fit: x is %s, w is %s%s. Change one of them.",
+             descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w),
+             grouped ? "[N,G,C,..]" : "[N,C,..]", grouped ? "[G,K,C,..]" : "[K,C/groups,..]",
+             grouped ? "" : ", and K is a multiple of groups");
+    bool fits = y[0] == x[0] && (grouped ? y[1] == w[0] && y[2] == w[1] : y[1] == w[0]);
+    if (!fits)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s is %s, but %s %s and %s %s make %s. Make batch and channels agree.", descriptor_label(&op->base),
+             names.y, tensor_dims_text(op->y), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w),
+             grouped ? numbers_text((const int64_t[]){x[0], w[0], w[1]}, 3)
+                     : numbers_text((const int64_t[]){x[0], w[0]}, 2));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t refuse_extent(const struct conv_op *op, int i, struct axis axis, int64_t x, int64_t w, int64_t y) {
+    static const char *const fixes[] = {[CONV_FORWARD] = "Give y that extent, or no dims",
+                                        [CONV_DATA] = "Give dx no dims, or an extent between these: ",
+                                        [CONV_FILTER] = "Change dw, the paddings or the stride"};
+    struct names names = names_of(op);
+    enum conv_direction direction = direction_of(&op->base);
+    int64_t least = least_image(axis, w, y), most = y == 0 ? 0 : least + axis.stride - 1;
+    FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+         "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - dilation %lld * (%s "
+         "%lld "
+         "- 1) - 1) / stride %lld = %lld. %s%s.",
+         descriptor_label(&op->base), i, names.y, (long long)y, names.x, (long long)x, (long long)axis.pre,
+         (long long)axis.post, (long long)axis.dilation, names.w, (long long)w, (long long)axis.stride,
+         (long long)output_extent(axis, x, w), fixes[direction],
+         direction == CONV_DATA ? numbers_text((const int64_t[]){least, most}, 2) : "");
+}
+
+static weftStatus_t check_extent(const struct conv_op *op, int dim) {
+    struct names names = names_of(op);
+    int i = dim - first_of(op);
+    struct axis axis = axis_of(op->parameters, i);
+    int64_t x = op->x->dims.at[dim], w = op->w->dims.at[dim], y = op->y->dims.at[dim];
+    int64_t padded = padded_image(axis, x), span = span_of(axis, w);
+    if (padded < span && x > 0)
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: spatial dimension %d: the filter does not fit: it spans dilation %lld * (%s %lld - 1) + 1 = %lld, the "
+            "padded image has %s %lld + pre %lld + post %lld = %lld elements. Pad more, or use a smaller filter.",
+            descriptor_label(&op->base), i, (long long)axis.dilation, names.w, (long long)w, (long long)span, names.x,
+            (long long)x, (long long)axis.pre, (long long)axis.post, (long long)padded);
+    if (y != output_extent(axis, x, w))
+        return refuse_extent(op, i, axis, x, w, y);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check(const struct descriptor *descriptor) {
+    const struct conv_op *op = (const struct conv_op *)descriptor;
+    TRY(check_channels(op));
+    for (int dim = first_of(op); dim < op->x->dims.count; dim++)
+        TRY(check_extent(op, dim));
+    if (op->beta != 0 && output_of(op)->is_virtual)
+        FAIL(
+            WEFT_STATUS_BAD_PARAM,
+            "%s: beta is %g, so the output is read before it is written, but %s is virtual. Set beta to 0, or give the "
+            "tensor memory.",
+            descriptor_label(descriptor), op->beta, descriptor_label(&output_of(op)->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Geometry ---------------------------------------------------------------------------------------------------- */
+
+/* outer, group, channel: dimensions of the tensor; without a dimension of groups, group is the one that holds them in
+   blocks of `block`. */
+static struct conv_operand operand_of(const struct tensor *tensor, int spatial, int outer, int group, int channel,
+                                      int64_t block) {
+    struct conv_operand operand = {.tensor = tensor,
+                                   .outer_stride = tensor->strides.at[outer],
+                                   .group_stride = tensor->strides.at[group] * block,
+                                   .channel_stride = tensor->strides.at[channel],
+                                   .size = {1, 1, 1}};
+    int first = (int)tensor->dims.count - spatial;
+    for (int i = 0; i < spatial; i++) {
+        operand.size[SPATIAL_MAX - spatial + i] = tensor->dims.at[first + i];
+        operand.size_stride[SPATIAL_MAX - spatial + i] = tensor->strides.at[first + i];
+    }
+    return operand;
+}
+
+struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
+    const struct conv_op *op = (const struct conv_op *)descriptor;
+    int spatial = spatial_of(op), channel = first_of(op) - 1;
+    bool grouped = channel == 2;
+    struct conv_geometry g = {.direction = direction_of(descriptor),
+                              .spatial = spatial,
+                              .n = op->x->dims.at[0],
+                              .groups = groups_of(op),
+                              .c = op->w->dims.at[channel],
+                              .stride = {1, 1, 1},
+                              .dilation = {1, 1, 1},
+                              .flip = op->parameters->mode == WEFT_CONVOLUTION,
+                              .alpha = op->alpha,
+                              .beta = op->beta};
+    g.k = grouped ? op->w->dims.at[1] : op->w->dims.at[0] / g.groups;
+    g.x = operand_of(op->x, spatial, 0, 1, channel, grouped ? 1 : g.c);
+    g.w = operand_of(op->w, spatial, grouped ? 1 : 0, 0, channel, grouped ? 1 : g.k);
+    g.y = operand_of(op->y, spatial, 0, 1, channel, grouped ? 1 : g.k);
+    for (int i = 0; i < spatial; i++) {
+        struct axis axis = axis_of(op->parameters, i);
+        int at = SPATIAL_MAX - spatial + i;
+        g.stride[at] = axis.stride;
+        g.dilation[at] = axis.dilation;
+        g.pre[at] = axis.pre;
+        g.post[at] = axis.post;
+    }
+    return g;
+}
+
+static double flops(const struct descriptor *descriptor) {
+    struct conv_geometry g = conv_geometry(descriptor);
+    double flops = 2.0 * (double)g.n * (double)g.groups * (double)g.c * (double)g.k;
+    for (int i = 0; i < SPATIAL_MAX; i++)
+        flops *= (double)g.w.size[i] * (double)g.y.size[i];
+    return flops;
+}
+
+/* ---- Reference --------------------------------------------------------------------------------------------------- */
+
+enum { OUTER, GROUP, CHANNEL, SIZE, PLACE = SIZE + SPATIAL_MAX };
+
+/* Turns the place [outer, group, channel, size..] of an operand into the index of its tensor. */
+static void index_of(const struct conv_geometry *g, const struct conv_operand *operand, const int64_t place[PLACE],
+                     int64_t *index) {
+    bool is_filter = operand == &g->w;
+    int first = (int)operand->tensor->dims.count - g->spatial;
+    if (first == 3) {
+        index[0] = place[is_filter ? GROUP : OUTER];
+        index[1] = place[is_filter ? OUTER : GROUP];
+        index[2] = place[CHANNEL];
+    } else if (is_filter) {
+        index[0] = place[GROUP] * g->k + place[OUTER];
+        index[1] = place[CHANNEL];
+    } else {
+        index[0] = place[OUTER];
+        index[1] = place[GROUP] * (operand == &g->x ? g->c : g->k) + place[CHANNEL];
+    }
+    for (int i = 0; i < g->spatial; i++)
+        index[first + i] = place[SIZE + SPATIAL_MAX - g->spatial + i];
+}
+
+/* One product of the sum: tap r of the filter that makes channel k of group g from channel c, at output position o. */
+struct product {
+    int64_t n, group, c, k, r[SPATIAL_MAX], o[SPATIAL_MAX];
+};
+
+/* The places of its three elements; false when x lies outside the image. */
+static bool places_of(const struct conv_geometry *g, const struct product *p, int64_t *x, int64_t *w, int64_t *y) {
+    x[OUTER] = y[OUTER] = p->n;
+    x[GROUP] = w[GROUP] = y[GROUP] = p->group;
+    x[CHANNEL] = w[CHANNEL] = p->c;
+    w[OUTER] = y[CHANNEL] = p->k;
+    bool inside = true;
+    for (int i = 0; i < SPATIAL_MAX; i++) {
+        x[SIZE + i] = p->o[i] * g->stride[i] + p->r[i] * g->dilation[i] - g->pre[i];
+        w[SIZE + i] = g->flip ? g->w.size[i] - 1 - p->r[i] : p->r[i];
+        y[SIZE + i] = p->o[i];
+        inside = inside && x[SIZE + i] >= 0 && x[SIZE + i] < g->x.size[i];
+    }
+    return inside;
+}
+
+struct views {
+    struct view x, w, y;
+};
+
+/* x * w, dy * w or x * dy: what the product adds to the direction's output. */
+static double contribution(const struct conv_geometry *g, const struct views *views, const struct product *p) {
+    int64_t x[PLACE], w[PLACE], y[PLACE], index[WEFT_DIM_MAX];
+    double result = 1;
+    if (!places_of(g, p, x, w, y))
+        return 0;
+    if (g->direction != CONV_DATA) {
+        index_of(g, &g->x, x, index);
+        result *= view_load(&views->x, index);
+    }
+    if (g->direction != CONV_FILTER) {
+        index_of(g, &g->w, w, index);
+        result *= view_load(&views->w, index);
+    }
+    if (g->direction != CONV_FORWARD) {
+        index_of(g, &g->y, y, index);
+        result *= view_load(&views->y, index);
+    }
+    return result;
+}
+
+static void store(const struct conv_geometry *g, const struct conv_operand *operand, const struct view *view,
+                  const int64_t place[PLACE], double sum) {
+    int64_t index[WEFT_DIM_MAX];
+    index_of(g, operand, place, index);
+    view_store(view, index, g->alpha * sum + (g->beta != 0 ? g->beta * view_load(view, index) : 0));
+}
+
+/* y: sum over c and r. */
+static void compute_y(const struct conv_geometry *g, const struct views *views) {
+    const int64_t whole[] = {g->n, g->groups, g->k, g->y.size[0], g->y.size[1], g->y.size[2]};
+    const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
+    int64_t at[PLACE], tap[4];
+    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+        double sum = 0;
+        for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
+            struct product p = {.n = at[OUTER],
+                                .group = at[GROUP],
+                                .k = at[CHANNEL],
+                                .c = tap[0],
+                                .o = {at[3], at[4], at[5]},
+                                .r = {tap[1], tap[2], tap[3]}};
+            sum += contribution(g, views, &p);
+        }
+        store(g, &g->y, &views->y, at, sum);
+    }
+}
+
+/* The output position whose tap r reads x; false when there is none. */
+static bool find_position(const struct conv_geometry *g, const int64_t *x, struct product *p) {
+    for (int i = 0; i < SPATIAL_MAX; i++) {
+        int64_t scaled = x[i] + g->pre[i] - p->r[i] * g->dilation[i];
+        p->o[i] = scaled / g->stride[i];
+        if (scaled < 0 || scaled % g->stride[i] != 0 || p->o[i] >= g->y.size[i])
+            return false;
+    }
+    return true;
+}
+
+/* dx: sum over k and over the r that read this element. */
+static void compute_dx(const struct conv_geometry *g, const struct views *views) {
+    const int64_t whole[] = {g->n, g->groups, g->c, g->x.size[0], g->x.size[1], g->x.size[2]};
+    const int64_t inner[] = {g->k, g->w.size[0], g->w.size[1], g->w.size[2]};
+    int64_t at[PLACE], tap[4];
+    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+        double sum = 0;
+        for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
+            struct product p = {
+                .n = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .k = tap[0], .r = {tap[1], tap[2], tap[3]}};
+            sum += find_position(g, at + SIZE, &p) ? contribution(g, views, &p) : 0;
+        }
+        store(g, &g->x, &views->x, at, sum);
+    }
+}
+
+/* dw: sum over n and o. */
+static void compute_dw(const struct conv_geometry *g, const struct views *views) {
+    const int64_t whole[] = {g->k, g->groups, g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
+    const int64_t inner[] = {g->n, g->y.size[0], g->y.size[1], g->y.size[2]};
+    int64_t at[PLACE], in[4];
+    for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+        double sum = 0;
+        for (bool images = index_begin(in, 4, inner); images; images = index_next(in, 4, inner)) {
+            struct product p = {
+                .k = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .n = in[0], .o = {in[1], in[2], in[3]}};
+            for (int i = 0; i < SPATIAL_MAX; i++)
+                p.r[i] = g->flip ? g->w.size[i] - 1 - at[SIZE + i] : at[SIZE + i];
+            sum += contribution(g, views, &p);
+        }
+        store(g, &g->w, &views->w, at, sum);
+    }
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct conv_op *op = (const struct conv_op *)descriptor;
+    struct conv_geometry g = conv_geometry(descriptor);
+    struct views views = {view_of(bindings, op->x), view_of(bindings, op->w), view_of(bindings, op->y)};
+    if (g.direction == CONV_FORWARD && views.y.data)
+        compute_y(&g, &views);
+    else if (g.direction == CONV_DATA && views.x.data)
+        compute_dx(&g, &views);
+    else if (g.direction == CONV_FILTER && views.w.data)
+        compute_dw(&g, &views);
+}
+
+/* ---- The operations ---------------------------------------------------------------------------------------------- */
+
+const struct op conv_fprop_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+            .name = "conv_fprop",
+            .doc = "y[n,k,o] = alpha * sum over c, r of x[n, c, o * stride + r * dilation - pre] * w[k,c,r] + beta * "
+                   "y[n,k,o]",
+            .size = sizeof(struct conv_op),
+            ROWS(fprop_rows),
+            .finalize = op_finalize,
+            .op = &conv_fprop_op,
+        },
+    .parameters = &convolution_schema,
+    .methods = fprop_methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+    .flops = flops,
+};
+
+const struct op conv_dgrad_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+            .name = "conv_dgrad",
+            .doc = "dx[n,c,i] = alpha * sum over k, r, o with i = o * stride + r * dilation - pre of dy[n,k,o] * "
+                   "w[k,c,r] + "
+                   "beta * dx[n,c,i]",
+            .size = sizeof(struct conv_op),
+            ROWS(dgrad_rows),
+            .finalize = op_finalize,
+            .op = &conv_dgrad_op,
+        },
+    .parameters = &convolution_schema,
+    .methods = dgrad_methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+    .flops = flops,
+};
+
+const struct op conv_wgrad_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+            .name = "conv_wgrad",
+            .doc = "dw[k,c,r] = alpha * sum over n, o of x[n, c, o * stride + r * dilation - pre] * dy[n,k,o] + "
+                   "beta * dw[k,c,r]",
+            .size = sizeof(struct conv_op),
+            ROWS(wgrad_rows),
+            .finalize = op_finalize,
+            .op = &conv_wgrad_op,
+        },
+    .parameters = &convolution_schema,
+    .methods = wgrad_methods,
+    .infer = infer,
+    .check = check,
+    .reference = reference,
+    .flops = flops,
+};

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pooling and interpolation as engines read them: one struct and one geometry in whole numbers for both directions.
+
+   Each output position o reads, along each of one to three spatial dimensions, `taps` neighbouring elements of x from
+   floor(c(o)) on, where
+     c(o) = o * stride - pre_padding
+   is computed exactly: stride and paddings may be fractions, and with their common denominator
+     c(o) = (o * step - offset) / denominator       floor(c(o)) and the remainder in integers
+   pools      taps is the window; denominator is 1
+   NEAREST    taps is 1: the element at floor(c(o))
+   BILINEAR   taps is 2: the weights are 1 - f and f, where f = c(o) - floor(c(o)); linear along each dimension
+   Interpolation with half-pixel centres (align_corners=False) from x to y elements is stride x/y and pre_padding
+   (1 - x/y) / 2; with corners aligned it is stride (x-1)/(y-1) and pre_padding 0. */
+#ifndef WEFT_GRAPH_OPS_RESAMPLE_H
+#define WEFT_GRAPH_OPS_RESAMPLE_H
+
+#include "graph/op.h"
+
+/* The parameter descriptor. Lists with count 0 are unset. */
+struct resample {
+    struct descriptor base;
+    int32_t mode, math, nan_propagation, padding_mode;
+    int64_t spatial;                                       /* 0: as many as the tensors have */
+    struct list window, stride, pre_padding, post_padding; /* fractions */
+};
+
+/* Either operation. The forward one has x, y and maybe index; the backward one dy, dx, maybe index, x and y. */
+struct resample_op {
+    struct descriptor base;
+    struct resample *parameters;
+    struct tensor *x, *y, *index, *dx, *dy;
+    double alpha, beta;
+};
+
+extern const struct op resample_op, resample_backward_op;
+extern const struct schema resample_schema;
+
+/* A tensor seen as [n, c, size..]. Strides are in elements, and hold for tensors whose vector_count is 1. */
+struct resample_operand {
+    const struct tensor *tensor; /* NULL: absent */
+    int64_t size[3];             /* spatial extents; 1s stand in front when there are fewer than three */
+    int64_t batch_stride, channel_stride, size_stride[3];
+};
+
+struct resample_geometry {
+    bool backward;
+    weftResampleMode_t mode;
+    weftPaddingMode_t padding; /* what taps outside x read; AVGPOOL_EXCLUDE_PADDING reads nothing there */
+    bool propagates_nan;       /* a maximum over a NaN is NaN; false: only when there is nothing else */
+    int spatial;               /* 1..3 */
+    int64_t n, c;
+    struct resample_operand x, y;  /* of the backward operation: dx and dy */
+    struct resample_operand index; /* position of the maximum among the taps, row-major */
+    struct resample_operand saved; /* backward: the forward x, from which maxima are found where there is no index */
+    int64_t taps[3];
+    int64_t step[3], offset[3], denominator[3]; /* 1, 0, 1 stand in front */
+    double alpha, beta;                         /* beta != 0: the output is read, too */
+};
+
+/* The geometry of a finalized operation, forward or backward. */
+struct resample_geometry resample_geometry(const struct descriptor *op);
+
+/* floor(c(o)) along dimension i (0..2): the first tap's place in x, which may be negative. */
+static inline int64_t resample_first_tap(const struct resample_geometry *g, int i, int64_t o) {
+    int64_t scaled = o * g->step[i] - g->offset[i];
+    return scaled / g->denominator[i] - (scaled < 0 && scaled % g->denominator[i] != 0);
+}
+
+#endif
