@@ -556,11 +556,6 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
     }
 }
 
-static void store_if_wanted(const struct view *to, const int64_t *index, double value) {
-    if (to->data)
-        view_store(to, index, value);
-}
-
 static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);
@@ -579,9 +574,9 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
             double row_max, row_sum;
             int64_t index[] = {head.batch, head.index, i, 0};
             weigh_row(&run, &head, &scratch, i, &row_max, &row_sum);
-            store_if_wanted(&max, index, row_max);
-            store_if_wanted(&sum_exp, index, row_sum);
-            store_if_wanted(&stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
+            view_store_if(&max, index, row_max);
+            view_store_if(&sum_exp, index, row_sum);
+            view_store_if(&stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
             for (int64_t j = 0; j < run.columns; j++) {
                 double weight = scratch.weights[j] == 0 ? 0 : scratch.weights[j] / row_sum * kept(&run, &head, i, j);
                 for (int64_t d = 0; d < run.value_depth && weight != 0; d++)
