@@ -148,6 +148,9 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
 
 weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct variant_pack *overrides) {
     struct listing listing = {0};
+    /* In the order in which they can be finalized again: producers first, as shapes are inferred from them. */
+    for (int i = 0; i < graph->node_count; i++)
+        list_descriptors(&listing, graph->nodes[i].op);
     list_descriptors(&listing, &graph->base);
     byte_put_i64(writer, listing.count);
     for (int64_t i = 0; i < listing.count && !listing.failed; i++)
