@@ -581,7 +581,7 @@ const struct op norm_backward_op = {
     .schema =
         {
             .kind = WEFT_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR,
-            .name = "norm backward",
+            .name = "norm_backward",
             .doc = "gradients of a norm's input, scale and bias",
             .size = sizeof(struct norm_backward),
             ROWS(backward_rows),
