@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C API, call by call: thin wrappers that turn statuses into exceptions and own what they create.
+
+The library is opened at the first call, from $WEFT_LIBRARY, else from the package's lib folder, else by the system's
+loader.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from weft_cffi._weft import ffi
+
+from weft import enums
+from weft.errors import UnavailableError, error_of
+
+SONAME = "libweft.so.1"
+
+
+@cache
+def library() -> Any:
+    """The opened library."""
+    chosen = os.environ.get("WEFT_LIBRARY")
+    bundled = Path(__file__).with_name("lib") / SONAME
+    path = chosen or (str(bundled) if bundled.exists() else SONAME)
+    try:
+        return ffi.dlopen(path)
+    except OSError as error:
+        asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} is not there either"
+        raise UnavailableError(
+            f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or set "
+            "WEFT_LIBRARY to its path."
+        ) from None
+
+
+def check(status: int) -> None:
+    """Raises what a failed call left behind."""
+    if status:
+        message = get_last_error_string() or ffi.string(library().weftGetErrorString(status)).decode()
+        raise error_of(status, message)
+
+
+def get_version() -> int:
+    """The version of the loaded library: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL."""
+    return int(library().weftGetVersion())
+
+
+def get_last_error_string() -> str:
+    """The sentence that the calling thread's last failed call left; empty if it succeeded."""
+    text = ffi.new("char[4096]")
+    library().weftGetLastErrorString(text, 4096)
+    return str(ffi.string(text).decode(errors="replace"))
+
+
+# ---- Handles -------------------------------------------------------------------------------------------------------
+
+
+class Handle:
+    """A device opened for use, and the stream on which calls enqueue work. Closed when nobody holds it any more."""
+
+    def __init__(self, device: int | str | None = None, ordinal: int = 0) -> None:
+        pointer = ffi.new("weftHandle_t *")
+        if device is None:
+            check(library().weftCreate(pointer))
+        else:
+            kind = enums.member(enums.device_kind, device)
+            check(library().weftCreateForDevice(pointer, int(kind), ordinal))
+        self._pointer = ffi.gc(pointer[0], library().weftDestroy)
+        properties = Descriptor(enums.descriptor_type.DEVICEPROP_DESCRIPTOR)
+        properties.set(enums.attribute_name.DEVICEPROP_HANDLE, "HANDLE", [self.pointer])
+        properties.finalize()
+        self.device = enums.device_kind(properties.get_one(enums.attribute_name.DEVICEPROP_KIND_EXT, "INT64"))
+        self.ordinal = int(properties.get_one(enums.attribute_name.DEVICEPROP_DEVICE_ID, "INT32"))
+        self.stream = 0
+
+    @property
+    def pointer(self) -> Any:
+        """The C handle."""
+        if self._pointer is None:
+            from weft.errors import BadParameterError
+
+            raise BadParameterError("handle: it was destroyed. Make a new one with create_handle().")
+        return self._pointer
+
+    def set_stream(self, stream: int | None) -> None:
+        """Sets the stream, a CUstream or cudaStream_t as an integer; 0 or None is the default stream."""
+        check(library().weftSetStream(self.pointer, ffi.cast("void *", stream or 0)))
+        self.stream = int(stream or 0)
+
+    def close(self) -> None:
+        """Destroys the handle; what was made with it stays valid."""
+        if self._pointer is not None:
+            ffi.release(self._pointer)
+            self._pointer = None
+
+    def __int__(self) -> int:
+        return int(ffi.cast("uintptr_t", self.pointer))
+
+    __index__ = __int__
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._pointer is not None else ", closed"
+        return f"Handle({self.device.name.lower()}:{self.ordinal}{state})"
+
+
+# ---- Descriptors ---------------------------------------------------------------------------------------------------
+
+# The C type of an attribute's element; enumerations are all int32_t.
+_ELEMENTS = {
+    "HANDLE": "weftHandle_t",
+    "BOOLEAN": "_Bool",
+    "INT64": "int64_t",
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "VOID_PTR": "void *",
+    "BACKEND_DESCRIPTOR": "weftBackendDescriptor_t",
+    "INT32": "int32_t",
+    "CHAR": "char",
+    "FRACTION": "weftFraction_t",
+}
+
+
+class Descriptor:
+    """A tensor, an operation, a graph, a plan ...: anything with attributes. Released when nobody holds it."""
+
+    __slots__ = ("__weakref__", "kind", "pointer")
+
+    def __init__(self, kind: int) -> None:
+        pointer = ffi.new("weftBackendDescriptor_t *")
+        check(library().weftBackendCreateDescriptor(int(kind), pointer))
+        self.pointer = ffi.gc(pointer[0], library().weftBackendDestroyDescriptor)
+        self.kind = enums.descriptor_type(kind)
+
+    def set(self, name: int, kind: str, values: Iterable[Any]) -> None:
+        """Sets an attribute. kind: the element type, such as "INT64"; values: the elements."""
+        if kind == "CHAR":
+            text = values.encode() if isinstance(values, str) else bytes(values)
+            elements, count = ffi.from_buffer("char[]", text), len(text)
+        else:
+            plain = [value.pointer if isinstance(value, Descriptor) else value for value in values]
+            elements, count = ffi.new(f"{_ELEMENTS.get(kind, 'int32_t')}[]", plain), len(plain)
+        number = enums.attribute_type[kind]
+        check(library().weftBackendSetAttribute(self.pointer, int(name), int(number), count, elements))
+
+    def finalize(self) -> None:
+        """Checks the descriptor, infers what was left unset, and makes it immutable."""
+        check(library().weftBackendFinalize(self.pointer))
+
+    def count(self, name: int, kind: str) -> int:
+        """How many elements an attribute has."""
+        count = ffi.new("int64_t *")
+        number = int(enums.attribute_type[kind])
+        check(library().weftBackendGetAttribute(self.pointer, int(name), number, 0, count, ffi.NULL))
+        return int(count[0])
+
+    def get(self, name: int, kind: str) -> list[Any]:
+        """The elements of an attribute. Text comes in one piece; see get_text."""
+        count = self.count(name, kind)
+        elements = ffi.new(f"{_ELEMENTS.get(kind, 'int32_t')}[]", max(count, 1))
+        number, got = int(enums.attribute_type[kind]), ffi.new("int64_t *")
+        check(library().weftBackendGetAttribute(self.pointer, int(name), number, count, got, elements))
+        return [elements[i] for i in range(count)]
+
+    def get_one(self, name: int, kind: str) -> Any:
+        """The only element of an attribute."""
+        return self.get(name, kind)[0]
+
+    def get_bytes(self, name: int) -> bytes:
+        """An attribute of type CHAR, as bytes."""
+        count = self.count(name, "CHAR")
+        text, got = ffi.new("char[]", count + 1), ffi.new("int64_t *")
+        number = int(enums.attribute_type.CHAR)
+        check(library().weftBackendGetAttribute(self.pointer, int(name), number, count, got, text))
+        return bytes(ffi.buffer(text, count))
+
+    def get_text(self, name: int) -> str:
+        """An attribute of type CHAR, as text."""
+        return self.get_bytes(name).decode(errors="replace")
+
+    def get_descriptors(self, name: int, kind: int) -> list[Descriptor]:
+        """The descriptors that an attribute holds, of the given kind."""
+        made = [Descriptor(kind) for _ in range(self.count(name, "BACKEND_DESCRIPTOR"))]
+        array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in made] or 1)
+        number, got = int(enums.attribute_type.BACKEND_DESCRIPTOR), ffi.new("int64_t *")
+        check(library().weftBackendGetAttribute(self.pointer, int(name), number, len(made), got, array))
+        return made
+
+
+# ---- Execution -----------------------------------------------------------------------------------------------------
+
+
+def backend_execute(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> None:
+    """Runs a plan on the memory of a variant pack, on the handle's stream."""
+    check(library().weftBackendExecute(handle.pointer, plan.pointer, variant_pack.pointer))
+
+
+def execute(plan: Descriptor, pointers: Iterable[int], workspace: int = 0, stream: int = 0) -> None:
+    """Runs a plan with one address per slot."""
+    array = ffi.new("uint64_t[]", list(pointers))
+    memory = ffi.cast("void *", workspace)
+    check(library().weftExecute(plan.pointer, len(array), array, memory, ffi.cast("void *", stream)))
+
+
+def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> int:
+    """The workspace in bytes that a plan needs for the shapes that a variant pack overrides."""
+    size = ffi.new("size_t *")
+    check(
+        library().weftGetExecutionPlanWorkspaceSize(handle.pointer, plan.pointer, variant_pack.pointer, size)
+    )
+    return int(size[0])
+
+
+# ---- Asking the library --------------------------------------------------------------------------------------------
+
+
+def _text(function: Any, *arguments: Any) -> str:
+    size = ffi.new("size_t *")
+    check(function(*arguments, ffi.NULL, 0, size))
+    text = ffi.new("char[]", int(size[0]))
+    check(function(*arguments, text, size[0], ffi.NULL))
+    return str(ffi.string(text).decode())
+
+
+def query_support(graph: Descriptor, device_properties: Descriptor | None = None) -> list[dict[str, Any]]:
+    """Which engines can run a graph, with predicted times, and why the others cannot."""
+    device = ffi.NULL if device_properties is None else device_properties.pointer
+    answer: list[dict[str, Any]] = json.loads(_text(library().weftQuerySupport, graph.pointer, device))
+    return answer
+
+
+def describe() -> dict[str, Any]:
+    """Every descriptor kind, operation and pointwise mode of the loaded library."""
+    answer: dict[str, Any] = json.loads(_text(library().weftDescribe))
+    return answer
+
+
+class Row(NamedTuple):
+    """One attribute of a descriptor kind."""
+
+    name: int
+    key: str
+    type: str
+    role: str
+    storage: str
+    target: int | None
+    is_parameter: bool
+    """Whether it belongs to the operation's parameter descriptor."""
+
+
+class Operation(NamedTuple):
+    """An operation as the library describes it."""
+
+    kind: int
+    parameters: int | None
+    rows: dict[str, list[Row]]
+    """By key; an attribute that takes one of two types has two."""
+
+
+@cache
+def operations() -> dict[str, Operation]:
+    """The operations of the loaded library by name."""
+    described = describe()
+    parameters = {d["kind"]: d["rows"] for d in described["descriptors"]}
+    found = {}
+    for op in described["operations"]:
+        rows: dict[str, list[Row]] = {}
+        own = [(row, False) for row in op["rows"]]
+        for row, is_parameter in own + [(row, True) for row in parameters.get(op["parameters"], ())]:
+            fields = (row[field] for field in Row._fields[:-1])
+            rows.setdefault(row["key"], []).append(Row(*fields, is_parameter))
+        found[op["name"]] = Operation(op["kind"], op["parameters"], rows)
+    return found

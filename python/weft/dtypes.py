@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data types by any name: "bf16", NumPy, ml_dtypes and torch dtypes, data_type members; and back to NumPy."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from weft.enums import data_type
+from weft.errors import BadParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DataTypeLike: TypeAlias = "data_type | str | type | np.dtype[Any] | Any"
+"""A member of data_type, a name ("bf16", "float32"), a Python or NumPy type, or a dtype of NumPy or torch."""
+
+
+class DataType(NamedTuple):
+    """How a data type is called and stored."""
+
+    type: data_type
+    name: str
+    bits: int
+    array: str
+    """The dtype of arrays, as NumPy, ml_dtypes and torch call it; empty when arrays have none."""
+
+
+_TABLE = [
+    DataType(data_type.FLOAT, "f32", 32, "float32"),
+    DataType(data_type.DOUBLE, "f64", 64, "float64"),
+    DataType(data_type.HALF, "f16", 16, "float16"),
+    DataType(data_type.BFLOAT16, "bf16", 16, "bfloat16"),
+    DataType(data_type.FP8_E4M3, "e4m3", 8, "float8_e4m3fn"),
+    DataType(data_type.FP8_E5M2, "e5m2", 8, "float8_e5m2"),
+    DataType(data_type.FP8_E8M0, "e8m0", 8, "float8_e8m0fnu"),
+    DataType(data_type.FP4_E2M1, "e2m1", 4, ""),
+    DataType(data_type.INT4, "i4", 4, ""),
+    DataType(data_type.UINT4, "u4", 4, ""),
+    DataType(data_type.INT8, "i8", 8, "int8"),
+    DataType(data_type.UINT8, "u8", 8, "uint8"),
+    DataType(data_type.INT32, "i32", 32, "int32"),
+    DataType(data_type.UINT32, "u32", 32, "uint32"),
+    DataType(data_type.INT64, "i64", 64, "int64"),
+    DataType(data_type.BOOLEAN, "bool1", 1, ""),
+    DataType(data_type.BYTE_BOOLEAN, "bool8", 8, "bool"),
+]
+_BY_TYPE = {row.type: row for row in _TABLE}
+_ALIASES = {"fp32": "f32", "fp64": "f64", "fp16": "f16", "bool_": "bool", "float": "f32", "double": "f64"}
+_ALIASES |= {"float4_e2m1fn": "e2m1", "float4_e2m1fn_x2": "e2m1", "int4": "i4", "uint4": "u4", "half": "f16"}
+_BY_NAME = {row.name: row.type for row in _TABLE}
+_BY_NAME |= {row.array: row.type for row in _TABLE if row.array}
+_BY_NAME |= {member.name.lower(): member for member in data_type if member >= 0}
+_BY_NAME |= {alias: _BY_NAME[name] for alias, name in _ALIASES.items()}
+
+
+def of(type_: int) -> DataType:
+    """The row of a data type; one that arrays cannot store has a row too."""
+    member = data_type(type_)
+    return _BY_TYPE.get(member) or DataType(member, member.name.lower(), 0, "")
+
+
+def data_type_of(value: DataTypeLike | None) -> data_type | None:
+    """The data type that a value names; None for None and NOT_SET.
+
+    >>> data_type_of("bf16")
+    <data_type.BFLOAT16: 9>
+    >>> data_type_of(data_type.NOT_SET) is None
+    True
+    """
+    if value is None or value is data_type.NOT_SET:
+        return None
+    if isinstance(value, data_type):
+        return value
+    if isinstance(value, type) and value in (float, int, bool):
+        return {float: data_type.FLOAT, int: data_type.INT64, bool: data_type.BYTE_BOOLEAN}[value]
+    found = _BY_NAME.get(_name_of(value))
+    if found is None:
+        raise BadParameterError(
+            f"data type: {value!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or torch, or "
+            f"one of {', '.join(row.name for row in _TABLE)}."
+        )
+    return found
+
+
+def _name_of(value: object) -> str:
+    """What a dtype object calls itself: "float32" for numpy.float32, numpy.dtype("f4") and torch.float32."""
+    if isinstance(value, str):
+        return value.lower()
+    name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+    return str(name).removeprefix("torch.").lower()
+
+
+@cache
+def numpy_dtype(type_: data_type) -> np.dtype[Any]:
+    """The NumPy dtype of a data type; those of fewer than 8 bits are held in bytes, packed."""
+    import numpy
+
+    name = of(type_).array
+    if not name:
+        return numpy.dtype("uint8")
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise BadParameterError(
+            f"data type {of(type_).name}: NumPy has no such type by itself. Install ml_dtypes, or give torch tensors."
+        ) from None
+    return numpy.dtype(getattr(ml_dtypes, name))
+
+
+def torch_dtype(type_: data_type) -> Any:
+    """The torch dtype of a data type; torch must be loaded."""
+    return getattr(sys.modules["torch"], of(type_).array or "uint8")
+
+
+_FORMATS = {
+    data_type.FLOAT: "f",
+    data_type.DOUBLE: "d",
+    data_type.HALF: "e",
+    data_type.INT8: "b",
+    data_type.UINT8: "B",
+    data_type.INT32: "i",
+    data_type.UINT32: "I",
+    data_type.INT64: "q",
+    data_type.BYTE_BOOLEAN: "?",
+}
+
+
+def scalar_bytes(type_: data_type, value: float) -> bytes:
+    """One element as it lies in memory."""
+    if type_ is data_type.BFLOAT16:
+        bits = int.from_bytes(struct.pack("<f", value), "little")
+        rounded = bits + 0x7FFF + (bits >> 16 & 1) if value == value else bits
+        return (rounded >> 16).to_bytes(2, "little")
+    if type_ in _FORMATS:
+        is_whole = _FORMATS[type_] in "bBiIq"
+        return struct.pack(_FORMATS[type_], int(value) if is_whole else value)
+    return bytes(numpy_dtype(type_).type(value).tobytes())
