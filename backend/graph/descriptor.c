@@ -178,6 +178,7 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
         }
         return 1;
     }
+    *items = NULL;
     return 0;
 }
 
