@@ -222,13 +222,11 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
     int spatial = spatial_of(op);
     int64_t rank = known->dims.count;
     if (spatial < 1 || spatial > SPATIAL_MAX || rank < spatial + 2 || rank > spatial + 3)
-        FAIL(
-            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-            "%s: %s is %s, which leaves no 1 to 3 spatial dimensions behind batch and channels%s%s. Reshape it; with a "
-            "dimension of groups, set stride or padding to say how many dimensions are spatial.",
-            descriptor_label(&op->base), known == op->x ? names.x : names.y, tensor_dims_text(known),
-            op->parameters->spatial ? ", but spatial_dims is " : "",
-            op->parameters->spatial ? numbers_text(&op->parameters->spatial, 1) : "");
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s is %s, expected [N, C, ..] with %s spatial dimensions, or [N, G, C, ..] and as many strides or "
+             "paddings as dimensions are spatial. Reshape it.",
+             descriptor_label(&op->base), known == op->x ? names.x : names.y, tensor_dims_text(known),
+             op->parameters->spatial ? numbers_text(&op->parameters->spatial, 1) : "1 to 3");
     for (int i = 0; i < 3; i++)
         if (tensors[i]->dims.count && tensors[i]->dims.count != rank)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
