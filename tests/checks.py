@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of operations: one case runs on every engine that accepts it, against a NumPy float64 oracle.
+
+    def test_matmul():
+        a, b = checks.random((2, 3, 4), "bf16"), checks.random((2, 4, 5), "bf16", seed=1)
+        checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, checks.exact(a) @ checks.exact(b))
+
+Every run has its outputs poisoned, its memory fenced, and is done twice: results must be equal to the bit, inputs and
+the gaps between strided elements untouched. The tolerance has one home: `tolerance`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import weft
+from weft import buffers, dtypes
+from weft.enums import data_type
+
+POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
+FENCE = 256  # bytes around each buffer that nothing may touch
+LAYOUTS = ("packed", "channels_last", "padded")
+
+
+# ---- Values --------------------------------------------------------------------------------------------------------
+
+
+def random(
+    shape: Sequence[int], dtype: str = "f32", low: float = -2, high: float = 2, seed: int = 0
+) -> np.ndarray[Any, Any]:
+    """Values between low and high, rounded to a data type; whole ones for integers. The same for the same arguments."""
+    rng = np.random.default_rng([seed, *shape])
+    type_ = _type(dtype)
+    if _is_float(type_):
+        return narrow(rng.uniform(low, high, shape), type_)
+    if type_ in (data_type.BOOLEAN, data_type.BYTE_BOOLEAN):
+        return rng.integers(0, 2, shape).astype(bool)
+    return rng.integers(int(low), int(high) + 1, shape).astype(_array_dtype(type_))
+
+
+def exact(array: Any) -> np.ndarray[Any, Any]:
+    """The values as float64."""
+    return np.asarray(array).astype(np.float64)
+
+
+def narrow(values: Any, dtype: str | data_type) -> np.ndarray[Any, Any]:
+    """float64 values stored in a data type as Weft stores them: rounded once to nearest even; integers and floats of 8
+    bits and fewer saturate."""
+    type_ = _type(dtype)
+    target = _array_dtype(type_)
+    wide = np.asarray(values, np.float64)
+    if type_ in (data_type.BOOLEAN, data_type.BYTE_BOOLEAN):
+        return wide != 0
+    if not _is_float(type_):
+        info = ml_dtypes.iinfo(target)
+        return np.clip(np.nan_to_num(np.rint(wide)), float(info.min), float(info.max)).astype(target)
+    if dtypes.of(type_).bits <= 8:
+        most = float(ml_dtypes.finfo(target).max)
+        wide = np.clip(wide, -most, most)
+    with np.errstate(over="ignore"):
+        return wide.astype(target)
+
+
+def _type(dtype: str | data_type) -> data_type:
+    found = dtypes.data_type_of(dtype)
+    assert found is not None
+    return found
+
+
+def _is_float(type_: data_type) -> bool:
+    return dtypes.of(type_).name[0] in "fbe" and type_ not in (data_type.BOOLEAN, data_type.BYTE_BOOLEAN)
+
+
+def _array_dtype(type_: data_type) -> np.dtype[Any]:
+    """The dtype in which values are held here; those of 4 bits have a byte each."""
+    small = {
+        data_type.FP4_E2M1: ml_dtypes.float4_e2m1fn,
+        data_type.INT4: ml_dtypes.int4,
+        data_type.UINT4: ml_dtypes.uint4,
+        data_type.BOOLEAN: bool,
+    }
+    return np.dtype(small[type_]) if type_ in small else dtypes.numpy_dtype(type_)
+
+
+def _type_of(array: np.ndarray[Any, Any]) -> data_type:
+    names = {"float4_e2m1fn": data_type.FP4_E2M1, "int4": data_type.INT4, "uint4": data_type.UINT4}
+    return names.get(array.dtype.name) or _type(array.dtype.name)
+
+
+# ---- Memory --------------------------------------------------------------------------------------------------------
+
+
+def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Strides in elements: packed; channels_last (dimension 1 fastest); padded (odd gaps in every dimension)."""
+    if layout == "channels_last" and len(shape) > 2:
+        order = [0, *range(2, len(shape)), 1]
+    else:
+        order = list(range(len(shape)))
+    strides, step = [0] * len(shape), 1
+    for i in reversed(order):
+        strides[i] = step
+        step *= max(shape[i], 1)
+        step += 3 if layout == "padded" else 0
+    return tuple(strides)
+
+
+class Memory:
+    """Fenced, poisoned memory for one tensor."""
+
+    def __init__(self, dims: Sequence[int], strides: Sequence[int], type_: data_type) -> None:
+        self.dims, self.strides, self.type = tuple(dims), tuple(strides), type_
+        self.bits = dtypes.of(type_).bits
+        size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
+        raw = np.full(size + 2 * FENCE + 64, POISON, np.uint8)
+        start = -raw.ctypes.data % 64
+        self._raw = raw[start : start + size + 2 * FENCE]
+        self.address = self._raw.ctypes.data + FENCE
+        self.size = size
+
+    @property
+    def bytes(self) -> np.ndarray[Any, Any]:
+        """The bytes between the fences."""
+        return self._raw[FENCE : FENCE + self.size]
+
+    def _view(self) -> np.ndarray[Any, Any]:
+        dtype = _array_dtype(self.type)
+        steps = tuple(step * dtype.itemsize for step in self.strides)
+        flat = self._raw[FENCE:]
+        return np.ndarray(self.dims, dtype, buffer=flat.data, strides=steps)
+
+    def _places(self) -> np.ndarray[Any, Any]:
+        """Of each element of fewer than 8 bits: its index in memory."""
+        grid = np.indices(self.dims)
+        return sum((g * s for g, s in zip(grid, self.strides, strict=True)), np.zeros(self.dims, int))
+
+    def write(self, values: np.ndarray[Any, Any]) -> Memory:
+        """Stores an array of the tensor's dims."""
+        if self.bits >= 8:
+            self._view()[...] = np.asarray(values).reshape(self.dims)
+            return self
+        per_byte, mask = 8 // self.bits, (1 << self.bits) - 1
+        codes = np.asarray(values).reshape(self.dims).view(np.uint8)
+        for place, code in zip(self._places().ravel(), codes.ravel(), strict=True):
+            shift = int(place) % per_byte * self.bits
+            byte = int(self.bytes[place // per_byte]) & ~(mask << shift)
+            self.bytes[place // per_byte] = byte | (int(code) & mask) << shift
+        return self
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """A copy of the values."""
+        if self.bits >= 8:
+            return self._view().copy()
+        per_byte, mask = 8 // self.bits, (1 << self.bits) - 1
+        places = self._places()
+        codes = (self.bytes[places // per_byte] >> (places % per_byte * self.bits)) & mask
+        dtype = _array_dtype(self.type)
+        return codes.astype(bool) if dtype == bool else codes.astype(np.uint8).view(dtype)
+
+    def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
+        """Nothing but the elements may differ from `before`, the bytes of the whole."""
+        touched = np.zeros(len(self._raw), bool)
+        touched[FENCE : FENCE + self.size] = self.bits < 8
+        if self.bits >= 8 and self.size:
+            item = self.bits // 8
+            starts = FENCE + self._places().ravel() * item
+            for k in range(item):
+                touched[starts + k] = True
+        wrong = np.flatnonzero((self._raw != before) & ~touched)
+        assert not len(wrong), f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
+
+    def snapshot(self) -> np.ndarray[Any, Any]:
+        """A copy of all bytes, fences included."""
+        return self._raw.copy()
+
+
+# ---- The tolerance -------------------------------------------------------------------------------------------------
+
+
+def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
+    """The distance between neighbours of a float type at each value."""
+    info = ml_dtypes.finfo(_array_dtype(type_))
+    magnitude = np.abs(np.nan_to_num(values, posinf=0, neginf=0))
+    exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
+    return np.exp2(exponent) * float(info.eps)
+
+
+def tolerance(
+    want: np.ndarray[Any, Any], type_: data_type, engine: str, ulps: float, magnitude: float | None
+) -> np.ndarray[Any, Any]:
+    """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's type.
+    Other engines may sum in float32 in any order: 32 roundings of the largest magnitude that is summed on top."""
+    spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
+    summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
+    if type_ is data_type.DOUBLE:
+        summing = 2.0**-53 * 256
+    return ulps * ulp(want, type_) + summing * spread
+
+
+def compare(
+    got: np.ndarray[Any, Any],
+    want: Any,
+    type_: data_type,
+    *,
+    engine: str = "cpu.reference",
+    ulps: float = 1,
+    magnitude: float | None = None,
+) -> str:
+    """Where a result is not what the oracle says; empty when it is. Integers and booleans must be equal."""
+    wide = exact(want).reshape(got.shape)
+    if not _is_float(type_):
+        wrong = got.astype(np.int64) != narrow(wide, type_).astype(np.int64)
+    else:
+        info = ml_dtypes.finfo(_array_dtype(type_))
+        most, beyond = float(info.max), float(info.max) * (1 + float(info.eps) / 4)
+        if dtypes.of(type_).bits <= 8:
+            wide = np.clip(wide, -most, most)
+        elif type_ is not data_type.DOUBLE:
+            wide = np.where(np.abs(wide) > beyond, np.sign(wide) * np.inf, wide)
+        found = exact(got)
+        special = ~np.isfinite(wide) | ~np.isfinite(found)
+        same = (found == wide) | (np.isnan(found) & np.isnan(wide))
+        with np.errstate(invalid="ignore"):
+            off = np.abs(found - wide) > tolerance(wide, type_, engine, ulps, magnitude)
+        wrong = np.where(special, ~same, off)
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{int(wrong.sum())} of {wrong.size} elements are wrong, first at {list(at)}: got {got[at]}, want {wide[at]:.9g}"
+
+
+# ---- Runs ----------------------------------------------------------------------------------------------------------
+
+
+_handles: dict[str, weft.backend.Handle] = {}
+
+
+def handle() -> weft.backend.Handle:
+    """The handle that tests share."""
+    if "cpu" not in _handles:
+        _handles["cpu"] = weft.create_handle("cpu")
+    return _handles["cpu"]
+
+
+def check(
+    build: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    expected: Any,
+    *,
+    out: str | Sequence[str | None] | None = None,
+    layouts: Sequence[str] = ("packed", "padded"),
+    scalars: Mapping[str, tuple[float, str]] | None = None,
+    ulps: float = 1,
+    magnitude: float | None = None,
+    graph: Mapping[str, Any] | None = None,
+) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """Runs a graph on every engine that accepts it, in each layout, and compares its outputs with `expected`.
+
+    build:     called with a Graph and the input tensors by name; returns the output, or a tuple of outputs.
+    inputs:    arrays by name. An ml_dtypes int4 or float4 array is packed two to a byte. A tuple (array, strides) keeps
+               these strides, in elements, in every layout.
+    expected:  float64 array, or a sequence of them; None in it is not compared.
+    out:       data type of the output, or one per output; None leaves it to inference.
+    scalars:   by-value tensors by name: value and data type.
+    magnitude: the largest magnitude that is summed, where it exceeds the results' own.
+    graph:     arguments of Graph, such as compute_data_type.
+    Returns the outputs of the last layout by engine.
+    """
+    wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    types = list(out) if isinstance(out, (list, tuple)) else [out] * len(wanted)
+    found: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for layout in layouts:
+        for engine in engine_names():
+            case = _Case(build, inputs, scalars or {}, wanted, types, layout, dict(graph or {}))
+            try:
+                case.build(engine)
+            except weft.NotSupportedError:
+                if engine == "cpu.reference":
+                    raise
+                continue
+            found[engine] = case.run()
+            for i, want in enumerate(wanted):
+                if want is None:
+                    continue
+                type_ = case.outputs[i].dtype
+                assert type_ is not None
+                assert found[engine][i].shape == np.shape(want), f"output {i} has dims {found[engine][i].shape}"
+                wrong = compare(found[engine][i], want, type_, engine=engine, ulps=ulps, magnitude=magnitude)
+                assert not wrong, f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"
+    return found
+
+
+def engine_names() -> list[str]:
+    """The engines of the CPU, the reference first."""
+    g = weft.Graph(handle=handle())
+    g.identity(g.tensor([1], data_type="f32"))
+    names = [answer["engine"] for answer in g.support() if answer["engine"].startswith("cpu.")]
+    return sorted(names, key=lambda name: name != "cpu.reference")
+
+
+class _Case:
+    """One graph with its memory."""
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        inputs: Mapping[str, Any],
+        scalars: Mapping[str, tuple[float, str]],
+        wanted: Sequence[Any],
+        types: Sequence[str | None],
+        layout: str,
+        options: dict[str, Any],
+    ) -> None:
+        self.layout = layout
+        self.graph = weft.Graph(handle=handle(), **options)
+        self.memory: dict[Any, Memory] = {}
+        tensors = {name: self._input(name, value) for name, value in inputs.items()}
+        for name, (value, dtype) in scalars.items():
+            tensors[name] = self._place(name, narrow([value], dtype), (1,)).set_is_pass_by_value(True)
+        made = build(self.graph, **tensors)
+        self.outputs = list(made) if isinstance(made, (list, tuple)) else [made]
+        for tensor, want, dtype in zip(self.outputs, wanted, types, strict=True):
+            if tensor is None:
+                continue
+            tensor.set_output(True)
+            if dtype is not None:
+                tensor.set_data_type(dtype)
+            if layout == "padded" and want is not None:
+                tensor.set_dim(np.shape(want)).set_stride(strides_of(np.shape(want), layout))
+
+    def _input(self, name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            array, strides = value
+            return self._place(name, np.asarray(array), tuple(strides))
+        array = np.asarray(value)
+        return self._place(name, array, strides_of(array.shape, self.layout))
+
+    def _place(self, name: str, array: np.ndarray[Any, Any], strides: tuple[int, ...]) -> Any:
+        tensor = self.graph.tensor(array.shape, strides, _type_of(array), name=name)
+        self.memory[tensor] = Memory(array.shape, strides, _type_of(array)).write(array)
+        return tensor
+
+    def build(self, engine: str) -> None:
+        """Plans the graph on one engine."""
+        names = [answer["engine"] for answer in self.graph.support()]
+        self.graph.create_execution_plan(names.index(engine))
+        self.graph.build_plan_at_index(0)
+        for tensor in self.outputs:
+            if tensor is not None:
+                assert tensor.dtype is not None
+                self.memory[tensor] = Memory(tensor.dims, tensor.strides, tensor.dtype)
+
+    def run(self) -> list[np.ndarray[Any, Any]]:
+        """Runs twice on poisoned memory; the runs must agree to the bit and touch their outputs' elements only."""
+        before = {tensor: memory.snapshot() for tensor, memory in self.memory.items()}
+        pack = {tensor: memory.address for tensor, memory in self.memory.items()}
+        results = []
+        for _ in range(2):
+            for tensor in self.outputs:
+                if tensor is not None:
+                    self.memory[tensor].bytes[:] = POISON
+            self.graph.execute(pack)
+            results.append([None if t is None else self.memory[t].read() for t in self.outputs])
+        for first, second in zip(*results, strict=True):
+            assert first is None or first.tobytes() == second.tobytes(), "two runs differ"
+        for tensor, memory in self.memory.items():
+            if tensor in self.outputs:
+                memory.check_fences(before[tensor], repr(tensor))
+            else:
+                assert (memory.snapshot() == before[tensor]).all(), f"input {tensor!r} was changed"
+        return results[0]
+
+    def reproducer(self, engine: str) -> str:
+        """One line that runs the case again."""
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        operands = " ".join(f"{t.name}={t.description}" for t in self.memory if t not in self.outputs)
+        return f"repro: python -m pytest '{test}'  # {engine}, {self.layout}: {operands}"
+
+
+def refuses(
+    build: Callable[..., Any], inputs: Mapping[str, Any], message: str, error: type[Exception] = weft.BadParameterError
+) -> None:
+    """The graph is refused with exactly this sentence (a part of it is enough). Inputs: arrays, or tuples of dims and
+    data type where the values do not matter."""
+    g = weft.Graph(handle=handle())
+    tensors = {}
+    for name, value in inputs.items():
+        is_plain = isinstance(value, tuple)
+        tensors[name] = (
+            g.tensor(value[0], data_type=value[1], name=name)
+            if is_plain
+            else g.tensor(np.shape(value), data_type=_type_of(np.asarray(value)), name=name)
+        )
+    with pytest.raises(error, match=re.escape(message)):
+        build(g, **tensors)
+        g.build()
+
+
+def numeric_gradient(
+    function: Callable[..., Any], arrays: Sequence[Any], index: int, dy: Any, step: float = 1e-5
+) -> np.ndarray[Any, Any]:
+    """The gradient of sum(function(*arrays) * dy) with respect to one of the arrays, by central differences."""
+    wide = [exact(array).copy() for array in arrays]
+    x, weights = wide[index], exact(dy)
+    gradient = np.zeros_like(x)
+    for at in np.ndindex(x.shape):
+        kept = x[at]
+        x[at] = kept + step
+        above = float(np.sum(function(*wide) * weights))
+        x[at] = kept - step
+        below = float(np.sum(function(*wide) * weights))
+        x[at] = kept
+        gradient[at] = (above - below) / (2 * step)
+    return gradient
