@@ -3,6 +3,14 @@
 #include "engines/cpu/families.h"
 #include "engines/engine.h"
 
+static const struct family *const cpu_fast_families[] = {&cpu_map, &cpu_reference, NULL};
+static const struct engine cpu_fast_engine = {
+    .name = "cpu.fast",
+    .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",
+    .device = WEFT_DEVICE_CPU,
+    .families = cpu_fast_families,
+};
+
 static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
 static const struct engine cpu_reference_engine = {
     .name = "cpu.reference",
@@ -12,7 +20,7 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
-const struct engine *const engines[] = {&cpu_reference_engine};
+const struct engine *const engines[] = {&cpu_fast_engine, &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;
 
 bool region_has(const struct region *region, int node) {

@@ -5,6 +5,7 @@
 
 #include "engines/engine.h"
 
+extern const struct family cpu_map;       /* pointwise operations in one sweep */
 extern const struct family cpu_reference; /* one operation, as defined */
 
 #endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Elementary functions in float, within 2 ulps of the true value for every argument, without branches and
+   tables, so that a loop over them becomes vector code. NaN stays NaN. Polynomials are minimax fits (Remez) of the
+   function named beside them. They rely on float arithmetic as written: no reassociation. */
+#ifndef WEFT_ENGINES_CPU_FASTMATH_H
+#define WEFT_ENGINES_CPU_FASTMATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FASTMATH static inline __attribute__((always_inline))
+
+FASTMATH float fast_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+FASTMATH uint32_t fast_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* yes where the condition holds, no elsewhere; both are computed. A conditional expression may be turned into a branch
+   around one of them, which keeps a loop from becoming vector code. */
+FASTMATH float fast_pick(int condition, float yes, float no) {
+    uint32_t mask = 0u - (uint32_t)condition;
+    return fast_of_bits((fast_bits(yes) & mask) | (fast_bits(no) & ~mask));
+}
+
+FASTMATH float fast_abs(float x) { return fast_of_bits(fast_bits(x) & 0x7fffffff); }
+
+FASTMATH float fast_copysign(float magnitude, float sign) {
+    return fast_of_bits((fast_bits(magnitude) & 0x7fffffff) | (fast_bits(sign) & 0x80000000));
+}
+
+/* 2^n for -126 <= n <= 127. */
+FASTMATH float fast_power_of_two(int32_t n) { return fast_of_bits((uint32_t)(n + 127) << 23); }
+
+/* x = n ln 2 + r with |r| <= 0.35; gives e^r - 1 and n. |x| < 2^15. */
+FASTMATH float fast_reduced_expm1(float x, int32_t *n) {
+    const float shift = 0x1.8p23f; /* adding it leaves an integer in the low bits */
+    float shifted = x * 1.44269504f + shift;
+    float whole = shifted - shift;
+    *n = (int32_t)(fast_bits(shifted) - fast_bits(shift));
+    /* ln 2 in two parts; the product with the first is exact. */
+    float r = (x - whole * 0x1.62ep-1f) - whole * 0x1.0bfbe8p-15f;
+    float p = 0.00139465975f; /* (e^r - 1 - r) / r^2 */
+    p = p * r + 0.00836669933f;
+    p = p * r + 0.0416662842f;
+    p = p * r + 0.166665435f;
+    p = p * r + 0.5f;
+    return r + r * r * p;
+}
+
+FASTMATH float fast_exp(float x) {
+    int32_t n;
+    float limited = x < -105.0f ? -105.0f : x;
+    limited = limited > 89.0f ? 89.0f : limited;
+    float q = fast_reduced_expm1(limited, &n);
+    /* In two steps: 2^n alone may be too large or too small for a float where the result is none. */
+    int32_t half = n >> 1;
+    return (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(n - half);
+}
+
+FASTMATH float fast_expm1(float x) {
+    int32_t n;
+    float limited = x < -20.0f ? -20.0f : x;
+    limited = limited > 88.0f ? 88.0f : limited;
+    float q = fast_reduced_expm1(limited, &n);
+    float scale = fast_power_of_two(n);
+    return fast_pick(x > 88.0f, fast_exp(x), fast_pick(x == 0.0f, x, scale * q + (scale - 1.0f)));
+}
+
+FASTMATH float fast_tanh(float x) {
+    float a = fast_abs(x), z = x * x;
+    float p = -0.00575263798f; /* (tanh x - x) / x^3 over z = x^2 */
+    p = p * z + 0.0206957534f;
+    p = p * z + -0.0537627414f;
+    p = p * z + 0.133318141f;
+    p = p * z + -0.333333015f;
+    float small = x + x * z * p;
+    float large = 1.0f - 2.0f / (fast_exp(a + a) + 1.0f);
+    return fast_pick(a < 0.625f, small, fast_copysign(large, x));
+}
+
+FASTMATH float fast_erf(float x) {
+    float a = fast_abs(x), z = x * x;
+    float p = 7.889072e-05f; /* erf(x) / x - 1 over z = x^2, x < 1 */
+    p = p * z + -0.00080208265f;
+    p = p * z + 0.00518953335f;
+    p = p * z + -0.0268544443f;
+    p = p * z + 0.112836003f;
+    p = p * z + -0.37612626f;
+    p = p * z + 0.128379107f;
+    float small = x + x * p;
+    float t = a > 3.95f ? 3.95f : a;
+    float q = -0.000186775447f; /* -log(1 - erf x), 1 < x < 3.95 */
+    q = q * t + 0.00295186206f;
+    q = q * t + -0.0218562558f;
+    q = q * t + 0.103147857f;
+    q = q * t + 0.63809371f;
+    q = q * t + 1.1271224f;
+    q = q * t + 0.000332706695f;
+    float large = 1.0f - fast_exp(-q);
+    large = a > 3.95f ? 1.0f : large;
+    return fast_pick(a < 1.0f, small, fast_copysign(large, x));
+}
+
+FASTMATH float fast_log(float x) {
+    /* Subnormals are scaled to normal numbers first. */
+    int is_small = x < 0x1p-126f;
+    float scaled = fast_pick(is_small, x * 0x1p24f, x);
+    /* scaled = 2^n m with sqrt(1/2) <= m < sqrt(2) */
+    uint32_t bits = fast_bits(scaled) - 0x3f3504f3;
+    int32_t n = (int32_t)bits >> 23;
+    float f = fast_of_bits((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    float whole = (float)(n - 24 * is_small);
+    float p = -0.0790811926f; /* (log(1 + f) - f + f^2 / 2) / f^3 */
+    p = p * f + 0.12856704f;
+    p = p * f + -0.130985081f;
+    p = p * f + 0.141839355f;
+    p = p * f + -0.166282073f;
+    p = p * f + 0.200021982f;
+    p = p * f + -0.250006884f;
+    p = p * f + 0.333333194f;
+    float tail = f * f * (f * p - 0.5f) + whole * 0x1.0bfbe8p-15f;
+    float result = whole * 0x1.62ep-1f + (f + tail);
+    result = fast_pick(x == INFINITY, x, result);
+    result = fast_pick(x == 0.0f, -INFINITY, result);
+    return fast_pick(!(x >= 0.0f), fast_pick(x != x, x, NAN), result);
+}
+
+FASTMATH float fast_log1p(float x) {
+    /* the logarithm of the rounded sum, and what the rounding lost */
+    float sum = 1.0f + x, lost = x - (sum - 1.0f);
+    int is_large = x > 0x1p24f;
+    float result = fast_log(is_large ? x : sum) + (is_large ? 0.0f : lost / sum);
+    return fast_pick(fast_abs(x) < 0x1p-24f || x == -1.0f, fast_pick(x == -1.0f, -INFINITY, x), result);
+}
+
+#endif

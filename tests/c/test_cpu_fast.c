@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU's fast families against the definitions of the operations: random graphs of pointwise operations, whose
+   numbers are chosen so that every result is exact and must agree bit for bit; each mode over many arguments; products
+   and convolutions of random shapes, layouts and types with operations fused behind them. Whole buffers are compared, so
+   that a write between or behind the elements is found. Prints a line per failed check; exits non-zero if there was
+   one. An argument is the seed to start from. */
+#include "base/dtype.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/fastmath.h"
+#include "engines/cpu/threads.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+#include "graph/ops/pointwise.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures;
+static uint64_t seed;
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("FAILED %s:%d (seed %llu): ", __FILE__, __LINE__, (unsigned long long)seed);                        \
+            printf(__VA_ARGS__);                                                                                       \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static uint64_t random_bits(void) {
+    random_state += 0x9e3779b97f4a7c15u;
+    uint64_t z = (random_state ^ (random_state >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static int64_t pick(int64_t least, int64_t most) {
+    return least + (int64_t)(random_bits() % (uint64_t)(most - least + 1));
+}
+
+static bool chance(int percent) { return pick(0, 99) < percent; }
+
+/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
+
+enum { OPS = 16, TENSORS = 64 };
+
+/* A graph under construction and everything that it holds. */
+struct model {
+    int op_count, tensor_count;
+    struct descriptor *ops[OPS], *parameters[OPS];
+    struct tensor *tensors[TENSORS];
+    struct graph *graph;
+    bool reads_output; /* an operation has beta != 0 */
+};
+
+static void must(weftStatus_t status) {
+    if (status == WEFT_STATUS_SUCCESS)
+        return;
+    printf("FAILED (seed %llu): %s\n", (unsigned long long)seed, status_text());
+    exit(1);
+}
+
+static void set_i64(struct descriptor *d, weftBackendAttributeName_t name, int64_t count, const int64_t *numbers) {
+    must(descriptor_set(d, name, WEFT_TYPE_INT64, count, numbers));
+}
+
+static void set_tensor(struct descriptor *d, weftBackendAttributeName_t name, struct tensor *tensor) {
+    must(descriptor_set(d, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &tensor));
+}
+
+static void set_double(struct descriptor *d, weftBackendAttributeName_t name, double number) {
+    must(descriptor_set(d, name, WEFT_TYPE_DOUBLE, 1, &number));
+}
+
+/* rank 0: all is inferred. strides NULL: packed. */
+static struct tensor *make_tensor(struct model *model, int64_t rank, const int64_t *dims, const int64_t *strides,
+                                  int type, bool is_virtual) {
+    struct descriptor *d;
+    int64_t uid = model->tensor_count + 1;
+    weftDataType_t data_type = (weftDataType_t)type;
+    must(descriptor_make(&tensor_schema, &d));
+    set_i64(d, WEFT_ATTR_TENSOR_UNIQUE_ID, 1, &uid);
+    if (rank)
+        set_i64(d, WEFT_ATTR_TENSOR_DIMENSIONS, rank, dims);
+    if (rank && strides)
+        set_i64(d, WEFT_ATTR_TENSOR_STRIDES, rank, strides);
+    if (type != TENSOR_NO_TYPE)
+        must(descriptor_set(d, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, 1, &data_type));
+    must(descriptor_set(d, WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, 1, &is_virtual));
+    must(descriptor_finalize(d));
+    return model->tensors[model->tensor_count++] = (struct tensor *)d;
+}
+
+/* Strides of a random order of dims, with gaps sometimes. */
+static void random_strides(int64_t rank, const int64_t *dims, int64_t *strides) {
+    int order[WEFT_DIM_MAX];
+    int64_t stride = chance(15) ? 2 : 1;
+    for (int i = 0; i < rank; i++)
+        order[i] = (int)(rank - 1 - i);
+    for (int i = 0; i < rank && chance(60); i++) {
+        int k = (int)pick(0, rank - 1), kept = order[i];
+        order[i] = order[k], order[k] = kept;
+    }
+    for (int i = 0; i < rank; i++) {
+        strides[order[i]] = stride;
+        stride = stride * (dims[order[i]] > 0 ? dims[order[i]] : 1) + (chance(15) ? pick(1, 9) : 0);
+    }
+}
+
+static struct tensor *make_random_tensor(struct model *model, int64_t rank, const int64_t *dims, int type,
+                                         bool is_virtual) {
+    int64_t strides[WEFT_DIM_MAX];
+    random_strides(rank, dims, strides);
+    return make_tensor(model, rank, dims, strides, type, is_virtual);
+}
+
+struct pointwise_options {
+    weftDataType_t math;
+    int64_t axis;
+    double alpha1, alpha2;
+};
+
+static void add_pointwise(struct model *model, int mode, struct tensor *x, struct tensor *b, struct tensor *t,
+                          struct tensor *out, const struct pointwise_options *options) {
+    struct descriptor *pw, *op;
+    bool is_backward = pointwise_find_mode(mode)->form == FORM_BACKWARD;
+    float alpha1 = (float)options->alpha1, alpha2 = (float)options->alpha2;
+    must(descriptor_make(&pointwise_schema, &pw));
+    must(descriptor_set(pw, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &mode));
+    must(descriptor_set(pw, WEFT_ATTR_POINTWISE_MATH_PREC, WEFT_TYPE_DATA_TYPE, 1, &options->math));
+    set_double(pw, WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, 6);
+    set_double(pw, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE, 0.25);
+    set_i64(pw, WEFT_ATTR_POINTWISE_AXIS, 1, &options->axis);
+    must(descriptor_finalize(pw));
+    must(descriptor_make(&pointwise_op.schema, &op));
+    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &pw));
+    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, WEFT_TYPE_FLOAT, 1, &alpha1));
+    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, WEFT_TYPE_FLOAT, 1, &alpha2));
+    set_tensor(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC, x);
+    if (b)
+        set_tensor(op, is_backward ? WEFT_ATTR_OPERATION_POINTWISE_DYDESC : WEFT_ATTR_OPERATION_POINTWISE_BDESC, b);
+    if (t)
+        set_tensor(op, WEFT_ATTR_OPERATION_POINTWISE_TDESC, t);
+    set_tensor(op, is_backward ? WEFT_ATTR_OPERATION_POINTWISE_DXDESC : WEFT_ATTR_OPERATION_POINTWISE_YDESC, out);
+    must(descriptor_finalize(op));
+    model->parameters[model->op_count] = pw;
+    model->ops[model->op_count++] = op;
+}
+
+static void finish_model(struct model *model) {
+    struct descriptor *graph;
+    must(descriptor_make(&graph_schema, &graph));
+    must(
+        descriptor_set(graph, WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, model->op_count, model->ops));
+    must(descriptor_finalize(graph));
+    model->graph = (struct graph *)graph;
+}
+
+static void free_model(struct model *model) {
+    descriptor_release(&model->graph->base);
+    for (int i = 0; i < model->op_count; i++) {
+        descriptor_release(model->ops[i]);
+        descriptor_release(model->parameters[i]);
+    }
+    for (int i = 0; i < model->tensor_count; i++)
+        descriptor_release(&model->tensors[i]->base);
+}
+
+/* ---- Running a region against the definition --------------------------------------------------------------------- */
+
+enum { MARGIN = 64 }; /* bytes behind each buffer that must stay as they are */
+
+struct memory {
+    char *expected, *found; /* of a value; found is NULL inside the region */
+    int64_t bytes;
+};
+
+/* Every element of a tensor, by its offset. */
+static bool next_offset(const struct tensor *tensor, int64_t *index, int64_t *offset, bool *is_started) {
+    int rank = (int)tensor->dims.count;
+    bool more = *is_started ? index_next(index, rank, tensor->dims.at) : index_begin(index, rank, tensor->dims.at);
+    *is_started = true;
+    *offset = 0;
+    for (int i = 0; i < rank; i++)
+        *offset += index[i] * tensor->strides.at[i];
+    return more;
+}
+
+/* How the numbers of inputs are drawn. */
+enum numbers { HALVES, ANY };
+
+static void fill_input(const struct tensor *tensor, char *memory, enum numbers numbers) {
+    int64_t index[WEFT_DIM_MAX], offset;
+    bool is_started = false;
+    while (next_offset(tensor, index, &offset, &is_started)) {
+        double value = (double)pick(-8, 8) / 2;
+        if (numbers == ANY)
+            value = ((double)pick(-1000000, 1000000) + 0.5) / 250000;
+        dtype_store((weftDataType_t)tensor->type, memory, offset, value);
+    }
+}
+
+static struct memory *allocate(const struct graph *graph, const struct region *region, enum numbers numbers) {
+    struct memory *memories = calloc((size_t)graph->value_count, sizeof *memories);
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct value *value = &graph->values[v];
+        struct memory *memory = &memories[v];
+        memory->bytes = tensor_bytes(value->tensor) + MARGIN;
+        memory->expected = malloc((size_t)memory->bytes);
+        for (int64_t i = 0; i < memory->bytes; i++)
+            memory->expected[i] = (char)(i * 37 + 11);
+        /* What outputs hold before may be read, with beta: numbers too. */
+        fill_input(value->tensor, memory->expected, numbers);
+        if (value->producer >= 0 && !region_exports(region, v))
+            continue;
+        memory->found = malloc((size_t)memory->bytes);
+        memcpy(memory->found, memory->expected, (size_t)memory->bytes);
+    }
+    return memories;
+}
+
+static void run_reference(const struct graph *graph, const struct memory *memories) {
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        struct bound items[16];
+        for (int i = 0; i < node->operand_count; i++)
+            items[i] = (struct bound){graph->values[node->operands[i]].tensor, memories[node->operands[i]].expected};
+        int64_t scratch = op_of(node->op)->scratch_bytes ? op_of(node->op)->scratch_bytes(node->op) : 0;
+        struct bindings bindings = {node->operand_count, items, malloc((size_t)scratch + 1)};
+        op_of(node->op)->reference(node->op, &bindings);
+        free(bindings.scratch);
+    }
+}
+
+/* Lets outputs take the place of inputs where the family allows it. */
+static void alias_some(const struct family *family, const struct region *region, const struct memory *memories,
+                       void **values) {
+    const struct graph *graph = region->graph;
+    for (int out = 0; out < graph->value_count; out++)
+        for (int in = 0; in < graph->value_count && graph->values[out].producer >= 0 && memories[out].found; in++) {
+            if (graph->values[in].producer >= 0 || values[in] != memories[in].found ||
+                !family->may_alias(region, in, out))
+                continue;
+            values[in] = memories[out].found;
+            memcpy(memories[out].found, memories[in].found, (size_t)memories[in].bytes);
+            memcpy(memories[out].expected, memories[in].found, (size_t)memories[in].bytes);
+            break;
+        }
+}
+
+static void run_family(const struct family *family, const struct region *region, const struct device *device,
+                       void *const *values) {
+    struct arena arena = {0};
+    struct step step = {.family = family, .region = *region};
+    must(family->build(&step, device, NULL, &arena));
+    char *workspace = malloc((size_t)step.workspace_bytes + 64);
+    must(family->run(&step, values, workspace + (-(uintptr_t)workspace & 63), NULL));
+    free(workspace);
+    arena_free(&arena);
+}
+
+/* The distance between neighbouring numbers of a type around 1. */
+static double resolution(weftDataType_t type) {
+    const struct dtype *row = dtype_of(type);
+    return row->is_float ? ldexp(1, -row->mantissa_bits) : 0;
+}
+
+/* An error of `ulps` float resolutions of the numbers that made the result, and one step of the result's type. */
+static bool is_near(weftDataType_t type, double expected, double found, double ulps, double magnitude) {
+    if (isnan(expected) || isnan(found) || isinf(expected))
+        return isnan(expected) ? isnan(found) : expected == found;
+    double error = ulps * ldexp(magnitude + fabs(expected), -23);
+    if (type != WEFT_DATA_FLOAT && type != WEFT_DATA_DOUBLE && ulps > 0)
+        error += dtype_of(type)->is_float ? fmax(fabs(expected), 0x1p-6) * resolution(type) : 1;
+    return fabs(expected - found) <= error;
+}
+
+static void compare(const struct graph *graph, const struct memory *memories, double ulps, double magnitude,
+                    const char *what) {
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct tensor *tensor = graph->values[v].tensor;
+        const struct memory *memory = &memories[v];
+        weftDataType_t type = (weftDataType_t)tensor->type;
+        int64_t index[WEFT_DIM_MAX], offset, wrong = 0;
+        bool is_started = false;
+        while (memory->found && next_offset(tensor, index, &offset, &is_started)) {
+            double expected = dtype_load(type, memory->expected, offset);
+            double found = dtype_load(type, memory->found, offset);
+            if (!is_near(type, expected, found, ulps, magnitude) && wrong++ == 0)
+                CHECK(false, "%s: tensor %lld, %s %s, offset %lld: expected %.9g, found %.9g", what,
+                      (long long)tensor->uid, dtype_of(type)->name, tensor_dims_text(tensor), (long long)offset,
+                      expected, found);
+            dtype_store(type, memory->expected, offset, 0);
+            dtype_store(type, memory->found, offset, 0);
+        }
+        CHECK(wrong == 0, "%s: tensor %lld: %lld elements differ", what, (long long)tensor->uid, (long long)wrong);
+        CHECK(!memory->found || memcmp(memory->expected, memory->found, (size_t)memory->bytes) == 0,
+              "%s: tensor %lld: bytes between or behind the elements changed", what, (long long)tensor->uid);
+    }
+}
+
+/* Runs all nodes as one region of a family. Returns whether the family took it. */
+static bool check_model(struct model *model, const struct family *family, enum numbers numbers, double ulps,
+                        double magnitude, const char *what) {
+    int nodes[OPS];
+    struct device device = {.kind = WEFT_DEVICE_CPU, .threads = threads_count()};
+    double seconds = 0;
+    finish_model(model);
+    for (int i = 0; i < model->op_count; i++)
+        nodes[i] = i;
+    struct region region = {model->graph, model->op_count, nodes};
+    weftStatus_t status = family->accepts(&region, &device, &seconds);
+    CHECK(status != WEFT_STATUS_SUCCESS || seconds > 0, "%s: predicts %g seconds", what, seconds);
+    if (status == WEFT_STATUS_SUCCESS) {
+        struct memory *memories = allocate(model->graph, &region, numbers);
+        void *values[TENSORS];
+        for (int v = 0; v < model->graph->value_count; v++)
+            values[v] = memories[v].found;
+        if (chance(50) && !model->reads_output)
+            alias_some(family, &region, memories, values);
+        run_reference(model->graph, memories);
+        run_family(family, &region, &device, values);
+        compare(model->graph, memories, ulps, magnitude, what);
+        for (int v = 0; v < model->graph->value_count; v++) {
+            free(memories[v].expected);
+            free(memories[v].found);
+        }
+        free(memories);
+    }
+    free_model(model);
+    return status == WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Random graphs of exact operations --------------------------------------------------------------------------- */
+
+static const int EXACT_MODES[] = {
+    WEFT_POINTWISE_ADD,         WEFT_POINTWISE_SUB,           WEFT_POINTWISE_MUL,       WEFT_POINTWISE_MAX,
+    WEFT_POINTWISE_MIN,         WEFT_POINTWISE_ABS,           WEFT_POINTWISE_CEIL,      WEFT_POINTWISE_FLOOR,
+    WEFT_POINTWISE_NEG,         WEFT_POINTWISE_IDENTITY,      WEFT_POINTWISE_RELU_FWD,  WEFT_POINTWISE_RELU_BWD,
+    WEFT_POINTWISE_CMP_EQ,      WEFT_POINTWISE_CMP_GT,        WEFT_POINTWISE_CMP_LE,    WEFT_POINTWISE_LOGICAL_AND,
+    WEFT_POINTWISE_LOGICAL_NOT, WEFT_POINTWISE_BINARY_SELECT, WEFT_POINTWISE_GEN_INDEX, WEFT_POINTWISE_ADD_SQUARE,
+};
+
+static int random_type(void) {
+    static const int types[] = {
+        WEFT_DATA_FLOAT,    WEFT_DATA_FLOAT,   WEFT_DATA_FLOAT,        WEFT_DATA_HALF,
+        WEFT_DATA_BFLOAT16, WEFT_DATA_DOUBLE,  WEFT_DATA_INT8,         WEFT_DATA_FP8_E5M2,
+        WEFT_DATA_INT32,    WEFT_DATA_BOOLEAN, WEFT_DATA_BYTE_BOOLEAN, WEFT_DATA_UINT8,
+        WEFT_DATA_INT64,    WEFT_DATA_UINT32,  WEFT_DATA_INT4,         WEFT_DATA_FP4_E2M1,
+    };
+    return types[pick(0, sizeof types / sizeof *types - 1)];
+}
+
+static void random_dims(int64_t *rank, int64_t *dims) {
+    static const int64_t extents[] = {1, 2, 3, 5, 8, 16, 33};
+    *rank = pick(1, 5);
+    for (int i = 0; i < *rank; i++)
+        dims[i] = extents[pick(0, 6)];
+    if (chance(20)) /* long rows and many blocks */
+        dims[pick(0, *rank - 1)] = pick(500, 3000);
+    if (chance(3))
+        dims[pick(0, *rank - 1)] = 0;
+    int64_t elements = 1;
+    for (int i = 0; i < *rank; i++) {
+        elements *= dims[i];
+        dims[i] = elements > 200000 ? 1 : dims[i];
+        elements = elements > 200000 ? elements / dims[i] : elements;
+    }
+}
+
+/* An operand of an operation on `dims`: an earlier result or a new input that broadcasts. */
+static struct tensor *random_operand(struct model *model, struct tensor **results, int result_count, int64_t rank,
+                                     const int64_t *dims) {
+    static const int64_t one[] = {1};
+    int64_t some[WEFT_DIM_MAX];
+    if (result_count && chance(60))
+        return results[pick(0, result_count - 1)];
+    if (chance(15))
+        return make_tensor(model, 1, one, NULL, random_type(), false);
+    for (int i = 0; i < rank; i++)
+        some[i] = dims[i] == 0 || chance(65) ? dims[i] : 1;
+    return make_random_tensor(model, rank, some, random_type(), false);
+}
+
+static bool check_random_map(void) {
+    struct model model = {0};
+    int64_t rank, dims[WEFT_DIM_MAX];
+    struct tensor *results[OPS];
+    int count = (int)pick(1, 8), products = 0;
+    random_dims(&rank, dims);
+    for (int i = 0; i < count; i++) {
+        int mode = EXACT_MODES[pick(0, sizeof EXACT_MODES / sizeof *EXACT_MODES - 1)];
+        bool is_product = mode == WEFT_POINTWISE_MUL || mode == WEFT_POINTWISE_ADD_SQUARE;
+        mode = is_product && products++ ? WEFT_POINTWISE_ADD : mode;
+        enum pointwise_form form = pointwise_find_mode(mode)->form;
+        struct tensor *x = random_operand(&model, results, i, rank, dims), *b = NULL, *t = NULL;
+        if (form == FORM_BINARY || form == FORM_SELECT || form == FORM_BACKWARD)
+            b = random_operand(&model, results, i, rank, dims);
+        if (form == FORM_SELECT)
+            t = random_operand(&model, results, i, rank, dims);
+        struct pointwise_options options = {
+            .math = WEFT_DATA_FLOAT, .axis = pick(0, rank - 1), .alpha1 = 1, .alpha2 = 1};
+        if (chance(15) && pointwise_integer_evaluator(mode))
+            options.math = chance(50) ? WEFT_DATA_INT32 : WEFT_DATA_BOOLEAN;
+        else if (chance(15))
+            options.math = WEFT_DATA_DOUBLE;
+        if (chance(20))
+            options.alpha1 = 0.5, options.alpha2 = -2;
+        results[i] = make_random_tensor(&model, rank, dims, random_type(), i + 1 < count && chance(70));
+        add_pointwise(&model, mode, x, b, t, results[i], &options);
+    }
+    return check_model(&model, &cpu_map, HALVES, 0, 0, "map");
+}
+
+/* ---- Each mode --------------------------------------------------------------------------------------------------- */
+
+/* Modes whose value jumps, which float arithmetic may see on the other side. */
+static bool mode_jumps(int mode) { return mode == WEFT_POINTWISE_MOD || mode == WEFT_POINTWISE_FLOOR_MOD; }
+
+static void check_mode(const struct pointwise_mode *mode, int type, weftDataType_t math) {
+    struct model model = {0};
+    static const int64_t dims[] = {3, 401};
+    struct pointwise_options options = {.math = math, .axis = 1, .alpha1 = 1, .alpha2 = 1};
+    struct tensor *x = make_tensor(&model, 2, dims, NULL, type, false), *b = NULL, *t = NULL;
+    if (mode->form == FORM_BINARY || mode->form == FORM_SELECT || mode->form == FORM_BACKWARD)
+        b = make_tensor(&model, 2, dims, NULL, type, false);
+    if (mode->form == FORM_SELECT)
+        t = make_tensor(&model, 2, dims, NULL, WEFT_DATA_BYTE_BOOLEAN, false);
+    add_pointwise(&model, (int)mode->mode, x, b, t, make_tensor(&model, 2, dims, NULL, type, false), &options);
+    bool is_double = type == WEFT_DATA_DOUBLE || math == WEFT_DATA_DOUBLE;
+    if (mode_jumps((int)mode->mode) && !is_double)
+        free_model((finish_model(&model), &model));
+    else
+        CHECK(check_model(&model, &cpu_map, ANY, is_double ? 1e-6 : 8, 4, mode->name), "%s is declined", mode->name);
+}
+
+static void check_modes(void) {
+    for (int i = 0; i < pointwise_mode_count(); i++) {
+        seed = (uint64_t)i;
+        check_mode(pointwise_mode_at(i), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT);
+        check_mode(pointwise_mode_at(i), WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE);
+        check_mode(pointwise_mode_at(i), WEFT_DATA_FLOAT, WEFT_DATA_DOUBLE);
+        check_mode(pointwise_mode_at(i), WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT);
+    }
+}
+
+/* ---- Elementary functions ---------------------------------------------------------------------------------------- */
+
+static double ulps_off(float found, double expected) {
+    int exponent;
+    if (isnan(expected))
+        return isnan(found) ? 0 : INFINITY;
+    if ((float)expected == found)
+        return 0;
+    frexp(expected, &exponent);
+    return fabs(found - expected) / ldexp(1, exponent < -125 ? -149 : exponent - 24);
+}
+
+#define SWEEP(name, oracle)                                                                                            \
+    do {                                                                                                               \
+        double worst = 0;                                                                                              \
+        float at = 0;                                                                                                  \
+        for (uint64_t bits = 0; bits <= UINT32_MAX; bits += 10007) {                                                   \
+            float x = fast_of_bits((uint32_t)bits);                                                                    \
+            double off = ulps_off(name(x), oracle((double)x));                                                         \
+            at = off > worst ? x : at;                                                                                 \
+            worst = off > worst ? off : worst;                                                                         \
+        }                                                                                                              \
+        CHECK(worst <= 2, "%s(%.9g) is %.2f ulps off", #name, at, worst);                                              \
+        CHECK(ulps_off(name(INFINITY), oracle(INFINITY)) == 0 && ulps_off(name(-INFINITY), oracle(-INFINITY)) == 0,    \
+              "%s of infinity", #name);                                                                                \
+        CHECK(isnan(name(NAN)), "%s of NaN", #name);                                                                   \
+    } while (0)
+
+static void check_functions(void) {
+    SWEEP(fast_exp, exp);
+    SWEEP(fast_expm1, expm1);
+    SWEEP(fast_tanh, tanh);
+    SWEEP(fast_erf, erf);
+    SWEEP(fast_log, log);
+    SWEEP(fast_log1p, log1p);
+}
+
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
+
+static void check_refusal(struct model *model, const struct family *family, const char *expected) {
+    struct device device = {.kind = WEFT_DEVICE_CPU, .threads = 1};
+    int nodes[OPS] = {0, 1, 2};
+    double seconds;
+    finish_model(model);
+    struct region region = {model->graph, model->op_count, nodes};
+    weftStatus_t status = family->accepts(&region, &device, &seconds);
+    CHECK(status != WEFT_STATUS_SUCCESS && strcmp(status_text(), expected) == 0, "expected '%s', got '%s'", expected,
+          status == WEFT_STATUS_SUCCESS ? "yes" : status_text());
+    free_model(model);
+}
+
+static void check_map_refusals(void) {
+    static const int64_t small[] = {1, 8}, large[] = {4, 8};
+    struct pointwise_options options = {.math = WEFT_DATA_FLOAT, .axis = 0, .alpha1 = 1, .alpha2 = 1};
+    struct model model = {0};
+    struct tensor *x = make_tensor(&model, 2, small, NULL, WEFT_DATA_FLOAT, false);
+    struct tensor *middle = make_tensor(&model, 2, small, NULL, WEFT_DATA_FLOAT, true);
+    struct tensor *b = make_tensor(&model, 2, large, NULL, WEFT_DATA_FLOAT, false);
+    add_pointwise(&model, WEFT_POINTWISE_EXP, x, NULL, NULL, middle, &options);
+    add_pointwise(&model, WEFT_POINTWISE_ADD, middle, b, NULL,
+                  make_tensor(&model, 2, large, NULL, WEFT_DATA_FLOAT, false), &options);
+    check_refusal(&model, &cpu_map,
+                  "pointwise makes [1,8] in a region whose values are [4,8]. Operations are fused when their results "
+                  "have the same dims.");
+    model = (struct model){0};
+    options.math = WEFT_DATA_INT64;
+    x = make_tensor(&model, 2, large, NULL, WEFT_DATA_INT64, false);
+    add_pointwise(&model, WEFT_POINTWISE_ADD, x, x, NULL, make_tensor(&model, 2, large, NULL, WEFT_DATA_INT64, false),
+                  &options);
+    check_refusal(&model, &cpu_map,
+                  "pointwise: ADD in i64 arithmetic on its operands may need more than the 53 bits of a double. Use "
+                  "FLOAT or smaller integers.");
+}
+
+int main(int argc, char **argv) {
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    int maps = 0;
+    check_functions();
+    check_modes();
+    check_map_refusals();
+    for (seed = first; seed < first + 3000; seed++) {
+        random_state = seed * 1000003;
+        maps += check_random_map();
+    }
+    CHECK(maps > 1500, "only %d of 3000 random maps were taken", maps);
+    if (failures)
+        printf("%d checks failed\n", failures);
+    return failures != 0;
+}
