@@ -1,0 +1,141 @@
+"""Words for what the library reports as JSON: a plan as a table, with the families and engines that declined and why.
+Knows the report's keys and nothing of graphs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+WIDTH = 110
+# Below so many operations per byte moved, memory is what a step waits for, on any chip of today.
+BALANCE = 8.0
+_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9))
+
+
+def amount(value: float, unit: str = "") -> str:
+    """A number with three digits and a prefix.
+
+    >>> amount(0.0000015, "s"), amount(1234567, "FLOP"), amount(0, "B")
+    ('1.5 µs', '1.23 MFLOP', '0 B')
+    """
+    for prefix, factor in _PREFIXES:
+        digits = f"{value / factor:.3g}"
+        if float(digits) >= 1:
+            return f"{float(digits):g} {prefix}{unit}".rstrip()
+    return f"0 {unit}".rstrip()
+
+
+def short_name(label: str) -> str:
+    """An operation's own name from its label.
+
+    >>> short_name("matmul 'fc'"), short_name("matmul")
+    ('fc', 'matmul')
+    """
+    _, quote, name = label.partition(" '")
+    return name.rstrip("'") if quote and name != "'" else label
+
+
+def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str = "") -> list[str]:
+    """Lines of text with aligned columns; right: the columns to align at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    at_right = set(right)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in at_right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def bound(flops: float, moved: float) -> str:
+    """What a step waits for, by its operations per byte moved."""
+    return "memory" if flops < BALANCE * moved else "compute"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ") or [indent]
+
+
+def _step_rows(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["step", "family", "operations fused", "FLOP", "bytes", "predicted", "bound", "how"]]
+    for number, step in enumerate(steps, 1):
+        names = ", ".join(short_name(operation["name"]) for operation in step["operations"])
+        rows.append(
+            [
+                str(number),
+                step["family"],
+                _cut(names, 40),
+                amount(step["flops"]),
+                amount(step["bytes"]),
+                amount(step["seconds"], "s"),
+                bound(step["flops"], step["bytes"]),
+                _cut(step["detail"] or "", 48),
+            ]
+        )
+    if all(not row[-1] for row in rows[1:]):
+        return [row[:-1] for row in rows]
+    return rows
+
+
+def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each refusal once, with the steps that it was given for."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for number, step in enumerate(steps, 1):
+        for refusal in step["declined"]:
+            reasons.setdefault((refusal["family"], refusal["reason"]), []).append(str(number))
+    return [
+        line
+        for (family, reason), where in reasons.items()
+        for line in _wrapped(f"{family} (step {', '.join(where)}): {reason}", "  ")
+    ]
+
+
+def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
+    lines = []
+    for answer in support:
+        if answer["engine"] == chosen:
+            continue
+        if answer["supported"]:
+            steps = len(answer["families"])
+            text = f"{answer['engine']}: could, in {amount(answer['seconds'], 's')} predicted, {steps} steps"
+        else:
+            text = f"{answer['engine']}: {answer['reason']}"
+        lines += _wrapped(text, "  ")
+    return lines
+
+
+def explain_text(
+    report: Mapping[str, Any], support: Sequence[Mapping[str, Any]] = (), measured: float | None = None
+) -> str:
+    """A plan in words.
+
+    Args:
+        report: the plan's report, as Plan.report gives it.
+        support: what every engine answered, as Graph.support gives it.
+        measured: seconds that one execution took, to stand beside the prediction.
+    """
+    device, steps = report["device"], report["steps"]
+    threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
+    timed = "" if measured is None else f" · measured {amount(measured, 's')}"
+    lines = [f"{report['graph']} on {report['engine']} ({report['tag']})"]
+    lines += _wrapped(report["engine_doc"], "  ")
+    lines += [
+        f"  {device['kind']}:{device['ordinal']} {device['name']}, {threads}",
+        f"  predicted {amount(report['seconds'], 's')}{timed} · {amount(report['flops'], 'FLOP')} · "
+        f"{amount(report['bytes'], 'B')} moved · workspace {amount(report['workspace_bytes'], 'B')}",
+        "",
+        *table(_step_rows(steps), right=(0, 3, 4, 5), indent="  "),
+    ]
+    declined, engines = _declined(steps), _engines(support, report["engine"])
+    if declined:
+        lines += ["", "families that declined", *declined]
+    if engines:
+        lines += ["", "other engines", *engines]
+    return "\n".join(lines)
