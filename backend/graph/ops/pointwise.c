@@ -19,7 +19,7 @@
 #undef MODE
 #undef C
 
-static int64_t divide(int64_t x, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)x) : x / b; }
+static int64_t quotient_of(int64_t x, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)x) : x / b; }
 static int64_t remainder_of(int64_t x, int64_t b) { return b == 0 || b == -1 ? 0 : x % b; }
 
 static int64_t integer_power(int64_t x, int64_t b) {
@@ -37,7 +37,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(SUB, (int64_t)((uint64_t)x - (uint64_t)b))                                                                    \
     MODE(MUL, (int64_t)((uint64_t)x * (uint64_t)b))                                                                    \
     MODE(ADD_SQUARE, (int64_t)((uint64_t)x + (uint64_t)b * (uint64_t)b))                                               \
-    MODE(DIV, divide(x, b))                                                                                            \
+    MODE(DIV, quotient_of(x, b))                                                                                            \
     MODE(MOD, remainder_of(x, b))                                                                                      \
     MODE(FLOOR_MOD, remainder_of(x, b) && (x < 0) != (b < 0) ? remainder_of(x, b) + b : remainder_of(x, b))            \
     MODE(POW, integer_power(x, b))                                                                                     \
@@ -101,6 +101,17 @@ int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t
 #define MODE(name, formula)                                                                                            \
     case WEFT_POINTWISE_##name:                                                                                        \
         return integer_##name;
+        INTEGER_MODES(MODE)
+#undef MODE
+    }
+    return NULL;
+}
+
+const char *pointwise_integer_formula(int mode) {
+    switch (mode) {
+#define MODE(name, formula)                                                                                            \
+    case WEFT_POINTWISE_##name:                                                                                        \
+        return #formula;
         INTEGER_MODES(MODE)
 #undef MODE
     }

@@ -49,6 +49,8 @@ extern const struct schema pointwise_schema;
 const struct pointwise_mode *pointwise_find_mode(int mode);
 /* The same formula over integers; NULL when the mode has no exact integer meaning. */
 int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t);
+/* The text of that formula; NULL likewise. */
+const char *pointwise_integer_formula(int mode);
 int pointwise_mode_count(void);
 const struct pointwise_mode *pointwise_mode_at(int i);
 
