@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Checks of operations: one case runs on every engine that accepts it, against a NumPy float64 oracle.
 
     def test_matmul():
@@ -214,7 +213,9 @@ def compare(
 ) -> str:
     """Where a result is not what the oracle says; empty when it is. Integers and booleans must be equal."""
     wide = exact(want).reshape(got.shape)
-    if not _is_float(type_):
+    if not _is_float(type_) and np.asarray(want).dtype == got.dtype:
+        wrong = got != np.reshape(want, got.shape)
+    elif not _is_float(type_):
         wrong = got.astype(np.int64) != narrow(wide, type_).astype(np.int64)
     else:
         info = ml_dtypes.finfo(_array_dtype(type_))
@@ -222,7 +223,7 @@ def compare(
         if dtypes.of(type_).bits <= 8:
             wide = np.clip(wide, -most, most)
         elif type_ is not data_type.DOUBLE:
-            wide = np.where(np.abs(wide) > beyond, np.sign(wide) * np.inf, wide)
+            wide = np.where(np.abs(wide) > beyond, np.copysign(np.inf, wide), wide)
         found = exact(got)
         special = ~np.isfinite(wide) | ~np.isfinite(found)
         same = (found == wide) | (np.isnan(found) & np.isnan(wide))
@@ -294,6 +295,13 @@ def check(
                 wrong = compare(found[engine][i], want, type_, engine=engine, ulps=ulps, magnitude=magnitude)
                 assert not wrong, f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"
     return found
+
+
+def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: Any, **how: Any) -> None:
+    """As check, of an operation that moves elements: its output has the type and the bits of `expected`."""
+    for engine, (got,) in check(build, inputs, expected, **how).items():
+        assert got.dtype == expected.dtype, engine
+        assert got.tobytes() == np.ascontiguousarray(expected).tobytes(), f"{engine}: bits differ"
 
 
 def engine_names() -> list[str]:

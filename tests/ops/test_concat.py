@@ -1,0 +1,72 @@
+"""concat against NumPy: bits must move unchanged."""
+
+import checks
+import ml_dtypes
+import numpy as np
+import pytest
+
+
+def join(axis, **options):
+    return lambda g, **parts: g.concatenate(list(parts.values()), axis, name="c", **options)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_axes(axis):
+    shapes = [[3, 4, 5] for _ in range(3)]
+    shapes[1][axis], shapes[2][axis] = 1, 7
+    parts = {name: checks.random(shape, "f32") for name, shape in zip("abc", shapes, strict=True)}
+    want = np.concatenate(list(parts.values()), axis)
+    checks.check_bits(join(axis), parts, want, layouts=checks.LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f64", "f16", "bf16", "e4m3", "e5m2", "i64", "i32", "i8", "u8", "u32", "bool8"]
+)
+def test_types(dtype):
+    low = 0 if dtype[0] == "u" else -5
+    parts = {"a": checks.random((3, 5), dtype, low, 5), "b": checks.random((3, 2), dtype, low, 5)}
+    if dtype == "i64":
+        parts["a"] = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (3, 5))
+    want = np.concatenate(list(parts.values()), 1)
+    checks.check_bits(join(1), parts, want)
+
+
+def test_types_below_a_byte():
+    a, b = np.arange(15).reshape(3, 5).astype(ml_dtypes.uint4), np.ones((3, 2), ml_dtypes.uint4)
+    want = np.concatenate([a, b], 1)
+    checks.check_bits(join(1), {"a": a, "b": b}, want)
+
+
+def test_one_none_and_empty_parts():
+    x, empty = checks.random((3, 5), "f32"), np.zeros((0, 5), np.float32)
+    checks.check(join(0), {"x": x}, x)
+    checks.check(join(0), {"e": empty, "x": x, "f": empty}, x)
+    checks.check(join(0), {"e": empty, "f": empty}, empty)
+
+
+def test_the_same_tensor_twice():
+    x = checks.random((3, 5), "f32")
+    checks.check(lambda g, x: g.concatenate([x, x], 0), {"x": x}, np.concatenate([x, x]))
+
+
+def test_in_place_index_changes_no_value():
+    a, b = checks.random((3, 5), "f32"), checks.random((2, 5), "f32", seed=1)
+    checks.check(join(0, in_place_index=1), {"a": a, "b": b}, np.concatenate([a, b]))
+
+
+def test_a_result_of_another_type_is_converted():
+    a, b = checks.random((3, 5), "f16"), checks.random((2, 5), "f32", seed=1)
+    checks.check(join(0), {"a": a, "b": b}, np.concatenate([a.astype(np.float32), b]), out="f32")
+
+
+def test_refusals():
+    parts = {"a": ([3, 4], "f32"), "b": ([2, 5], "f32")}
+    checks.refuses(
+        join(0), parts, "concat 'c': input 0 is [3,4], input 1 is [2,5]. Make all dims but dimension 0 equal."
+    )
+    checks.refuses(join(2), parts, "concat 'c': axis is 2, the inputs have 2 dims. Name one of -2..1.")
+    checks.refuses(
+        join(0, in_place_index=2),
+        {"a": ([3, 4], "f32"), "b": ([2, 4], "f32")},
+        "concat 'c': in_place_index is 2, there are 2 inputs. Name one of 0..1, or leave it unset.",
+    )

@@ -1,0 +1,61 @@
+"""transpose against NumPy: bits must move unchanged."""
+
+import itertools
+
+import checks
+import ml_dtypes
+import numpy as np
+import pytest
+
+
+def transpose(permutation):
+    return lambda g, x: g.transpose(x, permutation, name="t")
+
+
+@pytest.mark.parametrize("permutation", list(itertools.permutations(range(3))))
+def test_permutations(permutation):
+    x = checks.random((3, 5, 7), "f32")
+    want = x.transpose(permutation)
+    checks.check_bits(transpose(permutation), {"x": x}, want, layouts=checks.LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f64", "f16", "bf16", "e4m3", "e5m2", "i64", "i32", "i8", "u8", "u32", "bool8"]
+)
+def test_types(dtype):
+    x = checks.random((3, 65), dtype, 0 if dtype[0] == "u" else -5, 5)
+    if dtype == "i64":
+        x = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, (3, 65))
+    checks.check_bits(transpose([1, 0]), {"x": x}, x.T)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn])
+def test_types_below_a_byte(dtype):
+    x = np.arange(15).reshape(3, 5).astype(dtype)
+    checks.check_bits(transpose([1, 0]), {"x": x}, x.T)
+
+
+def test_ranks_and_extents():
+    for shape in ((7,), (1, 1, 1), (2, 0, 3), (2, 3, 1, 2, 1, 3, 2, 2)):
+        x = checks.random(shape, "f32")
+        permutation = list(range(len(shape)))[::-1]
+        checks.check(transpose(permutation), {"x": x}, x.transpose(permutation))
+
+
+def test_a_result_of_another_type_is_converted():
+    x = checks.random((3, 5), "f32")
+    checks.check(transpose([1, 0]), {"x": x}, x.T, out="bf16")
+
+
+def test_refusals():
+    for permutation, given in (([0, 0, 1], "[0,0,1]"), ([0, 1], "[0,1]"), ([0, 1, 3], "[0,1,3]")):
+        checks.refuses(
+            transpose(permutation),
+            {"x": ([3, 4, 5], "f32")},
+            f"transpose 't': permutation is {given}, x has 3 dims [3,4,5]. Name each of 0..2 once.",
+        )
+    checks.refuses(
+        lambda g, x: g.transpose(x, [1, 0], name="t").set_dim([3, 4]),
+        {"x": ([3, 4], "f32")},
+        "transpose 't': y has dims [3,4], expected [4,3]. Give it these dims, or none.",
+    )
