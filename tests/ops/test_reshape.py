@@ -91,5 +91,6 @@ def test_refusals():
         lambda g, x: g.reshape(x, name="r").set_dim([2, 7]),
         x,
         "reshape 'r': a view of x's storage of 12 elements (dims [3,4], strides [4,1]) cannot reach element "
-        "13, as y with dims [2,7] and strides [7,1] does. Give y smaller dims or strides, or use mode LOGICAL.",
+        "13, as y with dims [2,7] and strides [7,1] does. Give y smaller dims or strides, or "
+        "use mode LOGICAL.",
     )

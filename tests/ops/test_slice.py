@@ -54,8 +54,8 @@ def test_memory_order_of_the_input_is_kept():
 def test_refusals():
     x = {"x": ([3, 4], "f32")}
     sentence = (
-        "slice 's': dimension 1: start is {} and limit {}, x has 4 elements there (dims [3,4]). Keep 0 <= start "
-        "<= limit <= extent."
+        "slice 's': dimension 1: start is {} and limit {}, x has 4 elements there (dims [3,4]). "
+        "Keep 0 <= start <= limit <= extent."
     )
     for start, limit in ((0, 5), (-1, 3), (3, 2)):
         checks.refuses(cut([0, start], [3, limit]), x, sentence.format(start, limit))
