@@ -210,34 +210,34 @@ static const struct {
     weftBackendAttributeName_t name;
     const char *instead;
 } unserved[] = {
-    {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "Gather the pages with paged_cache_load first"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "Gather the pages with paged_cache_load first"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token themselves"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "Multiply attn_scale by it"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "Multiply attn_scale by it"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "Multiply o by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "Multiply attn_scale by it instead"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "Multiply attn_scale by it instead"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "Multiply o by it instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "Multiply o by it"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "Multiply o by it instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "Leave it out: the softmax stays in the compute type"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "Reduce o with AMAX"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in matmul, pointwise and softmax operations"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "Reduce o with AMAX instead"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
+    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
 };
 
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
         if (descriptor_row_is_set(op, unserved[i].name))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not serve yet. %s instead.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: attribute %s is set, which attention does not serve yet. %s.",
                  descriptor_label(op), schema_find_row(op->schema, unserved[i].name)->key, unserved[i].instead);
     return WEFT_STATUS_SUCCESS;
 }

@@ -1,0 +1,767 @@
+"""Attention, forward and backward, against NumPy in float64: every mask alone and together, shared heads, odd
+sizes, rows without a key, types, layouts; gradients against differences and, where installed, torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+INF = np.inf
+TOP_LEFT, BOTTOM_RIGHT = weft.diagonal_alignment.TOP_LEFT, weft.diagonal_alignment.BOTTOM_RIGHT
+
+
+# ---- The oracle --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """Sizes and options of one attention."""
+
+    batch: int = 2
+    heads: tuple[int, int, int] = (2, 2, 2)  # of q, k and v
+    rows: int = 7
+    columns: int = 9
+    depth: int = 5
+    value_depth: int = 3
+    scale: float = 0.5
+    bias: tuple[int, int, int, int] | None = None  # its dims
+    is_mask: bool = False  # the bias is boolean
+    left: int | None = None
+    right: int | None = None
+    alignment: int = TOP_LEFT
+    seq_len_q: list[int] | None = None
+    seq_len_kv: list[int] | None = None
+    alibi: bool = False
+    sink: bool = False
+    dropout: float = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self, dtype: str = "f64") -> dict[str, Any]:
+        """Random operands by their names in the graph."""
+        b, (hq, hk, hv) = self.batch, self.heads
+        found = {
+            "q": checks.random((b, hq, self.rows, self.depth), dtype),
+            "k": checks.random((b, hk, self.columns, self.depth), dtype, seed=1),
+            "v": checks.random((b, hv, self.columns, self.value_depth), dtype, seed=2),
+        }
+        if self.bias:
+            found["bias"] = checks.random(self.bias, "bool8" if self.is_mask else dtype, seed=3)
+        for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
+            if lengths is not None:
+                found[name] = np.array(lengths, np.int32).reshape(b, 1, 1, 1)
+        if self.sink:
+            found["sink_token"] = checks.random((1, hq, 1, 1), "f64" if dtype == "f64" else "f32", seed=4)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """The options of the graph's method."""
+        found: dict[str, Any] = {"attn_scale_value": self.scale, "diagonal_alignment": self.alignment}
+        found |= {"diagonal_band_left_bound": self.left, "diagonal_band_right_bound": self.right}
+        found |= {"use_alibi_mask": self.alibi or None}
+        return {key: value for key, value in found.items() if value is not None} | self.options
+
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and keys in use, [B, 1, 1, 1]."""
+        used = [self.seq_len_q or [self.rows] * self.batch, self.seq_len_kv or [self.columns] * self.batch]
+        rows, columns = (np.array(each).reshape(self.batch, 1, 1, 1) for each in used)
+        return np.clip(rows, 0, self.rows), np.clip(columns, 0, self.columns)
+
+    def visible(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, Skv]: whether a query sees a key."""
+        row, column = np.arange(self.rows)[:, None], np.arange(self.columns)
+        rows_used, columns_used = self.lengths()
+        seen = (row < rows_used) & (column < columns_used)
+        shift = columns_used - rows_used if self.alignment == BOTTOM_RIGHT else 0
+        if self.right is not None:
+            seen = seen & (column <= row + shift + self.right)
+        if self.left is not None:
+            seen = seen & (column > row + shift - self.left)
+        if self.is_mask:
+            seen = seen & inputs["bias"]
+        return np.broadcast_to(seen, (self.batch, self.heads[0], self.rows, self.columns))
+
+    def scores(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, Skv], -inf where nothing is seen."""
+        q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
+        s = self.scale * np.einsum("bhid,bhjd->bhij", q, k)
+        if self.bias and not self.is_mask:
+            s = s + checks.exact(inputs["bias"])
+        if self.alibi:
+            distance = np.arange(self.columns) - np.arange(self.rows)[:, None]
+            s = s + slopes(self.heads[0]).reshape(1, -1, 1, 1) * distance
+        return np.where(self.visible(inputs), s, -INF)
+
+    def sinks(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, 1]: the sink of each row, -inf where it has none."""
+        sink = checks.exact(inputs["sink_token"]) if self.sink else -INF
+        used = np.arange(self.rows)[:, None] < self.lengths()[0]
+        return np.broadcast_to(np.where(used, sink, -INF), (self.batch, self.heads[0], self.rows, 1))
+
+
+def repeat(array: np.ndarray, heads: int) -> np.ndarray:
+    """Key or value heads as many as query heads."""
+    return np.repeat(checks.exact(array), heads // array.shape[1], axis=1)
+
+
+def gather(gradient: np.ndarray, heads: int) -> np.ndarray:
+    """Its transpose: the sum over the query heads that share a head."""
+    b, h, s, d = gradient.shape
+    return gradient.reshape(b, heads, h // heads, s, d).sum(2)
+
+
+def slopes(heads: int) -> np.ndarray:
+    """ALiBi's slopes: the series of the power of two below, then every other one of twice that."""
+    power = 2 ** int(np.log2(heads))
+    series = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    finer = [2.0 ** (-8 * (i + 1) / (2 * power)) for i in range(2 * power)]
+    return np.array(series + finer[::2][: heads - power])
+
+
+def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Weights, stats, max and sum of rows; a row without anything gives 0, -inf, -inf, 0."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        top = np.maximum(s.max(-1, keepdims=True, initial=-INF), sink)
+        finite = np.where(np.isinf(top), 0, top)
+        weights = np.exp(s - finite)
+        total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
+        stats = np.where(total > 0, top + np.log(total), -INF)
+    return weights / np.where(total > 0, total, 1), stats, top, total
+
+
+def forward(case: Case, inputs: dict[str, Any], kept: Any = 1.0) -> list[np.ndarray]:
+    """o, stats, max, sum_exp. kept: what dropout multiplies the weights by."""
+    weights, *statistics = softmax(case.scores(inputs), case.sinks(inputs))
+    return [np.einsum("bhij,bhjd->bhid", weights * kept, repeat(inputs["v"], case.heads[0])), *statistics]
+
+
+def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.0) -> dict[str, np.ndarray]:
+    """All gradients, by the softmax's own Jacobian: no use is made of o."""
+    hq, hk, hv = case.heads
+    sink = case.sinks(inputs)
+    weights, stats, _, _ = softmax(case.scores(inputs), sink)
+    d_o = np.where(np.arange(case.rows)[:, None] < case.lengths()[0], checks.exact(d_o), 0)
+    d_weights = np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], hq)) * kept
+    mean = (weights * d_weights).sum(-1, keepdims=True)
+    ds = weights * (d_weights - mean)
+    found = {
+        "dQ": case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], hq)),
+        "dK": gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), hk),
+        "dV": gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
+    }
+    if case.bias and not case.is_mask:
+        axes = tuple(i for i in range(4) if case.bias[i] == 1)
+        found["dBias"] = ds.sum(axes, keepdims=True)
+    if case.sink:
+        with np.errstate(invalid="ignore"):
+            share = np.where(np.isinf(stats), 0, np.exp(sink - stats))
+        found["dSink_token"] = -(share * mean).sum((0, 2), keepdims=True)
+    return found
+
+
+# ---- Graphs ------------------------------------------------------------------------------------------------
+
+
+def run_forward(case: Case) -> Any:
+    """A graph with all four outputs."""
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {key: g.tensor(name=key) for key in ("score_max", "score_sum_exp")}
+        o, stats = g.sdpa_fwd(**tensors, **case.values(), **extra, name="a")
+        return o, stats, *extra.values()
+
+    return build
+
+
+def run_backward(case: Case) -> Any:
+    """A graph with all gradients that the case has."""
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {}
+        if case.bias and not case.is_mask:
+            extra["dBias"] = g.tensor(name="dBias")
+        if case.sink:
+            extra["dSink_token"] = g.tensor(name="dSink_token")
+        return *g.sdpa_bwd(**tensors, **case.values(), **extra, name="a"), *extra.values()
+
+    return build
+
+
+def backward_inputs(
+    case: Case, inputs: dict[str, Any], dtype: str = "f64", kept: Any = 1.0
+) -> dict[str, Any]:
+    """The operands of the backward pass: the forward pass's and what it wrote."""
+    o, stats, _, _ = forward(case, inputs, kept)
+    d_o = checks.random(o.shape, dtype, seed=5)
+    statistics = stats if dtype == "f64" else stats.astype(np.float32)
+    return inputs | {"o": checks.narrow(o, dtype), "dO": d_o, "stats": statistics}
+
+
+FULL, ROWS, KEYS = (2, 2, 7, 9), (1, 1, 7, 9), (2, 1, 1, 9)
+CASES = {
+    "plain": Case(),
+    "one query": Case(rows=1),
+    "one key": Case(columns=1),
+    "one of each": Case(rows=1, columns=1, depth=1, value_depth=1, batch=1, heads=(1, 1, 1)),
+    "large scores": Case(scale=300),
+    "no scale": Case(scale=0),
+    "negative scale": Case(scale=-0.7),
+    "grouped heads": Case(heads=(6, 2, 2)),
+    "one shared head": Case(heads=(4, 1, 1)),
+    "key and value heads differ": Case(heads=(6, 3, 2)),
+    "values shared more": Case(heads=(4, 4, 1)),
+    "causal": Case(right=0),
+    "causal, more queries": Case(rows=9, columns=7, right=0),
+    "causal at the end": Case(right=0, alignment=BOTTOM_RIGHT),
+    "causal at the end, more queries": Case(rows=9, columns=4, right=0, alignment=BOTTOM_RIGHT),
+    "right bound": Case(right=2),
+    "negative right bound": Case(right=-3),
+    "window": Case(left=3, right=0),
+    "window to both sides": Case(left=3, right=2),
+    "window at the end": Case(left=2, right=1, alignment=BOTTOM_RIGHT),
+    "left bound alone": Case(left=4),
+    "left bound hides all but the future": Case(left=0),
+    "empty window": Case(left=0, right=0),
+    "bias": Case(bias=FULL),
+    "bias of rows": Case(bias=ROWS),
+    "bias of keys": Case(bias=KEYS),
+    "bias of heads": Case(bias=(1, 2, 1, 1)),
+    "bias of queries": Case(bias=(2, 1, 7, 1)),
+    "bias of one number": Case(bias=(1, 1, 1, 1)),
+    "mask": Case(bias=FULL, is_mask=True),
+    "mask of keys": Case(bias=KEYS, is_mask=True),
+    "mask of queries": Case(bias=(1, 1, 7, 1), is_mask=True),
+    "padding": Case(seq_len_q=[3, 7], seq_len_kv=[9, 4]),
+    "padded keys only": Case(seq_len_kv=[1, 8]),
+    "padded queries only": Case(seq_len_q=[1, 6]),
+    "empty sequences": Case(batch=4, seq_len_q=[0, 5, 0, 7], seq_len_kv=[4, 0, 0, 9]),
+    "lengths out of range": Case(seq_len_q=[-2, 99], seq_len_kv=[99, 3]),
+    "padding, causal": Case(seq_len_q=[5, 7], seq_len_kv=[4, 9], right=0),
+    "padding, causal at the end": Case(seq_len_q=[5, 2], seq_len_kv=[4, 9], right=0, alignment=BOTTOM_RIGHT),
+    "alibi": Case(heads=(8, 8, 8), alibi=True, right=0),
+    "alibi of 6 heads, both sides": Case(heads=(6, 6, 6), alibi=True),
+    "sink": Case(sink=True),
+    "sink, one query": Case(rows=1, sink=True),
+    "sink, rows without a key": Case(sink=True, right=-3, seq_len_q=[6, 7]),
+    "everything": Case(
+        batch=3,
+        heads=(6, 2, 3),
+        bias=(1, 6, 7, 9),
+        left=4,
+        right=1,
+        alignment=BOTTOM_RIGHT,
+        seq_len_q=[7, 4, 6],
+        seq_len_kv=[9, 8, 0],
+        alibi=True,
+        sink=True,
+    ),
+    "everything, masked": Case(
+        heads=(4, 2, 1),
+        bias=(2, 1, 7, 9),
+        is_mask=True,
+        left=6,
+        right=0,
+        seq_len_kv=[9, 5],
+        alibi=True,
+        sink=True,
+    ),
+}
+SIZES = [(1, 64), (64, 65), (65, 64), (7, 130), (129, 7)]
+
+
+# ---- Forward -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward(name: str) -> None:
+    case = CASES[name]
+    inputs = case.inputs()
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20 * max(abs(case.scale), 1))
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("name", ["plain", "causal", "causal at the end", "window at the end", "sink"])
+def test_forward_sizes(name: str, rows: int, columns: int) -> None:
+    case = replace(CASES[name], rows=rows, columns=columns, depth=17, value_depth=20, heads=(2, 1, 2))
+    inputs = case.inputs("f32")
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, layouts=["packed"])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3", "e5m2"])
+def test_forward_types(dtype: str) -> None:
+    case = CASES["everything"]
+    inputs = case.inputs(dtype)
+    want = forward(case, inputs)
+    found = checks.check(run_forward(case), inputs, want, magnitude=20, layouts=["channels_last"])
+    assert all(y.dtype == np.float32 for arrays in found.values() for y in arrays[1:])
+    checks.check(run_forward(case), inputs, want, out=["f32", "f64", "f32", "bf16"], magnitude=20)
+
+
+def test_types_of_operands_are_free() -> None:
+    case = replace(CASES["everything"], sink=True)
+    inputs = case.inputs("bf16")
+    inputs["bias"] = checks.random(case.bias or (), "f32", seed=3)
+    inputs["v"] = checks.random(inputs["v"].shape, "f16", seed=2)
+    inputs["seq_len_q"] = inputs["seq_len_q"].astype(np.int64)
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+
+
+def test_memory_orders() -> None:
+    case = Case(batch=2, heads=(4, 2, 2), rows=7, columns=9, depth=6, value_depth=6)
+    inputs = case.inputs("f32")
+    want = forward(case, inputs)
+    orders = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 2, 1, 0)]
+    for order in orders:
+        strided = {}
+        for key, array in inputs.items():
+            steps, step = [0] * 4, 1
+            for dim in reversed(order):
+                steps[dim], step = step, step * array.shape[dim]
+            strided[key] = (array, tuple(steps))
+        checks.check(run_forward(case), strided, want, magnitude=20, layouts=["packed"])
+
+
+def test_result_has_the_memory_order_of_the_queries() -> None:
+    g = weft.Graph()
+    q = g.tensor([2, 4, 7, 6], [168, 6, 24, 1], "bf16")
+    k, v = g.tensor([2, 4, 9, 6], data_type="bf16"), g.tensor([2, 4, 9, 8], data_type="bf16")
+    o, stats = g.sdpa_fwd(q, k, v)
+    o.set_output(True)
+    stats.set_output(True)
+    g.validate()
+    assert (o.get_dim(), o.get_stride(), o.dtype) == ([2, 4, 7, 8], [224, 8, 32, 1], weft.data_type.BFLOAT16)
+    assert (stats.get_dim(), stats.dtype) == ([2, 4, 7, 1], weft.data_type.FLOAT)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 9), (7, 0), (0, 0)])
+@pytest.mark.parametrize("sink", [False, True])
+def test_forward_without_rows_or_keys(rows: int, columns: int, sink: bool) -> None:
+    case = Case(rows=rows, columns=columns, sink=sink)
+    inputs = case.inputs()
+    checks.check(run_forward(case), inputs, forward(case, inputs))
+
+
+def test_rows_without_a_key() -> None:
+    case = Case(bias=(1, 1, 7, 1), is_mask=True)
+    inputs = case.inputs() | {"bias": np.arange(7).reshape(1, 1, 7, 1) != 3}
+    found = checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+    for o, stats, top, total in found.values():
+        assert (o[:, :, 3] == 0).all()
+        assert (stats[:, :, 3] == -INF).all()
+        assert (top[:, :, 3] == -INF).all()
+        assert (total[:, :, 3] == 0).all()
+
+
+def test_what_is_not_seen_is_not_read() -> None:
+    """Padding may hold anything, and so may keys behind a mask or a bias of -inf."""
+    case = Case(seq_len_q=[3, 5], seq_len_kv=[4, 6], bias=(1, 1, 1, 9))
+    inputs = case.inputs()
+    inputs["bias"][..., 2] = -INF
+    want = forward(case, inputs)
+    grads = backward(case, inputs, checks.random(want[0].shape, "f64", seed=5))
+    dirty = backward_inputs(case, inputs)
+    for b in range(2):
+        dirty["q"][b, :, case.seq_len_q[b] :] = np.nan
+        dirty["o"][b, :, case.seq_len_q[b] :] = np.nan
+        dirty["dO"][b, :, case.seq_len_q[b] :] = INF
+        dirty["stats"][b, :, case.seq_len_q[b] :] = np.nan
+        for key in ("k", "v"):
+            dirty[key][b, :, case.seq_len_kv[b] :] = np.nan
+            dirty[key][b, :, 2] = INF
+    operands = {key: dirty[key] for key in inputs}
+    checks.check(run_forward(case), operands, want, magnitude=20)
+    checks.check(run_backward(case), dirty, list(grads.values()), magnitude=50)
+
+
+def test_a_boolean_mask_is_a_bias_of_zero_and_minus_infinity() -> None:
+    case = Case(bias=FULL, is_mask=True)
+    inputs = case.inputs()
+    added = inputs | {"bias": np.where(inputs["bias"], 0, -INF)}
+    for name in ("bool8", "f32", "f16"):
+        mask = inputs if name == "bool8" else added | {"bias": checks.narrow(added["bias"], name)}
+        checks.check(run_forward(case), mask, forward(case, inputs), magnitude=20)
+
+
+def test_finite_fills_and_extreme_scores() -> None:
+    """A row filled with the lowest number averages its keys; scores far apart leave only the largest."""
+    case = Case(bias=(1, 1, 7, 1))
+    inputs = case.inputs("f32")
+    inputs["bias"] = np.full((1, 1, 7, 1), np.finfo(np.float32).min)
+    found = checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=1e39)
+    assert all(np.isfinite(each).all() for arrays in found.values() for each in arrays)
+    case = replace(case, scale=1e30, bias=None)
+    del inputs["bias"]
+    found = checks.check(run_forward(case), inputs, [None] * 4)
+    assert all(np.isfinite(each).all() for arrays in found.values() for each in arrays)
+
+
+def test_scale_as_a_tensor() -> None:
+    case = Case(options={"attn_scale_value": None})
+    inputs = case.inputs()
+    tensor = inputs | {"attn_scale": np.full((1, 1, 1, 1), 0.5, np.float32)}
+    checks.check(run_forward(case), tensor, forward(case, inputs), magnitude=20)
+    scalars = {"attn_scale": (0.5, "f32")}
+    checks.check(run_forward(case), inputs, forward(case, inputs), scalars=scalars, magnitude=20)
+    case.scale = 1  # the default
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+
+
+def test_alibi_slopes() -> None:
+    assert slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert slopes(2).tolist() == [2.0**-4, 2.0**-8]
+    assert slopes(3).tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
+    for heads in (1, 3, 5, 12):
+        case = Case(batch=1, heads=(heads, heads, heads), alibi=True, scale=0)
+        inputs = case.inputs()
+        checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+
+
+def test_wanted_outputs_only() -> None:
+    case = Case()
+    inputs = case.inputs()
+    want = forward(case, inputs)
+    checks.check(lambda g, **t: g.sdpa_fwd(**t, **case.values())[0], inputs, want[0], magnitude=20)
+    checks.check(lambda g, **t: g.sdpa_fwd(**t, **case.values())[1], inputs, want[1], magnitude=20)
+    grads = backward(case, inputs, checks.random(want[0].shape, "f64", seed=5))
+    for i, key in enumerate(("dQ", "dK", "dV")):
+        one = backward_inputs(case, inputs)
+        checks.check(lambda g, i=i, **t: g.sdpa_bwd(**t, **case.values())[i], one, grads[key], magnitude=50)
+
+
+# ---- Dropout -----------------------------------------------------------------------------------------------
+
+
+def kept_by(case: Case, seed: int, offset: int) -> np.ndarray:
+    """What the rng operation keeps, over 1 - p."""
+    shape = [case.batch, case.heads[0], case.rows, case.columns]
+    keep = 1 - case.dropout
+
+    def build(g: weft.Graph, **offsets: Any) -> Any:
+        return g.rng(seed, bernoulli_probability=keep, **offsets).set_dim(shape)
+
+    found = checks.check(build, {"offset": np.array([offset])}, [None], layouts=["packed"])
+    return checks.exact(found["cpu.reference"][0]) / (keep or 1)
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.5, 1])
+@pytest.mark.parametrize("columns", [8, 9])
+def test_dropout(probability: float, columns: int) -> None:
+    case = Case(heads=(4, 2, 1), columns=columns, right=1, sink=True, dropout=probability)
+    case.options = {"dropout_probability": probability}
+    inputs = case.inputs()
+    kept = kept_by(case, 11, 3)
+    assert (kept.mean() == 0) == (probability == 1)
+    drawn = {"dropout_seed": np.array([[[[11]]]]), "dropout_offset": np.array([[[[3]]]])}
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        dump = g.tensor(name="rng_dump")
+        o, stats = g.sdpa_fwd(**tensors, **case.values(), rng_dump=dump)
+        return o, stats, dump
+
+    want = forward(case, inputs, kept)
+    checks.check(build, inputs | drawn, [want[0], want[1], kept != 0], magnitude=20)
+    operands = backward_inputs(case, inputs, kept=kept) | drawn
+    grads = backward(case, inputs, operands["dO"], kept)
+    checks.check(run_backward(case), operands, list(grads.values()), magnitude=200)
+
+
+# ---- Backward ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if abs(case.scale) <= 1])
+def test_backward(name: str) -> None:
+    case = CASES[name]
+    inputs = case.inputs()
+    operands = backward_inputs(case, inputs)
+    want = backward(case, inputs, operands["dO"])
+    checks.check(run_backward(case), operands, list(want.values()), magnitude=100)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("name", ["plain", "causal at the end", "window at the end", "sink"])
+def test_backward_sizes(name: str, rows: int, columns: int) -> None:
+    case = replace(CASES[name], rows=rows, columns=columns, depth=17, value_depth=20, heads=(2, 1, 2))
+    inputs = case.inputs()
+    operands = backward_inputs(case, inputs)
+    want = backward(case, inputs, operands["dO"])
+    checks.check(run_backward(case), operands, list(want.values()), magnitude=2000, layouts=["packed"])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
+def test_backward_types(dtype: str) -> None:
+    """By the definition, from the rounded result and statistics that the backward pass is given."""
+    case = CASES["everything"]
+    inputs = case.inputs(dtype)
+    operands = backward_inputs(case, inputs, dtype)
+    s, sink = case.scores(inputs), case.sinks(inputs)
+    stats, d_o = checks.exact(operands["stats"]), checks.exact(operands["dO"])
+    with np.errstate(invalid="ignore"):
+        weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
+        share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
+    mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], 6)) - mean)
+    want = [
+        case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], 6)),
+        gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), 2),
+        gather(np.einsum("bhij,bhid->bhjd", weights, d_o), 3),
+        ds.sum(0, keepdims=True),
+        -(share * mean).sum((0, 2), keepdims=True),
+    ]
+    checks.check(run_backward(case), operands, want, magnitude=200, layouts=["channels_last"])
+    checks.check(run_backward(case), operands, want, magnitude=200, out=["f32", "f64", "bf16", "f32", "f64"])
+
+
+@pytest.mark.parametrize(
+    "name", ["everything", "everything, masked", "empty sequences", "padding, causal at the end"]
+)
+def test_gradients_by_finite_differences(name: str) -> None:
+    """Of the oracle, and so of what is tested against it."""
+    case = CASES[name]
+    inputs = case.inputs()
+    d_o = backward_inputs(case, inputs)["dO"]
+    grads = backward(case, inputs, d_o)
+    keys = {"q": "dQ", "k": "dK", "v": "dV", "bias": "dBias", "sink_token": "dSink_token"}
+    for key, gradient in keys.items():
+        if gradient not in grads:
+            continue
+
+        def function(array: Any, key: str = key) -> Any:
+            return forward(case, inputs | {key: array})[0]
+
+        found = checks.numeric_gradient(function, [inputs[key]], 0, d_o)
+        np.testing.assert_allclose(grads[gradient], found, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("shift", [-1e30, -1e4, -88.8, 88.8, 1e4, 1e30])
+def test_backward_of_far_statistics(rows: int, shift: float) -> None:
+    """Rows whose statistics are far from 0 give finite gradients, the oracle's where precision allows."""
+    case = Case(batch=1, rows=rows, columns=65, bias=(1, 1, rows, 1))
+    inputs = case.inputs()
+    inputs["bias"][...] = shift
+    operands = backward_inputs(case, inputs)
+    want: list[Any] = list(backward(case, inputs, operands["dO"]).values())
+    if abs(shift) > 1e20:
+        want = [None] * len(want)
+    found = checks.check(run_backward(case), operands, want, magnitude=1e6)
+    assert all(np.isfinite(each).all() for arrays in found.values() for each in arrays)
+
+
+@pytest.mark.parametrize("stats", [-INF, -1e38, -100, 100, 1e38, INF])
+def test_backward_of_wrong_statistics(stats: float) -> None:
+    """Statistics that belong to no row of these scores still give no NaN."""
+    case = Case(sink=True)
+    operands = backward_inputs(case, case.inputs())
+    operands["stats"][...] = stats
+    found = checks.check(run_backward(case), operands, [None] * 4)
+    assert all(np.isfinite(each).all() for arrays in found.values() for each in arrays)
+    if stats == -INF:
+        assert all((each == 0).all() for arrays in found.values() for each in arrays)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 9), (7, 0), (0, 0)])
+def test_backward_without_rows_or_keys(rows: int, columns: int) -> None:
+    case = Case(rows=rows, columns=columns, sink=True)
+    inputs = case.inputs()
+    operands = backward_inputs(case, inputs)
+    checks.check(run_backward(case), operands, list(backward(case, inputs, operands["dO"]).values()))
+
+
+def test_forward_then_backward() -> None:
+    """In one graph, through float32 statistics."""
+    case = Case(heads=(4, 2, 2), right=0, sink=True, bias=(1, 4, 7, 9))
+    inputs = case.inputs("f32")
+    d_o = checks.random((2, 4, 7, 3), "f32", seed=5)
+
+    def build(g: weft.Graph, dO: Any, **tensors: Any) -> Any:
+        o, stats = g.sdpa_fwd(**tensors, **case.values())
+        o.set_data_type("f32")
+        return g.sdpa_bwd(**tensors, o=o, dO=dO, stats=stats, **case.values())
+
+    want = backward(case, inputs, d_o)
+    checks.check(build, inputs | {"dO": d_o}, [want["dQ"], want["dK"], want["dV"]], ulps=64, magnitude=1e9)
+
+
+TORCH_CASES = [name for name, case in CASES.items() if not case.is_mask and abs(case.scale) <= 1]
+
+
+@pytest.mark.parametrize("name", TORCH_CASES)
+def test_gradients_by_torch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    case = CASES[name]
+    inputs = case.inputs()
+    operands = backward_inputs(case, inputs)
+    hq, hk, hv = case.heads
+    leaves = {
+        key: torch.tensor(inputs[key], requires_grad=True)
+        for key in ("q", "k", "v", "bias", "sink_token")
+        if key in inputs
+    }
+    k, v = leaves["k"].repeat_interleave(hq // hk, 1), leaves["v"].repeat_interleave(hq // hv, 1)
+    s = case.scale * leaves["q"] @ k.transpose(-1, -2)
+    s = s + leaves["bias"] if case.bias else s
+    if case.alibi:
+        distance = torch.arange(case.columns) - torch.arange(case.rows)[:, None]
+        s = s + torch.tensor(slopes(hq)).reshape(1, hq, 1, 1) * distance
+    seen = torch.tensor(case.visible(inputs))
+    s = s.masked_fill(~seen, -1e300)
+    sink = (
+        leaves["sink_token"].expand(*s.shape[:3], 1)
+        if case.sink
+        else torch.full((*s.shape[:3], 1), -1e200, dtype=s.dtype)
+    )
+    weights = torch.softmax(torch.cat([s, sink], -1), -1)[..., :-1] * seen
+    o = weights @ v
+    used = torch.tensor(np.arange(case.rows)[:, None] < case.lengths()[0])
+    (o * used * torch.tensor(operands["dO"])).sum().backward()
+    order = {"q": "dQ", "k": "dK", "v": "dV", "bias": "dBias", "sink_token": "dSink_token"}
+    want = [leaves[key].grad.numpy() for key in order if key in leaves]
+    checks.check(run_backward(case), operands, want, magnitude=1000)
+
+
+# ---- Refusals ----------------------------------------------------------------------------------------------
+
+Q, K, V = ([2, 4, 7, 8], "f32"), ([2, 2, 9, 8], "f32"), ([2, 2, 9, 6], "f32")
+O = ([2, 4, 7, 6], "f32")
+
+
+def refuse(sentence: str, error: Any = weft.BadParameterError, options: Any = None, **changed: Any) -> None:
+    tensors = {"q": Q, "k": K, "v": V} | changed
+    checks.refuses(lambda g, **t: g.sdpa_fwd(**t, **(options or {}), name="a"), tensors, sentence, error)
+
+
+def test_refusals_of_shapes() -> None:
+    expected = "expected [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv]. Swap k's last two dims and "
+    swapped = (
+        "sdpa_fwd 'a': q is [2,4,7,8], k [2,2,8,9], v [2,2,9,6]; " + expected + "strides if it is transposed."
+    )
+    refuse(swapped, k=([2, 2, 8, 9], "f32"))
+    refuse("sdpa_fwd 'a': q is [3,4,7,8], k [2,2,9,8], v [2,2,9,6]; " + expected, q=([3, 4, 7, 8], "f32"))
+    refuse("sdpa_fwd 'a': q has 3 dims [4,7,8], expected 4..4.", q=([4, 7, 8], "f32"))
+    refuse(
+        "sdpa_fwd 'a': q [2,4,7,8] has 4 heads, k [2,3,9,8] has 3. Make the heads of k divide those of q.",
+        k=([2, 3, 9, 8], "f32"),
+    )
+    refuse(
+        "sdpa_fwd 'a': bias with dims [2,4,7,8] does not broadcast to [2,4,7,9]. Make each "
+        "of its dims 1 or equal",
+        bias=([2, 4, 7, 8], "f32"),
+    )
+    refuse(
+        "sdpa_fwd 'a': seq_len_q has dims [2], expected [2,1,1,1]. Give it these dims, or none.",
+        seq_len_q=([2], "i32"),
+    )
+    refuse(
+        "sdpa_fwd 'a': sink_token has dims [1,1,4,1], expected [1,4,1,1].", sink_token=([1, 1, 4, 1], "f32")
+    )
+
+
+def test_refusals_of_values() -> None:
+    refuse(
+        "sdpa_fwd 'a': bias has data type u8. Use a floating type to add it, or BYTE_BOOLEAN to keep keys "
+        "where it is true.",
+        bias=([1, 1, 7, 9], "u8"),
+    )
+    refuse(
+        "sdpa_fwd 'a': seq_len_kv has data type f32. Use INT32 or INT64.", seq_len_kv=([2, 1, 1, 1], "f32")
+    )
+    refuse(
+        "sdpa_fwd 'a': the scale is given twice, as tensor attn_scale and as number 0.5. Give one.",
+        attn_scale=([1, 1, 1, 1], "f32"),
+        options={"attn_scale_value": 0.5},
+    )
+    refuse(
+        "sdpa_fwd 'a': dropout_probability is 0.5, but there is no dropout_seed. Set it.",
+        options={"dropout_probability": 0.5},
+    )
+    refuse(
+        "sdpa_fwd 'a': dropout_probability is 1.5. Give one in 0..1.", options={"dropout_probability": 1.5}
+    )
+    refuse(
+        "sdpa_fwd 'a': attribute diagonal_alignment is 2, legal are 0..1. Give one of these.",
+        options={"diagonal_alignment": 2},
+    )
+
+
+def test_unserved_attributes_are_refused() -> None:
+    refuse(
+        "sdpa_fwd 'a': attribute block_mask is set, which attention does not serve yet. Give a "
+        "boolean bias instead.",
+        weft.NotSupportedError,
+        block_mask=([2, 4, 1, 1], "i8"),
+    )
+    for key in ("paged_attention_k_table", "paged_attention_v_table"):
+        refuse(
+            f"sdpa_fwd 'a': attribute {key} is set, which attention does not serve yet. Gather the "
+            "pages with paged_cache_load first.",
+            weft.NotSupportedError,
+            **{key: ([2, 1, 3, 1], "i32")},
+        )
+
+
+def test_refusals_of_the_backward_pass() -> None:
+    tensors = {"q": Q, "k": K, "v": V, "o": O, "dO": O, "stats": ([2, 4, 7, 1], "f32")}
+
+    def refuse_backward(sentence: str, extra: tuple[str, ...] = (), **changed: Any) -> None:
+        def build(g: weft.Graph, **t: Any) -> Any:
+            return g.sdpa_bwd(**t, **{key: g.tensor(name=key) for key in extra}, name="a")
+
+        checks.refuses(build, tensors | changed, sentence)
+
+    refuse_backward(
+        "sdpa_bwd 'a': stats has dims [2,4,7], expected [2,4,7,1]. Give it these dims, or none.",
+        stats=([2, 4, 7], "f32"),
+    )
+    refuse_backward("sdpa_bwd 'a': dO has dims [2,4,7,8], expected [2,4,7,6].", dO=Q)
+    refuse_backward("sdpa_bwd 'a': dBias is set, but bias is not. Leave dBias unset.", ("dBias",))
+    refuse_backward(
+        "sdpa_bwd 'a': dBias is set, but bias is boolean, which has no gradient. Leave dBias unset.",
+        ("dBias",),
+        bias=([1, 1, 7, 9], "bool8"),
+    )
+    refuse_backward(
+        "sdpa_bwd 'a': dSink_token is set, but sink_token is not. Set both or none.", ("dSink_token",)
+    )
+
+
+# ---- All together ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_random_combinations(seed: int) -> None:
+    """Any options may meet."""
+    rng = np.random.default_rng(seed)
+    heads = [(1, 1, 1), (4, 2, 4), (6, 3, 2), (5, 1, 5), (8, 8, 2)][rng.integers(5)]
+    sizes = [1, 2, 7, 8, 33, 64, 65]
+    batch, rows, columns = int(rng.integers(1, 4)), int(rng.choice(sizes)), int(rng.choice(sizes))
+    whole = (batch, heads[0], rows, columns)
+    bias = tuple(1 if rng.random() < 0.4 else n for n in whole) if rng.random() < 0.6 else None
+    case = Case(
+        batch=batch,
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        depth=int(rng.integers(1, 9)),
+        value_depth=int(rng.integers(1, 9)),
+        scale=float(rng.uniform(-1, 1)),
+        bias=bias,  # type: ignore[arg-type]
+        is_mask=bias is not None and rng.random() < 0.4,
+        left=int(rng.integers(-2, columns + 2)) if rng.random() < 0.4 else None,
+        right=int(rng.integers(-2, columns + 2)) if rng.random() < 0.5 else None,
+        alignment=[TOP_LEFT, BOTTOM_RIGHT][rng.integers(2)],
+        seq_len_q=rng.integers(0, rows + 1, batch).tolist() if rng.random() < 0.5 else None,
+        seq_len_kv=rng.integers(0, columns + 1, batch).tolist() if rng.random() < 0.5 else None,
+        alibi=bool(rng.random() < 0.3),
+        sink=bool(rng.random() < 0.3),
+    )
+    inputs = case.inputs()
+    layout = [checks.LAYOUTS[seed % 3]]
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=100, layouts=layout)
+    operands = backward_inputs(case, inputs)
+    want = backward(case, inputs, operands["dO"])
+    checks.check(run_backward(case), operands, list(want.values()), magnitude=5000, layouts=layout)
