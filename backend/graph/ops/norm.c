@@ -15,8 +15,8 @@ static const char *const mode_names[] = {
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-#define STATISTICS_SHAPE "layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]"
-#define AFFINE_SHAPE "layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims]; others [1,C,1..]"
+#define STATISTICS_SHAPE "x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]"
+#define AFFINE_SHAPE "[1,C,1..]; layer norms: x's extents on the normalised dimensions"
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct norm_forward, field, WEFT_ATTR_OPERATION_NORM_FWD_##name, key, __VA_ARGS__)
@@ -24,12 +24,12 @@ static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_forward, mode, WEFT_ATTR_OPERATION_NORM_FWD_MODE, "mode",
               .required = true, .doc = "which elements share their statistics"),
     VALUE_ROW(WEFT_TYPE_NORM_FWD_PHASE, struct norm_forward, phase, WEFT_ATTR_OPERATION_NORM_FWD_PHASE, "phase",
-              .required = true, .doc = "TRAINING or INFERENCE; differ for batch norm only"),
+              .required = true, .doc = "INFERENCE: batch norm takes its statistics from its operands"),
     ROW(ROLE_INPUT, x, XDESC, "x", .required = true, .shape = "[N, C, spatial..] or [batch.., normalised..]",
         .doc = "input"),
     ROW(ROLE_INPUT, scale, SCALE_DESC, "scale", .shape = AFFINE_SHAPE,
-        .doc = "gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions; without it "
-               "they are all but the first"),
+        .doc = "gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or when it is "
+               "absent all but the first"),
     ROW(ROLE_INPUT, bias, BIAS_DESC, "bias", .shape = AFFINE_SHAPE, .doc = "beta, 0 when absent"),
     ROW(ROLE_INPUT, epsilon, EPSILON_DESC, "epsilon", .shape = "[1..]",
         .doc = "scalar added to the variance; not used where inv_variance is given"),
@@ -68,8 +68,8 @@ static const struct row backward_rows[] = {
     ROW(ROLE_INPUT, x, XDESC, "x", .required = true, .shape = "[N, C, spatial..] or [batch.., normalised..]",
         .doc = "forward input"),
     ROW(ROLE_INPUT, scale, SCALE_DESC, "scale", .shape = AFFINE_SHAPE,
-        .doc = "gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions; without it "
-               "inv_variance's extents of 1 do"),
+        .doc = "gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or when it is "
+               "absent those where inv_variance's is"),
     ROW(ROLE_INPUT, mean, MEAN_DESC, "mean", .shape = STATISTICS_SHAPE,
         .doc = "mean that the forward pass kept; RMS_NORM has none"),
     ROW(ROLE_INPUT, inv_variance, INV_VARIANCE_DESC, "inv_variance", .shape = STATISTICS_SHAPE,

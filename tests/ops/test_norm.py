@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms, forward and backward, against NumPy in float64: every mode, type and layout."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import weft
+from checks import LAYOUTS, check, exact, handle, numeric_gradient, random, refuses
+
+FLOAT64 = {"compute_data_type": "f64"}
+EPSILON = 2.0**-10
+
+
+class Case(NamedTuple):
+    """A norm. axes: what statistics span, of x with its groups as a dimension of their own if it has "
+    "groups."""
+
+    method: str
+    x: tuple[int, ...]
+    affine: tuple[int, ...]
+    axes: tuple[int, ...]
+    groups: int = 0
+
+    def split(self, x: Any) -> Any:
+        """x with its groups as a dimension of their own, so that statistics span `axes` of it."""
+        return x.reshape(x.shape[0], self.groups, -1, *x.shape[2:]) if self.groups else x
+
+    @property
+    def has_mean(self) -> bool:
+        return self.method != "rmsnorm"
+
+    def statistics(self, x: Any) -> tuple[Any, Any]:
+        """Mean and inverse deviation of split x."""
+        wide = self.split(exact(x))
+        mean = wide.mean(self.axes, keepdims=True) if self.has_mean else 0.0
+        variance = ((wide - mean) ** 2).mean(self.axes, keepdims=True)
+        return mean, 1 / np.sqrt(variance + EPSILON)
+
+    def kept(self, statistic: Any) -> Any:
+        """A statistic in the dims in which it is stored: [N, groups, 1..] of groups."""
+        return statistic.reshape(statistic.shape[:2] + (1,) * (len(self.x) - 2)) if self.groups else statistic
+
+    def normal(self, x: Any) -> Any:
+        """x without scale and bias."""
+        mean, inverse = self.statistics(x)
+        return ((self.split(exact(x)) - mean) * inverse).reshape(x.shape)
+
+    def forward(self, x: Any, scale: Any, bias: Any) -> Any:
+        return scale * self.normal(x) + bias
+
+    def backward(self, dy: Any, x: Any, scale: Any, kept: dict[str, Any] | None = None) -> list[Any]:
+        """dx, dscale, dbias. kept: the statistics as the forward operation rounded them."""
+        mean, inverse = self.statistics(x)
+        if kept:
+            inverse = exact(kept["inv_variance"]).reshape(inverse.shape)
+            mean = exact(kept["mean"]).reshape(inverse.shape) if self.has_mean else 0.0
+        normal, g = (self.split(exact(x)) - mean) * inverse, self.split(exact(dy) * scale)
+        center = g.mean(self.axes, keepdims=True) if self.has_mean else 0.0
+        dx = inverse * (g - center - normal * (g * normal).mean(self.axes, keepdims=True))
+        rest = tuple(i for i, extent in enumerate(self.affine) if extent == 1)
+        dscale = (exact(dy) * normal.reshape(x.shape)).sum(rest, keepdims=True)
+        return [dx.reshape(x.shape), dscale, exact(dy).sum(rest, keepdims=True)]
+
+    def options(self, phase: str | None = "TRAINING") -> dict[str, Any]:
+        """What the method takes besides tensors."""
+        found: dict[str, Any] = {"groups": self.groups} if self.groups else {}
+        if phase is not None and self.method != "batchnorm":
+            found["norm_forward_phase"] = phase
+        return found
+
+
+CASES = [
+    Case("layernorm", (3, 4, 5), (1, 1, 5), (2,)),
+    Case("layernorm", (2, 3, 4, 5), (1, 3, 4, 5), (1, 2, 3)),
+    Case("layernorm", (7, 6, 1, 1), (1, 6, 1, 1), (1,)),
+    Case("layernorm", (2, 3, 4, 5), (1, 3, 1, 1), (1,)),
+    Case("layernorm", (2, 3, 1, 5), (1, 1, 1, 5), (3,)),
+    Case("layernorm", (2, 3, 1), (1, 1, 1), (2,)),
+    Case("layernorm", (2, 1, 1, 1), (1, 1, 1, 1), (1, 2, 3)),
+    Case("layernorm", (9,), (9,), (0,)),
+    Case("layernorm", (2, 300), (1, 300), (1,)),
+    Case("rmsnorm", (3, 4, 5), (1, 1, 5), (2,)),
+    Case("rmsnorm", (2, 3, 4, 5), (1, 3, 4, 5), (1, 2, 3)),
+    Case("rmsnorm", (7, 6, 1, 1), (1, 6, 1, 1), (1,)),
+    Case("adalayernorm", (3, 4, 5), (3, 1, 5), (2,)),
+    Case("adalayernorm", (3, 8, 1, 1), (3, 8, 1, 1), (1,)),
+    Case("adalayernorm", (1, 4, 5), (1, 4, 5), (1, 2)),
+    Case("adalayernorm", (3, 4, 5), (1, 1, 5), (2,)),
+    Case("instancenorm", (2, 3, 4, 5), (1, 3, 1, 1), (2, 3)),
+    Case("instancenorm", (2, 3, 7), (1, 3, 1), (2,)),
+    Case("batchnorm", (4, 3, 2, 5), (1, 3, 1, 1), (0, 2, 3)),
+    Case("batchnorm", (6, 35), (1, 35), (0,)),
+    Case("batchnorm", (2, 3, 2, 2, 3), (1, 3, 1, 1, 1), (0, 2, 3, 4)),
+    Case("groupnorm", (2, 6, 3, 5), (1, 6, 1, 1), (2, 3, 4), 3),
+    Case("groupnorm", (2, 6, 3), (1, 6, 1), (2, 3), 1),
+    Case("groupnorm", (3, 4), (1, 4), (2,), 2),
+    Case("groupnorm", (2, 4, 3), (1, 4, 1), (2, 3), 4),
+]
+BY_METHOD = list({case.method: case for case in reversed(CASES)}.values())[::-1]
+
+
+def named(case: Case) -> str:
+    return f"{case.method}-{'x'.join(map(str, case.x))}-{'x'.join(map(str, case.affine))}"
+
+
+cases = pytest.mark.parametrize("case", CASES, ids=named)
+one_per_mode = pytest.mark.parametrize("case", BY_METHOD, ids=named)
+PHASED = [case for case in BY_METHOD if case.method != "batchnorm"]
+one_per_phased_mode = pytest.mark.parametrize("case", PHASED, ids=named)
+
+
+def forward(case: Case, count: int | None = None, **options: Any) -> Any:
+    """Builds the norm with its first results; without running statistics, which have their own tests."""
+    if count is None:
+        count = 3 if case.has_mean else 2
+
+    def build(g: Any, **operands: Any) -> Any:
+        numbers = {"epsilon": EPSILON} | case.options() | options
+        return getattr(g, case.method)(input=operands.pop("x"), **operands, **numbers, name="n")[:count]
+
+    return build
+
+
+def backward(case: Case, *wanted: int, **options: Any) -> Any:
+    """Builds the gradients, some of them; all when none is named."""
+
+    def build(g: Any, **operands: Any) -> Any:
+        gradient, x = operands.pop("dy"), operands.pop("x")
+        numbers = case.options(None) | options
+        made = getattr(g, f"{case.method}_backward")(gradient, x, **operands, **numbers, name="n")
+        return [made[i] for i in wanted or range(3)]
+
+    return build
+
+
+def outputs(case: Case, x: Any, scale: Any, bias: Any) -> list[Any]:
+    """y and the statistics that the mode keeps."""
+    mean, inverse = case.statistics(x)
+    return [case.forward(x, scale, bias), *([case.kept(mean)] if case.has_mean else []), case.kept(inverse)]
+
+
+# ---- Forward -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@cases
+def test_forward(case: Case, dtype: str) -> None:
+    x, scale, bias = random(case.x, dtype), random(case.affine, seed=1), random(case.affine, seed=2)
+    kept = "f64" if dtype == "f64" else "f32"
+    found = check(
+        forward(case),
+        {"x": x, "scale": scale, "bias": bias},
+        outputs(case, x, scale, bias),
+        layouts=LAYOUTS,
+        magnitude=8,
+        graph=FLOAT64 if dtype == "f64" else {},
+    )
+    for y, *statistics in found.values():
+        assert y.dtype == x.dtype
+        assert {each.dtype.name for each in statistics} == {"float64" if kept == "f64" else "float32"}
+
+
+WHOLE = [  # what the methods normalise when nothing names the dimensions
+    Case("layernorm", (3, 4, 5), (1, 4, 5), (1, 2)),
+    Case("rmsnorm", (3, 4, 5), (1, 4, 5), (1, 2)),
+    Case("adalayernorm", (3, 4, 5), (3, 4, 5), (1, 2)),
+    *[case for case in BY_METHOD if case.affine[1] == case.x[1]],
+]
+
+
+@pytest.mark.parametrize("given", [(), ("scale",), ("bias",)])
+@pytest.mark.parametrize("case", WHOLE, ids=named)
+def test_scale_and_bias_are_optional(case: Case, given: tuple[str, ...]) -> None:
+    x, operands = random(case.x), {key: random(case.affine, seed=1) for key in given}
+    expected = outputs(case, x, operands.get("scale", 1), operands.get("bias", 0))
+    check(forward(case), {"x": x} | operands, expected, magnitude=8)
+
+
+@one_per_phased_mode
+def test_inference_needs_no_statistics(case: Case) -> None:
+    x, scale = random(case.x), random(case.affine, seed=1)
+    build = forward(case, 1, **case.options("INFERENCE"))
+    check(build, {"x": x, "scale": scale}, [case.forward(x, scale, 0)], magnitude=8)
+
+
+@one_per_phased_mode
+def test_inference_gives_statistics_on_request(case: Case) -> None:
+    x, scale, bias = random(case.x), random(case.affine, seed=1), random(case.affine, seed=2)
+    build = forward(case, **case.options("INFERENCE"))
+    check(build, {"x": x, "scale": scale, "bias": bias}, outputs(case, x, scale, bias), magnitude=8)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+def test_epsilon_comes_at_run_time(dtype: str) -> None:
+    case, x = CASES[0], random(CASES[0].x)
+    scale, bias = random(case.affine, seed=1), random(case.affine, seed=2)
+    build = lambda g, x, scale, bias, epsilon: g.layernorm("TRAINING", x, scale, bias, epsilon)  # noqa: E731
+    operands = {"x": x, "scale": scale, "bias": bias}
+    check(build, operands, outputs(case, x, scale, bias), scalars={"epsilon": (EPSILON, dtype)}, magnitude=8)
+
+
+def test_scale_may_have_the_type_of_x() -> None:
+    case = Case("rmsnorm", (3, 4, 5), (1, 1, 5), (2,))
+    x = random(case.x, "bf16")
+    scale, bias = random(case.affine, "bf16", seed=1), random(case.affine, "bf16", seed=2)
+    expected = outputs(case, x, exact(scale), exact(bias))
+    check(forward(case), {"x": x, "scale": scale, "bias": bias}, expected, magnitude=8)
+
+
+@one_per_mode
+def test_variance_does_not_cancel(case: Case) -> None:
+    """Deviations of 1 on a mean of 4096, whose squares sum to more than float32 holds."""
+    x = np.float32(4096 + random(case.x, "f64", -1, 1))
+    mean, inverse = case.statistics(x)
+    build = forward(case, None)
+    statistics = [case.kept(mean), case.kept(inverse)] if case.has_mean else [case.kept(inverse)]
+    scale = np.ones(case.affine, np.float32)
+    check(build, {"x": x, "scale": scale}, [None, *statistics], layouts=["packed"], magnitude=8, ulps=2)
+
+
+def test_result_of_another_type() -> None:
+    case = CASES[0]
+    x, scale, bias = random(case.x, "bf16"), random(case.affine, seed=1), random(case.affine, seed=2)
+    expected = [case.forward(x, scale, bias)]
+    check(forward(case, 1), {"x": x, "scale": scale, "bias": bias}, expected, out="f32", magnitude=8)
+
+
+def test_virtual_result_keeps_the_precision_of_the_calculation() -> None:
+    case, x = CASES[0], random(CASES[0].x, "bf16")
+    scale = random(case.affine, seed=1)
+    build = lambda g, x, scale: g.identity(g.layernorm("INFERENCE", x, scale, None, EPSILON)[0])  # noqa: E731
+    check(build, {"x": x, "scale": scale}, case.forward(x, scale, 0), out="f32", magnitude=8)
+
+
+def test_zero_centred_scale() -> None:
+    case, x = CASES[9], random(CASES[9].x)
+    scale = random(case.affine, seed=1)
+    build = lambda g, x, scale: g.rmsnorm("INFERENCE", x, g.add(scale, 1.0), None, EPSILON)[0]  # noqa: E731
+    check(build, {"x": x, "scale": scale}, case.forward(x, 1 + exact(scale), 0), magnitude=8)
+
+
+# ---- Nothing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        (Case("layernorm", (0, 4), (1, 4), (1,)), (0, 1)),
+        (Case("layernorm", (3, 0), (1, 0), (1,)), (3, 1)),
+        (Case("rmsnorm", (3, 0), (1, 0), (1,)), (3, 1)),
+        (Case("adalayernorm", (2, 0, 3), (2, 1, 3), (2,)), (2, 0, 1)),
+        (Case("batchnorm", (0, 3, 2), (1, 3, 1), (0, 2)), (1, 3, 1)),
+        (Case("batchnorm", (2, 0, 2), (1, 0, 1), (0, 2)), (1, 0, 1)),
+        (Case("instancenorm", (2, 3, 0), (1, 3, 1), (2,)), (2, 3, 1)),
+        (Case("groupnorm", (2, 0, 3), (1, 0, 1), (2, 3), 2), (2, 2, 1)),
+        (Case("groupnorm", (2, 4, 0), (1, 4, 1), (2, 3), 2), (2, 2, 1)),
+    ],
+    ids=lambda value: named(value) if isinstance(value, Case) else "",
+)
+def test_empty(case: Case, count: tuple[int, ...]) -> None:
+    """Rows without elements have a mean and a variance of 0, and gradients that sum nothing are 0."""
+    x, scale = np.zeros(case.x, np.float32), np.ones(case.affine, np.float32)
+    inverse = np.full(count, EPSILON**-0.5)
+    statistics = [np.zeros(count), inverse] if case.has_mean else [inverse]
+    check(forward(case), {"x": x, "scale": scale}, [x, *statistics])
+    build, zeros = backward(case, epsilon=EPSILON), np.zeros(case.affine)
+    check(build, {"dy": x, "x": x, "scale": scale}, [x, zeros, zeros])
+
+
+# ---- Batch norm's running statistics and inference ---------------------------------------------------------
+
+
+def running(x: Any, momentum: float, mean: Any, variance: Any) -> list[Any]:
+    """Running mean and variance after a step."""
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    count = x.size // x.shape[1]
+    unbiased = exact(x).var(axes, keepdims=True) * (count / (count - 1) if count > 1 else 1)
+    fresh = exact(x).mean(axes, keepdims=True)
+    return [(1 - momentum) * mean + momentum * fresh, (1 - momentum) * variance + momentum * unbiased]
+
+
+BATCH = Case("batchnorm", (4, 3, 2, 5), (1, 3, 1, 1), (0, 2, 3))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.25, 1.0])
+def test_running_statistics(momentum: float) -> None:
+    x, scale, bias = random(BATCH.x), random(BATCH.affine, seed=1), random(BATCH.affine, seed=2)
+    mean, variance = random(BATCH.affine, seed=3), random(BATCH.affine, low=0, seed=4)
+    operands = {"x": x, "scale": scale, "bias": bias, "in_running_mean": mean, "in_running_var": variance}
+    expected = outputs(BATCH, x, scale, bias) + running(x, momentum, mean, variance)
+    check(forward(BATCH, 5, momentum=momentum), operands, expected, layouts=LAYOUTS, magnitude=8)
+
+
+def test_running_statistics_begin_with_the_batch() -> None:
+    x, scale = random(BATCH.x), random(BATCH.affine, seed=1)
+    expected = outputs(BATCH, x, scale, 0) + running(x, 1, 0, 0)
+    check(forward(BATCH, 5), {"x": x, "scale": scale}, expected, magnitude=8)
+
+
+def test_one_element_has_no_unbiased_variance() -> None:
+    x, half = random((1, 3)), np.full((1, 3), 0.5, np.float32)
+    case = Case("batchnorm", (1, 3), (1, 3), (0,))
+    expected = [*outputs(case, x, 1, 0), (half + x) / 2, half / 2]
+    check(forward(case, 5, momentum=0.5), {"x": x, "in_running_mean": half, "in_running_var": half}, expected)
+
+
+def test_an_empty_batch_leaves_running_statistics_alone() -> None:
+    x, half = np.zeros((0, 3), np.float32), np.full((1, 3), 0.5, np.float32)
+    case = Case("batchnorm", (0, 3), (1, 3), (0,))
+    expected = [x, 0 * half, 0 * half + EPSILON**-0.5, half, half]
+    check(forward(case, 5, momentum=0.5), {"x": x, "in_running_mean": half, "in_running_var": half}, expected)
+
+
+def test_running_statistics_may_be_updated_in_place() -> None:
+    x = random(BATCH.x)
+    mean, variance = random(BATCH.affine, seed=3), random(BATCH.affine, low=0, seed=4)
+    expected = running(x, 0.25, mean, variance)
+    g = weft.Graph(handle=handle())
+    before = [g.tensor_like(array, is_pass_by_value=False) for array in (mean, variance)]
+    _, _, _, *after = g.batchnorm(x, None, None, *before, EPSILON, 0.25)
+    for tensor in after:
+        tensor.set_output(True)
+    g.build()
+    g.execute({before[0]: mean, before[1]: variance, after[0]: mean, after[1]: variance})
+    np.testing.assert_allclose(mean, expected[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(variance, expected[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("dims", [(4, 3, 2, 5), (6, 35), (0, 3, 2)])
+def test_batchnorm_inference(dims: tuple[int, ...], dtype: str) -> None:
+    affine = (1, dims[1]) + (1,) * (len(dims) - 2)
+    x = random(dims, dtype)
+    mean, inverse, scale, bias = (random(affine, low=0.5, seed=i) for i in range(1, 5))
+    operands = {"input": x, "mean": mean, "inv_variance": inverse, "scale": scale, "bias": bias}
+    expected = scale * (exact(x) - mean) * inverse + bias
+    build = lambda g, **operands: g.batchnorm_inference(**operands)  # noqa: E731
+    graph = FLOAT64 if dtype == "f64" else {}
+    check(build, operands, expected, layouts=LAYOUTS, magnitude=8, graph=graph)
+
+
+def test_batchnorm_inference_from_running_statistics() -> None:
+    x = random(BATCH.x)
+    mean, variance = random(BATCH.affine, seed=1), random(BATCH.affine, low=0, seed=2)
+    build = lambda g, **operands: g.batchnorm_inference(**operands, epsilon=EPSILON)  # noqa: E731
+    operands = {"input": x, "in_running_mean": mean, "in_running_var": variance}
+    check(build, operands, (exact(x) - mean) / np.sqrt(exact(variance) + EPSILON), magnitude=100)
+
+
+# ---- Backward ----------------------------------------------------------------------------------------------
+
+
+def given(case: Case, x: Any, dtype: str = "f4") -> dict[str, Any]:
+    """What the forward operation kept."""
+    mean, inverse = case.statistics(x)
+    kept = {"mean": mean, "inv_variance": inverse} if case.has_mean else {"inv_variance": inverse}
+    return {key: np.asarray(case.kept(value), dtype) for key, value in kept.items()}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@cases
+def test_backward(case: Case, dtype: str) -> None:
+    x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
+    kept = given(case, x, "f8" if dtype == "f64" else "f4")
+    check(
+        backward(case),
+        {"dy": dy, "x": x, "scale": scale} | kept,
+        case.backward(dy, x, scale, kept),
+        layouts=LAYOUTS,
+        magnitude=64 * max(float(kept["inv_variance"].max()), 1),
+        graph=FLOAT64 if dtype == "f64" else {},
+    )
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if np.prod(c.x) < 100 and np.prod(c.x) > 8], ids=named)
+def test_backward_is_the_gradient(case: Case) -> None:
+    x, dy = random(case.x, "f64"), random(case.x, "f64", seed=1)
+    scale, bias = random(case.affine, "f64", seed=2), random(case.affine, "f64", seed=3)
+    expected = [numeric_gradient(case.forward, (x, scale, bias), i, dy) for i in range(3)]
+    operands = {"dy": dy, "x": x, "scale": scale} | given(case, x, "f8")
+    for gradients in check(backward(case), operands, [None] * 3, layouts=["packed"], graph=FLOAT64).values():
+        for got, want in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@one_per_mode
+def test_statistics_are_calculated_anew_when_absent(case: Case) -> None:
+    x, dy, scale = random(case.x), random(case.x, seed=1), random(case.affine, seed=2)
+    expected = case.backward(dy, x, scale)
+    check(backward(case, epsilon=EPSILON), {"dy": dy, "x": x, "scale": scale}, expected, magnitude=64)
+
+
+@one_per_mode
+def test_backward_without_scale(case: Case) -> None:
+    """The statistics' dims then say which dimensions were normalised."""
+    if case.method in ("layernorm", "rmsnorm"):
+        case = case._replace(affine=tuple(n if i in case.axes else 1 for i, n in enumerate(case.x)))
+    x, dy = random(case.x), random(case.x, seed=1)
+    kept = given(case, x)
+    check(backward(case), {"dy": dy, "x": x} | kept, case.backward(dy, x, 1.0, kept), magnitude=64)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (0, 2), (1,), (2,)])
+@one_per_mode
+def test_gradients_are_optional(case: Case, wanted: tuple[int, ...]) -> None:
+    x, dy, scale = random(case.x), random(case.x, seed=1), random(case.affine, seed=2)
+    kept = given(case, x)
+    expected = [case.backward(dy, x, scale, kept)[i] for i in wanted]
+    check(backward(case, *wanted), {"dy": dy, "x": x, "scale": scale} | kept, expected, magnitude=64)
+
+
+def test_gradients_are_kept_as_their_tensors_are() -> None:
+    case = Case("rmsnorm", (3, 4, 5), (1, 1, 5), (2,))
+    x, dy, scale = random(case.x, "f16"), random(case.x, seed=1), random(case.affine, "bf16", seed=2)
+    kept = given(case, x)
+    expected = case.backward(dy, x, exact(scale), kept)
+    found = check(backward(case), {"dy": dy, "x": x, "scale": scale} | kept, expected, magnitude=64)
+    for dx, dscale, dbias in found.values():
+        assert (dx.dtype, dscale.dtype, dbias.dtype) == (x.dtype, scale.dtype, scale.dtype)
+
+
+def test_forward_and_backward_in_one_graph() -> None:
+    case = CASES[1]
+    x, dy, scale = random(case.x), random(case.x, seed=1), random(case.affine, seed=2)
+
+    def build(g: Any, x: Any, dy: Any, scale: Any) -> Any:
+        _, mean, inverse = g.layernorm("TRAINING", x, scale, None, EPSILON)
+        return g.layernorm_backward(dy, x, scale, mean, inverse)
+
+    kept = given(case, x)
+    expected = case.backward(dy, x, scale, kept)
+    check(build, {"x": x, "dy": dy, "scale": scale}, expected, layouts=LAYOUTS, magnitude=64)
+
+
+# ---- Refusals ----------------------------------------------------------------------------------------------
+
+X = ((2, 4, 3), "f32")
+C = ((1, 4, 1), "f32")
+
+
+def asked(method: str, **options: Any) -> Any:
+    return lambda g, **operands: getattr(g, method)(**operands, **options, name="n")
+
+
+@pytest.mark.parametrize(
+    ("method", "operands", "options", "rule"),
+    [
+        (
+            "layernorm",
+            {"input": X, "scale": ((1, 1, 4), "f32")},
+            {"epsilon": 0.1},
+            "scale with dims [1,1,4] does not broadcast to [2,4,3]. Make each of its dims 1 or equal, of "
+            "the same rank.",
+        ),
+        (
+            "layernorm",
+            {"input": X, "scale": ((3,), "f32")},
+            {"epsilon": 0.1},
+            "scale with dims [3] does not broadcast to [2,4,3]. Make each of its dims 1 or equal, of the "
+            "same rank.",
+        ),
+        (
+            "layernorm",
+            {"input": X, "scale": ((1, 1, 1), "f32")},
+            {"epsilon": 0.1},
+            "mode LAYER_NORM: scale with dims [1,1,1] normalises no dimension of x [2,4,3]. Give the scale "
+            "x's extents on the dimensions to normalise.",
+        ),
+        (
+            "rmsnorm",
+            {"input": X, "scale": ((1, 1, 3), "f32"), "bias": ((1, 4, 3), "f32")},
+            {"epsilon": 0.1},
+            "bias has dims [1,4,3], expected [1,1,3]. Give it these dims, or none.",
+        ),
+        (
+            "instancenorm",
+            {"input": X, "scale": ((2, 4, 1), "f32")},
+            {"epsilon": 0.1},
+            "scale has dims [2,4,1], expected [1,4,1]. Give it these dims, or none.",
+        ),
+        (
+            "instancenorm",
+            {"input": ((2, 4), "f32")},
+            {"epsilon": 0.1},
+            "x has 2 dims [2,4], expected 3..8. Reshape it.",
+        ),
+        (
+            "adalayernorm",
+            {"input": ((4,), "f32")},
+            {"epsilon": 0.1},
+            "x has 1 dims [4], expected 2..8. Reshape it.",
+        ),
+        (
+            "groupnorm",
+            {"input": X},
+            {"epsilon": 0.1, "groups": 3},
+            "mode GROUP_NORM: groups is 3 and x is [2,4,3] with 4 channels. Set groups to a divisor of the "
+            "channels.",
+        ),
+        (
+            "groupnorm",
+            {"input": X},
+            {"epsilon": 0.1},
+            "mode GROUP_NORM: groups is 0 and x is [2,4,3] with 4 channels. Set groups to a divisor of the "
+            "channels.",
+        ),
+        (
+            "layernorm",
+            {"input": X},
+            {},
+            "mode LAYER_NORM: epsilon is required and was not set. Set it to a scalar tensor.",
+        ),
+        (
+            "layernorm",
+            {"input": X, "epsilon": ((3,), "f32")},
+            {},
+            "epsilon is a scalar, its dims are [3]. Use all ones.",
+        ),
+    ],
+)
+def test_forward_refusals(method: str, operands: dict[str, Any], options: dict[str, Any], rule: str) -> None:
+    refuses(asked(method, norm_forward_phase="TRAINING", **options), operands, f"norm 'n': {rule}")
+
+
+@pytest.mark.parametrize(
+    ("operands", "options", "rule"),
+    [
+        (
+            {"in_running_mean": C},
+            {"epsilon": 0.1},
+            "mode BATCH_NORM: running statistics are updated by a factor, which was not set. Set momentum "
+            "to a scalar tensor.",
+        ),
+        (
+            {"in_running_mean": ((4,), "f32")},
+            {"epsilon": 0.1, "momentum": 0.1},
+            "in_running_mean has dims [4], expected [1,4,1]. Give it these dims, or none.",
+        ),
+    ],
+)
+def test_batchnorm_refusals(operands: dict[str, Any], options: dict[str, Any], rule: str) -> None:
+    refuses(asked("batchnorm", **options), {"input": X} | operands, f"norm 'n': {rule}")
+
+
+def test_batchnorm_refuses_peers() -> None:
+    def build(g: Any, x: Any, a: Any, b: Any) -> None:
+        g.batchnorm(x, epsilon=0.1, peer_stats=[a, b], name="n")
+
+    rule = (
+        "peer_stats lists 2 buffers, but a norm takes its statistics on one device. Leave the list empty; "
+        "to join devices, add up what genstats gives and go on with bn_finalize."
+    )
+    peers = {"a": ((8,), "f32"), "b": ((8,), "f32")}
+    refuses(build, {"x": X} | peers, f"norm 'n': {rule}", weft.NotSupportedError)
+
+
+@pytest.mark.parametrize(
+    ("operands", "rule"),
+    [
+        (
+            {"mean": C},
+            "mode BATCH_NORM: inference needs statistics, and none are complete. Set mean and inv_variance, "
+            "or in_running_mean, in_running_var and epsilon.",
+        ),
+        (
+            {"mean": C, "inv_variance": C, "in_running_var": C},
+            "mode BATCH_NORM: inference got two sources of statistics. Set mean and inv_variance, or "
+            "in_running_mean and in_running_var.",
+        ),
+        (
+            {"in_running_mean": C, "in_running_var": C},
+            "mode BATCH_NORM: epsilon is required and was not set. Set it to a scalar tensor.",
+        ),
+        (
+            {"mean": C, "inv_variance": ((1, 4, 3), "f32")},
+            "inv_variance has dims [1,4,3], expected [1,4,1]. Give it these dims, or none.",
+        ),
+    ],
+)
+def test_batchnorm_inference_refusals(operands: dict[str, Any], rule: str) -> None:
+    refuses(asked("batchnorm_inference"), {"input": X} | operands, f"norm 'n': {rule}")
+
+
+@pytest.mark.parametrize(
+    ("method", "operands", "rule"),
+    [
+        (
+            "layernorm_backward",
+            {"mean": ((2, 1, 1), "f32")},
+            "mode LAYER_NORM: mean and inv_variance go together, but one of them is missing. Set both, or "
+            "neither and epsilon.",
+        ),
+        (
+            "rmsnorm_backward",
+            {},
+            "mode RMS_NORM: statistics are neither given nor can they be calculated. Set epsilon, or what "
+            "the forward operation kept.",
+        ),
+        (
+            "batchnorm_backward",
+            {"mean": C, "inv_variance": ((1, 4, 3), "f32")},
+            "inv_variance has dims [1,4,3], expected [1,4,1]. Give it these dims, or none.",
+        ),
+        (
+            "instancenorm_backward",
+            {"grad": ((2, 4, 1), "f32"), "mean": ((2, 4, 1), "f32"), "inv_variance": ((2, 4, 1), "f32")},
+            "dy has dims [2,4,1], expected [2,4,3]. Give it these dims, or none.",
+        ),
+    ],
+)
+def test_backward_refusals(method: str, operands: dict[str, Any], rule: str) -> None:
+    refuses(asked(method), {"grad": X, "input": X} | operands, f"norm_backward 'n': {rule}")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax against NumPy in float64: axes, types, layouts, statistics, the sink, and rows without a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import LAYOUTS, check, exact, random, refuses
+
+INF = np.inf
+
+
+def softmax(*wanted: int, **options: Any) -> Callable[..., Any]:
+    """Builds a softmax with some of its outputs; all when none is named."""
+
+    def build(g: Any, **operands: Any) -> Any:
+        made = g.softmax(operands["x"], sink=operands.get("sink"), name="p", **options)
+        return [made[i] for i in wanted or range(4)]
+
+    return build
+
+
+def oracle(x: Any, axis: int, sink: Any = -INF) -> list[Any]:
+    """y, stats, max, sum_exp of rows with a finite maximum."""
+    x, sink = exact(x), exact(sink)
+    top = np.maximum(x.max(axis, keepdims=True), sink)
+    weights = np.exp(x - top)
+    total = weights.sum(axis, keepdims=True) + np.exp(sink - top)
+    return [weights / total, top + np.log(total), top, total]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize(
+    ("dims", "axis"),
+    [((2, 3, 4, 5), -1), ((2, 3, 4, 5), 1), ((7, 33), 0), ((3, 2, 65), -1), ((1,), 0), ((3, 1), 1)],
+)
+def test_values(dims: tuple[int, ...], axis: int, dtype: str) -> None:
+    x = random(dims, dtype, -8, 8)
+    types = [dtype] + ["f64" if dtype == "f64" else "f32"] * 3
+    graph = {"compute_data_type": "f64"} if dtype == "f64" else {}
+    check(softmax(axis=axis), {"x": x}, oracle(x, axis), out=types, layouts=LAYOUTS, graph=graph)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("f16", "float32"), ("f32", "float32"), ("f64", "float64")])
+def test_types_are_inferred(dtype: str, kept: str) -> None:
+    x = random((2, 3), dtype)
+    for y, *statistics in check(softmax(), {"x": x}, oracle(x, 1)).values():
+        assert y.dtype == x.dtype
+        assert [each.dtype.name for each in statistics] == [kept] * 3
+
+
+def test_axis_is_the_last_by_default() -> None:
+    x = random((3, 5))
+    check(softmax(), {"x": x}, oracle(x, 1))
+
+
+@pytest.mark.parametrize("extents", [(1, 3, 1, 1), (2, 3, 4, 1), (1, 1, 1, 1)])
+def test_sink_joins_the_sum(extents: tuple[int, ...]) -> None:
+    x, sink = random((2, 3, 4, 5)), random(extents, seed=1)
+    check(softmax(), {"x": x, "sink": sink}, oracle(x, -1, sink))
+
+
+def test_sink_along_another_axis() -> None:
+    x, sink = random((4, 6)), random((1, 6), "f16", seed=1)
+    check(softmax(axis=0), {"x": x, "sink": sink}, oracle(x, 0, sink))
+
+
+def test_statistics_to_base_2() -> None:
+    x = random((3, 5))
+    y, stats, top, total = oracle(x, 1)
+    check(softmax(stats_log2=True), {"x": x}, [y, stats / np.log(2), top, total])
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (0, 2, 3), (3,)])
+def test_outputs_are_optional(wanted: tuple[int, ...]) -> None:
+    x = random((3, 5))
+    check(softmax(*wanted), {"x": x}, [oracle(x, 1)[i] for i in wanted])
+
+
+def test_large_scores_do_not_overflow() -> None:
+    x = np.float32([[1e30, 1e30, -1e30], [3e38, -3e38, 0], [-3e38, -3e38, -3e38]])
+    check(softmax(0), {"x": x}, [np.array([[0.5, 0.5, 0], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]])])
+
+
+def test_row_of_minus_infinity_gives_zeros() -> None:
+    x = np.float32([[-INF] * 3, [-INF, 0, -INF]])
+    minus = np.array([[-INF], [0]])
+    check(softmax(), {"x": x}, [np.array([[0, 0, 0], [0, 1, 0]]), minus, minus, np.array([[0], [1]])])
+
+
+def test_row_of_minus_infinity_with_a_sink() -> None:
+    x, sink = np.full((1, 2, 2, 3), -INF, np.float32), np.float32([2, -INF]).reshape(1, 2, 1, 1)
+    stats, total = (np.array(row).reshape(1, 2, 2, 1) for row in ([2, 2, -INF, -INF], [1, 1, 0, 0]))
+    check(softmax(), {"x": x, "sink": sink}, [np.zeros(x.shape), stats, stats, total])
+
+
+def test_plus_infinity_takes_all_weight() -> None:
+    x = np.float32([[INF, 0, INF, -INF], [INF, 1, 2, 3]])
+    y, top = np.array([[0.5, 0, 0.5, 0], [1, 0, 0, 0]]), np.array([[INF], [INF]])
+    check(softmax(), {"x": x}, [y, top, top, np.array([[2], [1]])])
+
+
+def test_nan_stays_in_its_row() -> None:
+    x = np.float32([[0, np.nan, 1], [np.nan, -INF, 0], [0, 0, 0]])
+    y = np.array([[np.nan] * 3, [np.nan] * 3, [1 / 3] * 3])
+    check(softmax(0, 1), {"x": x}, [y, np.array([[np.nan], [np.nan], [np.log(3)]])])
+
+
+@pytest.mark.parametrize(("dims", "rows"), [((3, 0), (3, 1)), ((0, 3), (0, 1))])
+def test_empty(dims: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    expected = [np.zeros(dims), np.full(rows, -INF), np.full(rows, -INF), np.zeros(rows)]
+    check(softmax(), {"x": np.zeros(dims, np.float32)}, expected)
+
+
+def test_virtual_result_keeps_the_precision_of_the_calculation() -> None:
+    x = random((3, 5), "bf16")
+    wide = lambda g, x: g.identity(g.softmax(x)[0])  # noqa: E731
+    check(wide, {"x": x}, oracle(x, 1)[0], out="f32")
+
+
+X = {"x": ((3, 5), "f32")}
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_refuses_an_axis_that_is_not_there(axis: int) -> None:
+    refuses(softmax(axis=axis), X, f"softmax 'p': axis is {axis}, x has 2 dims [3,5]. Name one of -2..1.")
+
+
+def test_refuses_a_sink_per_column() -> None:
+    rule = "sink with dims [1,5] does not broadcast to [3,1]. Make each of its dims 1 or equal, of the same "
+    refuses(softmax(), X | {"sink": ((1, 5), "f32")}, f"softmax 'p': {rule}rank.")
+
+
+@pytest.mark.parametrize(
+    ("i", "key", "dims", "expected"),
+    [
+        (0, "y", "3,1", "3,5"),
+        (1, "stats", "3,5", "3,1"),
+        (2, "max", "1,1", "3,1"),
+        (3, "sum_exp", "5,1", "3,1"),
+    ],
+)
+def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: str) -> None:
+    def build(g: Any, x: Any) -> None:
+        g.softmax(x, name="p")[i].set_dim([int(n) for n in dims.split(",")])
+
+    rule = f"{key} has dims [{dims}], expected [{expected}]. Give it these dims, or none."
+    refuses(build, X, f"softmax 'p': {rule}")
