@@ -350,6 +350,13 @@ def test_batchnorm_inference_from_running_statistics() -> None:
     check(build, operands, (exact(x) - mean) / np.sqrt(exact(variance) + EPSILON), magnitude=100)
 
 
+def test_batchnorm_inference_reads_statistics_made_in_the_graph() -> None:
+    x = random(BATCH.x)
+    mean, inverse = random(BATCH.affine, seed=1), random(BATCH.affine, low=0.5, seed=2)
+    build = lambda g, x, mean, inverse: g.batchnorm_inference(x, g.neg(mean), g.neg(inverse))  # noqa: E731
+    check(build, {"x": x, "mean": mean, "inverse": inverse}, -(exact(x) + mean) * inverse, magnitude=8)
+
+
 # ---- Backward ----------------------------------------------------------------------------------------------
 
 
@@ -613,3 +620,35 @@ def test_batchnorm_inference_refusals(operands: dict[str, Any], rule: str) -> No
 )
 def test_backward_refusals(method: str, operands: dict[str, Any], rule: str) -> None:
     refuses(asked(method), {"grad": X, "input": X} | operands, f"norm_backward 'n': {rule}")
+
+
+@pytest.mark.parametrize(
+    ("fixed", "operand", "rule"),
+    [
+        (
+            {"mode": "RMS_NORM", "phase": "TRAINING"},
+            "mean",
+            "mode RMS_NORM: there is no mean, but one is set. Leave mean unset.",
+        ),
+        (
+            {"mode": "LAYER_NORM", "phase": "TRAINING"},
+            "out_var",
+            "mode LAYER_NORM: running statistics are set, which only BATCH_NORM keeps. Leave in_running_mean, "
+            "in_running_var, out_mean and out_var unset.",
+        ),
+        (
+            {"mode": "BATCH_NORM", "phase": "INFERENCE"},
+            "out_mean",
+            "mode BATCH_NORM: inference updates no running statistics, but out_mean or out_var is set. Leave "
+            "them unset, or set phase TRAINING.",
+        ),
+    ],
+)
+def test_refusals_that_methods_cannot_cause(fixed: dict[str, str], operand: str, rule: str) -> None:
+    def build(g: Any, x: Any, mean: Any, variance: Any) -> None:
+        running = (
+            {"in_running_mean": mean, "in_running_var": variance} if fixed["mode"] == "BATCH_NORM" else {}
+        )
+        g._operation("norm", {"x": x, "epsilon": 0.1} | running | fixed, ("y", operand), name="n")
+
+    refuses(build, {"x": X, "mean": C, "variance": C}, f"norm 'n': {rule}")
