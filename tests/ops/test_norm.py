@@ -633,8 +633,8 @@ def test_backward_refusals(method: str, operands: dict[str, Any], rule: str) -> 
         (
             {"mode": "LAYER_NORM", "phase": "TRAINING"},
             "out_var",
-            "mode LAYER_NORM: running statistics are set, which only BATCH_NORM keeps. Leave in_running_mean, "
-            "in_running_var, out_mean and out_var unset.",
+            "mode LAYER_NORM: running statistics are set, which only BATCH_NORM keeps. Leave "
+            "in_running_mean, in_running_var, out_mean and out_var unset.",
         ),
         (
             {"mode": "BATCH_NORM", "phase": "INFERENCE"},
