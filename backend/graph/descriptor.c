@@ -237,6 +237,17 @@ void descriptor_release(struct descriptor *descriptor) {
     free(descriptor);
 }
 
+/* Forgets the lists that a failed finalize began to fill, so that the next one starts anew. */
+static void drop_results(struct descriptor *descriptor) {
+    for (int i = 0; i < descriptor->schema->row_count; i++) {
+        const struct row *row = &descriptor->schema->rows[i];
+        if (row->role != ROLE_RESULT || row->storage != STORE_LIST)
+            continue;
+        release_row(descriptor, row);
+        *(struct list *)((char *)descriptor + row->offset) = (struct list){0};
+    }
+}
+
 weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     const struct schema *schema = descriptor->schema;
     if (descriptor->finalized)
@@ -246,10 +257,11 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
         if (schema->rows[i].required && !descriptor_row_is_set(descriptor, schema->rows[i].name))
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s (%d) is required and was not set. Set it: %s.",
                  descriptor_label(descriptor), schema->rows[i].key, schema->rows[i].name, schema->rows[i].doc);
-    if (schema->finalize)
-        TRY(schema->finalize(descriptor));
-    descriptor->finalized = true;
-    return WEFT_STATUS_SUCCESS;
+    weftStatus_t status = schema->finalize ? schema->finalize(descriptor) : WEFT_STATUS_SUCCESS;
+    if (status)
+        drop_results(descriptor);
+    descriptor->finalized = !status;
+    return status;
 }
 
 /* ---- Set --------------------------------------------------------------------------------------------------------- */
@@ -285,6 +297,15 @@ static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBack
     }
 }
 
+/* The descriptors that a row takes, in words. */
+static const char *target_text(const struct row *row) {
+    char *text = scratch_text();
+    if (row->target == TARGET_ANY_OPERATION)
+        return "any operation";
+    snprintf(text, SCRATCH_BYTES, "descriptors of kind %d", row->target);
+    return text;
+}
+
 static weftStatus_t check_held(const struct descriptor *descriptor, const struct row *row,
                                const struct descriptor *held, int64_t i) {
     if (!held)
@@ -297,10 +318,8 @@ static weftStatus_t check_held(const struct descriptor *descriptor, const struct
     bool fits = row->target == TARGET_ANY_OPERATION ? held->schema->op != NULL : (int)held->schema->kind == row->target;
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,
-             "%s: attribute %s takes %s %d, got %s of kind %d. Give a descriptor of the kind asked for.",
-             descriptor_label(descriptor), row->key,
-             row->target == TARGET_ANY_OPERATION ? "any operation, target" : "descriptors of kind", row->target,
-             descriptor_label(held), held->schema->kind);
+             "%s: attribute %s takes %s, got %s of kind %d. Give a descriptor of the kind asked for.",
+             descriptor_label(descriptor), row->key, target_text(row), descriptor_label(held), held->schema->kind);
     if (!held->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: attribute %s: %s is not finalized. Finalize it first.",
              descriptor_label(descriptor), row->key, descriptor_label(held));
@@ -403,7 +422,11 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
         int64_t value = fraction->numerator / fraction->denominator;
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_INT64 && wanted == WEFT_TYPE_INT32) {
-        int32_t value = (int32_t)*(const int64_t *)stored;
+        int64_t whole = *(const int64_t *)stored;
+        int32_t value = (int32_t)whole;
+        if (value != whole)
+            FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld, which INT32 cannot hold. Get INT64.",
+                 descriptor_label(descriptor), row->key, (long long)whole);
         memcpy(element, &value, sizeof value);
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         struct descriptor *target;
@@ -459,8 +482,10 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
     void *at = (char *)target + row->offset;
     if (row->storage == STORE_LIST) {
         struct list list = {.count = count};
-        weftStatus_t status =
-            arena_copy(&target->arena, &list.items, items, (size_t)count * stored_bytes(row->type));
+        size_t bytes = (size_t)count * stored_bytes(row->type);
+        weftStatus_t status = arena_alloc(&target->arena, &list.items, bytes + 1); /* text keeps its terminating zero */
+        if (!status && bytes)
+            memcpy(list.items, items, bytes);
         for (int64_t i = 0; status && row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
             descriptor_release(((struct descriptor *const *)items)[i]);
         TRY(status);
