@@ -73,6 +73,9 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: output %s, %s, is a by-value scalar, which is read only. Give it memory.",
              descriptor_label(op), row->key, descriptor_label(&tensor->base));
     tensor_infer_strides(tensor, NULL);
+    weftStatus_t status = tensor_check_reach(tensor);
+    if (status)
+        return status_prefix(status, "%s: output %s, ", descriptor_label(op), row->key);
     /* In order of descending stride, each stride must reach past all faster dims. */
     int64_t reach = 1;
     bool used[WEFT_DIM_MAX] = {false};

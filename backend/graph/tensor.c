@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Elements from a tensor's first to the one after its last. 8 bytes each, that is all that 47 address bits reach, and
+   the sizes of 65536 such tensors add up without overflow. */
+static const int64_t REACH_MAX = INT64_C(1) << 44;
+
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, uid, WEFT_ATTR_TENSOR_UNIQUE_ID, "uid", .required = true,
               .doc = "number that names the tensor in its graph and in variant packs; unique in a graph"),
@@ -38,37 +42,43 @@ static const struct row rows[] = {
               .doc = "factor on every ragged offset"),
 };
 
+weftStatus_t tensor_check_reach(const struct tensor *t) {
+    int64_t elements = 1, last = 0, step;
+    for (int64_t i = 0; i < t->dims.count; i++)
+        if (__builtin_mul_overflow(elements, t->dims.at[i] ? t->dims.at[i] : 1, &elements))
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.",
+                 descriptor_label(&t->base), tensor_dims_text(t));
+    if (t->strides.count == 0)
+        last = elements - 1;
+    for (int64_t i = 0; i < t->strides.count && last < REACH_MAX; i++) {
+        int64_t extent = t->dims.at[i] ? t->dims.at[i] - 1 : 0;
+        if (__builtin_mul_overflow(t->strides.at[i], extent, &step) || __builtin_add_overflow(last, step, &last))
+            last = REACH_MAX;
+    }
+    if (last >= REACH_MAX)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: dims %s with strides %s reach past 2^44 elements. Use smaller ones.", descriptor_label(&t->base),
+             tensor_dims_text(t), numbers_text(t->strides.at, t->strides.count));
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t check_extents(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
-    int64_t elements = 1;
-    for (int64_t i = 0; i < t->dims.count; i++) {
-        int64_t extent = t->dims.at[i];
-        if (extent < 0)
+    for (int64_t i = 0; i < t->dims.count; i++)
+        if (t->dims.at[i] < 0)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label,
                  tensor_dims_text(t), (long long)i);
-        if (__builtin_mul_overflow(elements, extent ? extent : 1, &elements))
-            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.",
-                 label, tensor_dims_text(t));
-    }
     if (t->strides.count && t->strides.count != t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
              (long long)t->strides.count, (long long)t->dims.count);
-    int64_t last = 0, step;
-    for (int64_t i = 0; i < t->strides.count; i++) {
+    for (int64_t i = 0; i < t->strides.count; i++)
         if (t->strides.at[i] < 0)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: strides %s: stride %lld is negative. Point at the lowest element and use strides of 0 or more.",
                  label, numbers_text(t->strides.at, t->strides.count), (long long)i);
-        int64_t extent = t->dims.at[i] ? t->dims.at[i] - 1 : 0;
-        if (__builtin_mul_overflow(t->strides.at[i], extent, &step) || __builtin_add_overflow(last, step, &last) ||
-            last > INT64_MAX / 64)
-            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: dims %s with strides %s reach past 2^57 elements. Use smaller strides.", label,
-                 tensor_dims_text(t), numbers_text(t->strides.at, t->strides.count));
-    }
-    return WEFT_STATUS_SUCCESS;
+    return tensor_check_reach(t);
 }
 
 static weftStatus_t check_vectors(const struct tensor *t) {
@@ -90,8 +100,7 @@ static weftStatus_t take_constant(struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (!descriptor_row_is_set(&t->base, WEFT_ATTR_TENSOR_CONSTANT_VALUE))
         return WEFT_STATUS_SUCCESS;
-    if (t->dims.count == 0)
-        tensor_infer_dims(t, 1, (const int64_t[]){1});
+    tensor_infer_dims(t, 1, (const int64_t[]){1});
     if (t->type == TENSOR_NO_TYPE || tensor_elements(t) != 1 || !t->constant_address)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: a constant has one element, a data type and the address of its bytes; dims are %s, data type %d. Set "
@@ -105,9 +114,12 @@ static weftStatus_t take_constant(struct tensor *t) {
 static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     struct tensor *t = (struct tensor *)descriptor;
     const char *label = descriptor_label(descriptor);
-    TRY(take_constant(t));
     TRY(check_extents(t));
     TRY(check_vectors(t));
+    TRY(take_constant(t));
+    if (t->ragged_offset && t->ragged_offset->ragged_offset)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: ragged_offset, %s, has ragged offsets of its own. Give plain offsets.", label,
+             descriptor_label(&t->ragged_offset->base));
     if (t->alignment & (t->alignment - 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
              label, (long long)t->alignment);
@@ -230,7 +242,8 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
         tensor->strides.at[order[i]] = stride;
         if (order[i] == tensor->vector_dim && tensor->vector_count > 1)
             extent /= tensor->vector_count;
-        stride *= extent > 0 ? extent : 1;
+        if (__builtin_mul_overflow(stride, extent > 0 ? extent : 1, &stride))
+            stride = INT64_MAX; /* tensor_check_reach refuses it */
     }
     tensor->strides.count = rank;
 }

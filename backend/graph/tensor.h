@@ -33,6 +33,9 @@ int64_t tensor_elements(const struct tensor *tensor);
 /* Bytes from the tensor's pointer to its last element; 0 for an empty one. */
 int64_t tensor_bytes(const struct tensor *tensor);
 
+/* Refuses dims and strides that reach farther than memory does; all arithmetic on sizes relies on it. */
+weftStatus_t tensor_check_reach(const struct tensor *tensor);
+
 /* Row-major without gaps, in this order of dims. */
 bool tensor_is_packed(const struct tensor *tensor);
 
