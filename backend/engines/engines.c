@@ -3,7 +3,7 @@
 #include "engines/cpu/families.h"
 #include "engines/engine.h"
 
-static const struct family *const cpu_fast_families[] = {&cpu_map, &cpu_reference, NULL};
+static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
     .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",

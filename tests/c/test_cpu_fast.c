@@ -419,6 +419,208 @@ static bool check_random_map(void) {
     return check_model(&model, &cpu_map, HALVES, 0, 0, "map");
 }
 
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* Pointwise operations behind a result: some of bias, residual, activation; perhaps the result itself is kept. */
+static void add_random_tail(struct model *model, struct tensor *result, enum numbers numbers) {
+    int64_t rank = result->dims.count, some[WEFT_DIM_MAX];
+    struct pointwise_options options = {.math = WEFT_DATA_FLOAT, .axis = 1, .alpha1 = 1, .alpha2 = 1};
+    int count = (int)pick(1, 3);
+    struct tensor *before = result;
+    if (!result->is_virtual && chance(50))
+        return;
+    for (int i = 0; i < count; i++) {
+        static const int smooth[] = {WEFT_POINTWISE_RELU_FWD, WEFT_POINTWISE_TANH_FWD, WEFT_POINTWISE_GELU_FWD,
+                                     WEFT_POINTWISE_IDENTITY};
+        static const int types[] = {WEFT_DATA_FLOAT, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, WEFT_DATA_DOUBLE};
+        for (int k = 0; k < rank; k++)
+            some[k] = chance(60) ? result->dims.at[k] : 1;
+        struct tensor *b = NULL;
+        int mode = smooth[numbers == HALVES ? 0 : pick(0, 3)];
+        if (chance(60)) {
+            mode = numbers == HALVES || chance(80) ? WEFT_POINTWISE_ADD : WEFT_POINTWISE_MUL;
+            b = make_random_tensor(model, rank, some, types[pick(0, 3)], false);
+        }
+        bool is_last = i + 1 == count;
+        struct tensor *out = make_random_tensor(model, rank, result->dims.at,
+                                                is_last ? types[pick(0, 3)] : WEFT_DATA_FLOAT, !is_last && chance(70));
+        add_pointwise(model, mode, before, b, NULL, out, &options);
+        before = out;
+    }
+}
+
+/* Operand types and math of a product. */
+static const struct {
+    int a, b, c, math;
+} PRODUCT_TYPES[] = {
+    {WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, WEFT_DATA_FLOAT},
+    {WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, WEFT_DATA_HALF, WEFT_DATA_FLOAT},
+    {WEFT_DATA_HALF, WEFT_DATA_HALF, WEFT_DATA_HALF, WEFT_DATA_FLOAT},
+    {WEFT_DATA_BFLOAT16, WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, WEFT_DATA_FLOAT},
+    {WEFT_DATA_FP8_E4M3, WEFT_DATA_FP8_E5M2, WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT},
+    {WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE},
+    {WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE},
+    {WEFT_DATA_INT8, WEFT_DATA_INT8, WEFT_DATA_INT32, WEFT_DATA_INT32},
+    {WEFT_DATA_INT8, WEFT_DATA_UINT8, WEFT_DATA_FLOAT, WEFT_DATA_FLOAT},
+};
+enum { PRODUCT_TYPE_COUNT = sizeof PRODUCT_TYPES / sizeof *PRODUCT_TYPES };
+
+static struct descriptor *make_matmul_parameters(int math) {
+    struct descriptor *d;
+    weftDataType_t type = (weftDataType_t)math;
+    must(descriptor_make(&matmul_schema, &d));
+    must(descriptor_set(d, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
+    must(descriptor_finalize(d));
+    return d;
+}
+
+/* Half of the products are of numbers whose sums are exact. */
+static bool check_product(struct model *model, struct tensor *result, int math, int64_t depth, const char *what) {
+    bool is_narrow = result->type == WEFT_DATA_HALF || result->type == WEFT_DATA_BFLOAT16;
+    enum numbers numbers = math == WEFT_DATA_INT32 || chance(50) ? HALVES : ANY;
+    double ulps = numbers == HALVES ? 0 : math == WEFT_DATA_DOUBLE && model->op_count == 1 ? 1e-6 : 4;
+    add_random_tail(model, result, numbers);
+    ulps = ulps > 0 && model->op_count > 1 ? 4 : ulps;
+    return check_model(model, &cpu_contraction, numbers, ulps, (is_narrow ? 8192 : 16) * (double)(depth + 1), what);
+}
+
+static bool check_random_matmul(void) {
+    static const int64_t sizes[] = {1, 2, 7, 12, 16, 31, 64, 100}, batches[] = {1, 2, 3, 4};
+    struct model model = {0};
+    int types = (int)pick(0, PRODUCT_TYPE_COUNT - 1);
+    int64_t batch_rank = pick(0, 3), rank = batch_rank + 2;
+    int64_t a[WEFT_DIM_MAX], b[WEFT_DIM_MAX], c[WEFT_DIM_MAX], depth = chance(10) ? 700 : sizes[pick(0, 7)];
+    for (int i = 0; i < batch_rank; i++) {
+        c[i] = batches[pick(0, 3)];
+        a[i] = chance(60) ? c[i] : 1;
+        b[i] = a[i] < c[i] || chance(60) ? c[i] : c[i] % 2 == 0 && chance(50) ? 2 : 1;
+    }
+    depth = chance(3) ? 0 : depth;
+    a[rank - 2] = c[rank - 2] = chance(5) ? 1100 : sizes[pick(0, 7)];
+    b[rank - 1] = c[rank - 1] = sizes[pick(0, 7)];
+    a[rank - 1] = b[rank - 2] = depth;
+    struct tensor *left = make_random_tensor(&model, rank, a, PRODUCT_TYPES[types].a, false);
+    struct tensor *right = make_random_tensor(&model, rank, b, PRODUCT_TYPES[types].b, false);
+    struct tensor *result = make_random_tensor(&model, rank, c, PRODUCT_TYPES[types].c, chance(50));
+    struct descriptor *op, *parameters = make_matmul_parameters(PRODUCT_TYPES[types].math);
+    must(descriptor_make(&matmul_op.schema, &op));
+    must(descriptor_set(op, WEFT_ATTR_OPERATION_MATMUL_DESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
+    set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_ADESC, left);
+    set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_BDESC, right);
+    set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_CDESC, result);
+    must(descriptor_finalize(op));
+    model.parameters[model.op_count] = parameters;
+    model.ops[model.op_count++] = op;
+    return check_product(&model, result, PRODUCT_TYPES[types].math, depth, "matmul");
+}
+
+static struct descriptor *make_conv_parameters(int math, bool flip, int spatial, const int64_t *const *lists) {
+    static const weftBackendAttributeName_t names[] = {
+        WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, WEFT_ATTR_CONVOLUTION_DILATIONS, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS,
+        WEFT_ATTR_CONVOLUTION_POST_PADDINGS};
+    struct descriptor *d;
+    weftDataType_t type = (weftDataType_t)math;
+    weftConvolutionMode_t mode = flip ? WEFT_CONVOLUTION : WEFT_CROSS_CORRELATION;
+    must(descriptor_make(&convolution_schema, &d));
+    must(descriptor_set(d, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
+    must(descriptor_set(d, WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, 1, &mode));
+    for (int i = 0; i < 4; i++)
+        set_i64(d, names[i], spatial, lists[i]);
+    must(descriptor_finalize(d));
+    return d;
+}
+
+/* The attributes of the three operations, in the order x, w, y, parameters, alpha, beta. */
+static const struct {
+    const struct op *op;
+    weftBackendAttributeName_t names[6];
+} CONVOLUTIONS[] = {
+    {&conv_fprop_op,
+     {WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+      WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA}},
+    {&conv_dgrad_op,
+     {WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+      WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA}},
+    {&conv_wgrad_op,
+     {WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+      WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+      WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}},
+};
+
+/* Dims of x, w and y and what lies between them. */
+struct conv_shape {
+    int spatial;
+    int64_t rank, x[5 + 1], w[5 + 1], y[5 + 1];
+    int64_t stride[3], dilation[3], pre[3], post[3];
+};
+
+static void random_conv_shape(struct conv_shape *s) {
+    static const int64_t group_counts[] = {1, 1, 1, 2, 3};
+    bool has_group_dim = chance(20), is_depthwise = chance(20);
+    int64_t groups = group_counts[pick(0, 4)], n = pick(1, 3);
+    int64_t c = chance(70) ? pick(1, 6) : pick(16, 40), k = chance(70) ? pick(1, 6) : pick(16, 40);
+    if (is_depthwise)
+        groups = pick(2, 20), c = k = 1;
+    int first = has_group_dim ? 3 : 2;
+    s->spatial = (int)pick(1, 3);
+    s->rank = first + s->spatial;
+    s->x[0] = s->y[0] = n;
+    s->x[1] = has_group_dim ? groups : groups * c;
+    s->y[1] = has_group_dim ? groups : groups * k;
+    s->w[0] = has_group_dim ? groups : groups * k;
+    s->w[1] = has_group_dim ? k : c;
+    if (has_group_dim)
+        s->x[2] = s->w[2] = c, s->y[2] = k;
+    for (int i = 0; i < s->spatial; i++) {
+        int64_t taps = pick(1, 4), span;
+        s->stride[i] = chance(50) ? 1 : pick(2, 4);
+        s->dilation[i] = chance(60) ? 1 : pick(2, 3);
+        s->pre[i] = chance(50) ? 0 : pick(-1, 3);
+        s->post[i] = chance(50) ? s->pre[i] : pick(-1, 3);
+        span = s->dilation[i] * (taps - 1) + 1;
+        int64_t size = pick(1, s->spatial == 1 ? 90 : s->spatial == 2 ? 14 : 6);
+        while (size + s->pre[i] + s->post[i] < span)
+            size++;
+        s->x[first + i] = size;
+        s->w[first + i] = taps;
+        s->y[first + i] = 1 + (size + s->pre[i] + s->post[i] - span) / s->stride[i];
+    }
+}
+
+static bool check_random_conv(void) {
+    struct conv_shape s;
+    struct model model = {0};
+    int types = (int)pick(0, PRODUCT_TYPE_COUNT - 1), direction = (int)pick(0, 2), math = PRODUCT_TYPES[types].math;
+    random_conv_shape(&s);
+    const int64_t *dims[] = {s.x, s.w, s.y}, *lists[] = {s.stride, s.dilation, s.pre, s.post};
+    int output = direction == 0 ? 2 : direction == 1 ? 0 : 1;
+    bool has_scales = chance(30);
+    struct tensor *tensors[3];
+    for (int i = 0; i < 3; i++) {
+        int type = i == output             ? PRODUCT_TYPES[types].c
+                   : i == (output + 1) % 3 ? PRODUCT_TYPES[types].a
+                                           : PRODUCT_TYPES[types].b;
+        tensors[i] = make_random_tensor(&model, s.rank, dims[i], type, i == output && !has_scales && chance(50));
+    }
+    struct descriptor *op, *parameters = make_conv_parameters(math, chance(30), s.spatial, lists);
+    must(descriptor_make(&CONVOLUTIONS[direction].op->schema, &op));
+    for (int i = 0; i < 3; i++)
+        set_tensor(op, CONVOLUTIONS[direction].names[i], tensors[i]);
+    must(descriptor_set(op, CONVOLUTIONS[direction].names[3], WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
+    set_double(op, CONVOLUTIONS[direction].names[4], has_scales ? 0.5 : 1);
+    set_double(op, CONVOLUTIONS[direction].names[5], has_scales && chance(60) ? -2 : 0);
+    must(descriptor_finalize(op));
+    model.reads_output = has_scales;
+    model.parameters[model.op_count] = parameters;
+    model.ops[model.op_count++] = op;
+    int64_t depth = s.x[0];
+    for (int i = 1; i < s.rank; i++)
+        depth *= direction == 2 ? (i < s.rank - s.spatial ? 1 : s.y[i]) : s.w[i];
+    return check_product(&model, tensors[output], math, depth, CONVOLUTIONS[direction].op->schema.name);
+}
+
 /* ---- Each mode --------------------------------------------------------------------------------------------------- */
 
 /* Modes whose value jumps, which float arithmetic may see on the other side. */
@@ -535,6 +737,18 @@ int main(int argc, char **argv) {
         random_state = seed * 1000003;
         maps += check_random_map();
     }
+    int matmuls = 0;
+    for (seed = first; seed < first + 600; seed++) {
+        random_state = seed * 1000003;
+        matmuls += check_random_matmul();
+    }
+    CHECK(matmuls > 500, "only %d of 600 random matmuls were taken", matmuls);
+    int convs = 0;
+    for (seed = first; seed < first + 1000; seed++) {
+        random_state = seed * 1000003;
+        convs += check_random_conv();
+    }
+    CHECK(convs > 900, "only %d of 1000 random convolutions were taken", convs);
     CHECK(maps > 1500, "only %d of 3000 random maps were taken", maps);
     if (failures)
         printf("%d checks failed\n", failures);

@@ -5,7 +5,8 @@
 
 #include "engines/engine.h"
 
-extern const struct family cpu_map;       /* pointwise operations in one sweep */
-extern const struct family cpu_reference; /* one operation, as defined */
+extern const struct family cpu_contraction; /* a product and pointwise operations behind it */
+extern const struct family cpu_map;         /* pointwise operations in one sweep */
+extern const struct family cpu_reference;   /* one operation, as defined */
 
 #endif

@@ -5,7 +5,7 @@
 #include "engines/cpu/threads.h"
 #include "engines/cpu/walk.h"
 
-static const double BYTES_PER_SECOND = 8e9;
+static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 1e-6;
 static const double TASK_NANOSECONDS = 20e3; /* what waking a thread is worth */
 

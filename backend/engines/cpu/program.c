@@ -32,8 +32,7 @@ static int value_of(const struct builder *builder, const struct tensor *tensor) 
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
-/* float holds every value of the others exactly. */
-static bool type_is_wide(int32_t type) {
+bool program_type_is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
 }
 
@@ -42,10 +41,10 @@ static bool node_is_wide(const struct pointwise_op *op) {
     const struct tensor *tensors[] = {operands.x, operands.b, operands.t, operands.out};
     bool is_index = op->pw->mode == WEFT_POINTWISE_GEN_INDEX;
     if (is_index)
-        return type_is_wide(operands.out->type) || operands.out->dims.at[op->pw->axis] > 1 << 24;
+        return program_type_is_wide(operands.out->type) || operands.out->dims.at[op->pw->axis] > 1 << 24;
     bool is_wide = op->pw->math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)op->pw->math);
     for (int i = 0; i < 4; i++)
-        is_wide = is_wide || (tensors[i] && type_is_wide(tensors[i]->type));
+        is_wide = is_wide || (tensors[i] && program_type_is_wide(tensors[i]->type));
     return is_wide;
 }
 

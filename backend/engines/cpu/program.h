@@ -9,8 +9,8 @@
 #include "engines/engine.h"
 
 enum {
-    PROGRAM_BLOCK = 512,    /* elements of a register: 2 KiB in float, 4 KiB in double */
-    PROGRAM_REGISTERS = 16, /* in use at a time */
+    PROGRAM_BLOCK = 1024,   /* elements of a register: 4 KiB in float, 8 KiB in double */
+    PROGRAM_REGISTERS = 12, /* in use at a time */
     PROGRAM_INSTRUCTIONS = 96,
     PROGRAM_ACCESSES = 40,
     PROGRAM_NO_REGISTER = 255,
@@ -66,6 +66,9 @@ struct given {
    not. Pure. */
 weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
                              const struct given *given);
+
+/* Whether a type has values that float does not hold exactly. */
+bool program_type_is_wide(int32_t type);
 
 /* Gives the registers of a program, numbered so far as instructions make them, places among few: one is free again after
    its last reader. False when more are alive at a time than there are. Part of compiling. */

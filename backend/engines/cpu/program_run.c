@@ -89,10 +89,10 @@ static void transpose(bool is_wide, void *dst, const void *src, int rows, int co
 static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
     for (int r = 0; r < run->rows; r++) {
         int64_t index = place->index + r * place->row_stride;
-        const float *floats = (const float *)place->base + index;
         for (int c = 0; c < run->columns; c++, dst += bytes_of(is_wide)) {
             if (place->type == WEFT_DATA_FLOAT && !is_wide)
-                memcpy(dst, floats + c * place->column_stride, sizeof(float));
+                memcpy(dst, (const char *)place->base + (index + c * place->column_stride) * bytes_of(false),
+                       sizeof(float));
             else
                 load_row(is_wide, dst, place, index + c * place->column_stride, 1);
         }
@@ -160,10 +160,18 @@ static void store(const struct run *run, const struct instruction *instruction) 
     }
     for (int r = 0; r < run->rows; r++, src += run->columns * bytes_of(is_wide)) {
         int64_t index = place.index + r * place.row_stride;
-        if (place.column_stride == 1)
+        if (place.column_stride == 1) {
             store_row(is_wide, &place, index, src, run->columns);
-        for (int c = 0; c < run->columns && place.column_stride != 1; c++)
-            store_row(is_wide, &place, index + c * place.column_stride, src + c * bytes_of(is_wide), 1);
+            continue;
+        }
+        for (int c = 0; c < run->columns; c++) {
+            const char *element = src + c * bytes_of(is_wide);
+            if (place.type == WEFT_DATA_FLOAT && !is_wide)
+                memcpy((char *)place.base + (index + c * place.column_stride) * bytes_of(false), element,
+                       sizeof(float));
+            else
+                store_row(is_wide, &place, index + c * place.column_stride, element, 1);
+        }
     }
 }
 

@@ -10,6 +10,19 @@ static bool steps_as_one(const struct walk *walk, int accesses, int outer, int i
     return true;
 }
 
+bool walk_merges(const struct program *program, const struct axis *axes, int count) {
+    for (int a = 0; a < program->access_count; a++) {
+        int64_t reach = program->accesses[a].strides[axes[count - 1].dim] * axes[count - 1].step;
+        for (int i = count - 1; i >= 0; i--) {
+            int64_t stride = program->accesses[a].strides[axes[i].dim] * axes[i].step;
+            if (axes[i].first != 0 || (axes[i].extent != 1 && stride != reach))
+                return false;
+            reach *= axes[i].extent;
+        }
+    }
+    return true;
+}
+
 static void copy_loop(struct walk *walk, int accesses, int to, int from) {
     walk->extents[to] = walk->extents[from];
     for (int a = 0; a < accesses; a++)

@@ -28,6 +28,9 @@ struct walk {
 void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,
                bool may_merge_columns);
 
+/* Whether all tensors step through these loops as through the last of them, with the product of their extents. */
+bool walk_merges(const struct program *program, const struct axis *axes, int count);
+
 /* The caller's block: its corner is (row, column). */
 struct block {
     void *data;

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
+   of the product while it is in the cache. */
+#include "engines/cpu/contraction.h"
+#include "base/dtype.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/threads.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+
+static const double FLOPS_PER_SECOND = 25e9; /* of a thread */
+static const double BYTES_PER_SECOND = 16e9;
+static const double START_SECONDS = 2e-6;
+static const double FLOAT_EXACT = 0x1p24; /* whole numbers up to here are exact in float */
+
+static const struct contraction_kind *kind_of(const struct node *node) {
+    return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
+}
+
+int contraction_result(const struct node *node) {
+    int i = 0;
+    while (!node->is_output[i])
+        i++;
+    return node->operands[i];
+}
+
+/* ---- What a region must be --------------------------------------------------------------------------------------- */
+
+/* The one node that is no pointwise operation. */
+static weftStatus_t find_contraction(const struct region *region, const struct node **found) {
+    *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        if (node_is_pointwise(node))
+            continue;
+        if (!kind_of(node))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
+                 descriptor_label(node->op));
+        if (*found)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
+                 descriptor_label((*found)->op), descriptor_label(node->op));
+        *found = node;
+    }
+    if (!*found)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &region->graph->values[node->operands[i]];
+        const struct tensor *tensor = value->tensor;
+        if (!node->is_output[i] && value->producer >= 0 && region_has(region, value->producer))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 descriptor_label(region->graph->nodes[value->producer].op));
+        if (tensor->vector_count > 1)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+        if (!dtype_of((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether sums are made in double: asked for, or whole numbers may pass what float holds. */
+static bool is_wide(const struct node *node) {
+    const struct tensor *a, *b;
+    double depth;
+    weftDataType_t math = kind_of(node)->math(node);
+    kind_of(node)->factors(node, &a, &b, &depth);
+    double most = dtype_of((weftDataType_t)a->type)->max * dtype_of((weftDataType_t)b->type)->max * depth;
+    return math == WEFT_DATA_DOUBLE || program_type_is_wide(a->type) || program_type_is_wide(b->type) ||
+           (!dtype_is_float(math) && most > FLOAT_EXACT);
+}
+
+static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
+    TRY(find_contraction(region, node));
+    TRY(check_operands(region, *node));
+    TRY(kind_of(*node)->check(*node));
+    struct given given = {.value = contraction_result(*node), .is_wide = is_wide(*node)};
+    kind_of(*node)->scales(*node, &given.alpha, &given.beta);
+    return program_compile(program, region, region->graph->values[given.value].tensor, &given);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct program program;
+    const struct node *node;
+    const struct tensor *a, *b;
+    double depth;
+    TRY(compile(&program, region, &node));
+    kind_of(node)->factors(node, &a, &b, &depth);
+    int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
+    double elements = (double)tensor_elements(region->graph->values[contraction_result(node)].tensor);
+    double rate = FLOPS_PER_SECOND * threads / (is_wide(node) ? 2 : 1);
+    double computing = op_flops(node->op) / rate + elements * program.nanoseconds * 1e-9 / threads;
+    double moving = (program.bytes + (double)tensor_bytes(a) + (double)tensor_bytes(b)) / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building and running ---------------------------------------------------------------------------------------- */
+
+struct sink {
+    const struct contraction *contraction;
+    const struct piece *piece;
+    void *const *values;
+};
+
+static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
+                         int64_t column, int columns) {
+    const struct sink *sink = context;
+    program_run(&sink->contraction->program, &sink->piece->walk, sink->values, (struct block){block, ld},
+                batch * sink->piece->gemm.m + row, rows, column, columns);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct contraction *contraction;
+    const struct node *node;
+    TRY(arena_alloc(arena, &contraction, sizeof *contraction));
+    TRY(compile(&contraction->program, &step->region, &node));
+    /* Elements below 8 bits share a byte, which two threads must not write. */
+    contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
+    const struct gemm_kernel *kernel = gemm_kernel(is_wide(node) ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+    TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
+    for (int i = 0; i < contraction->piece_count; i++) {
+        struct gemm *gemm = &contraction->pieces[i].gemm;
+        gemm->kernel = kernel;
+        gemm->pack_a = contraction->pieces[i].a.pack;
+        gemm->pack_b = contraction->pieces[i].b.pack;
+        gemm->store = finish_block;
+        int64_t bytes = gemm_workspace_bytes(gemm, contraction->threads);
+        step->workspace_bytes = bytes > step->workspace_bytes ? bytes : step->workspace_bytes;
+    }
+    TRY(threads_start());
+    step->state = contraction;
+    const struct gemm *gemm = &contraction->pieces[0].gemm;
+    return arena_print(arena, &step->detail, "%s, %d of %lld x [%lld,%lld] x [%lld,%lld], %d instructions behind",
+                       kernel->name, contraction->piece_count, (long long)gemm->batch, (long long)gemm->m,
+                       (long long)gemm->k, (long long)gemm->k, (long long)gemm->n,
+                       contraction->program.instruction_count);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    const struct contraction *contraction = step->state;
+    for (int i = 0; i < contraction->piece_count; i++) {
+        const struct piece *piece = &contraction->pieces[i];
+        struct factor a = piece->a, b = piece->b;
+        struct sink sink = {contraction, piece, values};
+        struct gemm gemm = piece->gemm;
+        a.base = values[a.value];
+        b.base = values[b.value];
+        gemm.a = &a.base, gemm.b = &b.base, gemm.sink = &sink;
+        gemm_run(&gemm, contraction->threads, workspace);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_contraction = {
+    .name = "cpu.contraction",
+    .doc = "a matmul or convolution and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+    .may_alias = program_may_alias,
+};
