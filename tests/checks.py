@@ -4,8 +4,8 @@
         a, b = checks.random((2, 3, 4), "bf16"), checks.random((2, 4, 5), "bf16", seed=1)
         checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, checks.exact(a) @ checks.exact(b))
 
-Every run has its outputs poisoned, its memory fenced, and is done twice: results must be equal to the bit, inputs and
-the gaps between strided elements untouched. The tolerance has one home: `tolerance`.
+Every run has its outputs poisoned, its memory fenced, and is done twice: results must be equal to the bit,
+inputs and the gaps between strided elements untouched. The tolerance has one home: `tolerance`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 import weft
 from weft import buffers, dtypes
 from weft.enums import data_type
@@ -28,13 +27,14 @@ FENCE = 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
 
 
-# ---- Values --------------------------------------------------------------------------------------------------------
+# ---- Values ------------------------------------------------------------------------------------------------
 
 
 def random(
     shape: Sequence[int], dtype: str = "f32", low: float = -2, high: float = 2, seed: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Values between low and high, rounded to a data type; whole ones for integers. The same for the same arguments."""
+    """Values between low and high, rounded to a data type; whole ones for integers. The same for the same
+    arguments."""
     rng = np.random.default_rng([seed, *shape])
     type_ = _type(dtype)
     if _is_float(type_):
@@ -50,8 +50,8 @@ def exact(array: Any) -> np.ndarray[Any, Any]:
 
 
 def narrow(values: Any, dtype: str | data_type) -> np.ndarray[Any, Any]:
-    """float64 values stored in a data type as Weft stores them: rounded once to nearest even; integers and floats of 8
-    bits and fewer saturate."""
+    """float64 values stored in a data type as Weft stores them: rounded once to nearest even; integers and
+    floats of 8 bits and fewer saturate."""
     type_ = _type(dtype)
     target = _array_dtype(type_)
     wide = np.asarray(values, np.float64)
@@ -93,11 +93,12 @@ def _type_of(array: np.ndarray[Any, Any]) -> data_type:
     return names.get(array.dtype.name) or _type(array.dtype.name)
 
 
-# ---- Memory --------------------------------------------------------------------------------------------------------
+# ---- Memory ------------------------------------------------------------------------------------------------
 
 
 def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Strides in elements: packed; channels_last (dimension 1 fastest); padded (odd gaps in every dimension)."""
+    """Strides in elements: packed; channels_last (dimension 1 fastest); padded (odd gaps in every
+    dimension)."""
     if layout == "channels_last" and len(shape) > 2:
         order = [0, *range(2, len(shape)), 1]
     else:
@@ -159,8 +160,8 @@ class Memory:
         per_byte, mask = 8 // self.bits, (1 << self.bits) - 1
         places = self._places()
         codes = (self.bytes[places // per_byte] >> (places % per_byte * self.bits)) & mask
-        dtype = _array_dtype(self.type)
-        return codes.astype(bool) if dtype == bool else codes.astype(np.uint8).view(dtype)
+        is_boolean = self.type is data_type.BOOLEAN
+        return codes.astype(bool) if is_boolean else codes.astype(np.uint8).view(_array_dtype(self.type))
 
     def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
         """Nothing but the elements may differ from `before`, the bytes of the whole."""
@@ -172,14 +173,16 @@ class Memory:
             for k in range(item):
                 touched[starts + k] = True
         wrong = np.flatnonzero((self._raw != before) & ~touched)
-        assert not len(wrong), f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
+        assert not len(wrong), (
+            f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
+        )
 
     def snapshot(self) -> np.ndarray[Any, Any]:
         """A copy of all bytes, fences included."""
         return self._raw.copy()
 
 
-# ---- The tolerance -------------------------------------------------------------------------------------------------
+# ---- The tolerance -----------------------------------------------------------------------------------------
 
 
 def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
@@ -193,8 +196,8 @@ def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
 def tolerance(
     want: np.ndarray[Any, Any], type_: data_type, engine: str, ulps: float, magnitude: float | None
 ) -> np.ndarray[Any, Any]:
-    """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's type.
-    Other engines may sum in float32 in any order: 32 roundings of the largest magnitude that is summed on top."""
+    """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's
+    type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on top."""
     spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
@@ -233,10 +236,11 @@ def compare(
     if not wrong.any():
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"{int(wrong.sum())} of {wrong.size} elements are wrong, first at {list(at)}: got {got[at]}, want {wide[at]:.9g}"
+    count = f"{int(wrong.sum())} of {wrong.size} elements are wrong"
+    return f"{count}, first at {list(at)}: got {got[at]}, want {wide[at]:.9g}"
 
 
-# ---- Runs ----------------------------------------------------------------------------------------------------------
+# ---- Runs --------------------------------------------------------------------------------------------------
 
 
 _handles: dict[str, weft.backend.Handle] = {}
@@ -264,7 +268,8 @@ def check(
     """Runs a graph on every engine that accepts it, in each layout, and compares its outputs with `expected`.
 
     build:     called with a Graph and the input tensors by name; returns the output, or a tuple of outputs.
-    inputs:    arrays by name. An ml_dtypes int4 or float4 array is packed two to a byte. A tuple (array, strides) keeps
+    inputs:    arrays by name. An ml_dtypes int4 or float4 array is packed two to a byte. A tuple (array,
+        strides) keeps
                these strides, in elements, in every layout.
     expected:  float64 array, or a sequence of them; None in it is not compared.
     out:       data type of the output, or one per output; None leaves it to inference.
@@ -291,9 +296,13 @@ def check(
                     continue
                 type_ = case.outputs[i].dtype
                 assert type_ is not None
-                assert found[engine][i].shape == np.shape(want), f"output {i} has dims {found[engine][i].shape}"
+                assert found[engine][i].shape == np.shape(want), (
+                    f"output {i} has dims {found[engine][i].shape}"
+                )
                 wrong = compare(found[engine][i], want, type_, engine=engine, ulps=ulps, magnitude=magnitude)
-                assert not wrong, f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"
+                assert not wrong, (
+                    f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"
+                )
     return found
 
 
@@ -365,7 +374,8 @@ class _Case:
                 self.memory[tensor] = Memory(tensor.dims, tensor.strides, tensor.dtype)
 
     def run(self) -> list[np.ndarray[Any, Any]]:
-        """Runs twice on poisoned memory; the runs must agree to the bit and touch their outputs' elements only."""
+        """Runs twice on poisoned memory; the runs must agree to the bit and touch their outputs' elements
+        only."""
         before = {tensor: memory.snapshot() for tensor, memory in self.memory.items()}
         pack = {tensor: memory.address for tensor, memory in self.memory.items()}
         results = []
@@ -392,10 +402,13 @@ class _Case:
 
 
 def refuses(
-    build: Callable[..., Any], inputs: Mapping[str, Any], message: str, error: type[Exception] = weft.BadParameterError
+    build: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    message: str,
+    error: type[Exception] = weft.BadParameterError,
 ) -> None:
-    """The graph is refused with exactly this sentence (a part of it is enough). Inputs: arrays, or tuples of dims and
-    data type where the values do not matter."""
+    """The graph is refused with exactly this sentence (a part of it is enough). Inputs: arrays, or tuples of
+    dims and data type where the values do not matter."""
     g = weft.Graph(handle=handle())
     tensors = {}
     for name, value in inputs.items():
@@ -405,15 +418,20 @@ def refuses(
             if is_plain
             else g.tensor(np.shape(value), data_type=_type_of(np.asarray(value)), name=name)
         )
-    with pytest.raises(error, match=re.escape(message)):
+
+    def run() -> None:
         build(g, **tensors)
         g.build()
+
+    with pytest.raises(error, match=re.escape(message)):
+        run()
 
 
 def numeric_gradient(
     function: Callable[..., Any], arrays: Sequence[Any], index: int, dy: Any, step: float = 1e-5
 ) -> np.ndarray[Any, Any]:
-    """The gradient of sum(function(*arrays) * dy) with respect to one of the arrays, by central differences."""
+    """The gradient of sum(function(*arrays) * dy) with respect to one of the arrays, by central
+    differences."""
     wide = [exact(array).copy() for array in arrays]
     x, weights = wide[index], exact(dy)
     gradient = np.zeros_like(x)
@@ -426,3 +444,11 @@ def numeric_gradient(
         x[at] = kept
         gradient[at] = (above - below) / (2 * step)
     return gradient
+
+
+def record(
+    g: weft.Graph, operation: str, values: Mapping[str, Any], results: Sequence[str], name: str = ""
+) -> Any:
+    """Adds an operation row by row, values by row key: with what no method of the graph spells. Returns its
+    outputs."""
+    return g._operation(operation, operation, values, tuple(results), None, name)

@@ -333,7 +333,7 @@ def test_alpha_and_beta() -> None:
 def scaled_operation(kind: str, keys: tuple[str, ...], dims: Any, alpha: float, beta: float) -> Any:
     def build(g: Any, a: Any, b: Any) -> Any:
         values = {keys[0]: a, keys[1]: b, "alpha": alpha, "beta": beta, "pre_padding": [1, 1]}
-        return g._operation(kind, values, keys[2:])[0].set_dim(dims)
+        return checks.record(g, kind, values, keys[2:])[0].set_dim(dims)
 
     return build
 
@@ -587,7 +587,7 @@ def test_refusals(build: Any, inputs: dict[str, Any], message: str) -> None:
 
 def test_beta_needs_memory() -> None:
     def build(g: Any, x: Any, w: Any) -> Any:
-        y = g._operation("conv_fprop", {"x": x, "w": w, "beta": 2.0}, ("y",), None, "c")[0]
+        y = checks.record(g, "conv_fprop", {"x": x, "w": w, "beta": 2.0}, ("y",), "c")[0]
         return g.identity(y)
 
     checks.refuses(

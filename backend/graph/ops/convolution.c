@@ -111,7 +111,7 @@ static const struct row wgrad_rows[] = {
 
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
-    "padding:pre_padding=None"
+    "padding:pre_padding+post_padding=None"
 
 static const struct method fprop_methods[] = {
     {"conv_fprop", "convolution : y[n,k,o] = sum_{c,r} x[n, c, o * stride + r * dilation - pre_padding] * w[k,c,r]",

@@ -143,7 +143,8 @@ static const struct row backward_rows[] = {
 };
 
 #define GEOMETRY_ARGUMENTS                                                                                             \
-    " window=[] stride=[] pre_padding=[] post_padding=[] mode=MAXPOOL padding_mode=None padding:pre_padding=None"
+    " window=[] stride=[] pre_padding=[] post_padding=[] mode=MAXPOOL padding_mode=None "                              \
+    "padding:pre_padding+post_padding=None"
 
 static const struct method methods[] = {
     {"resample",
@@ -539,14 +540,15 @@ static double sum_of_weights(const struct resample_geometry *g, const int64_t *p
 
 /* Every mode but MAXPOOL. Taps of weight 0 are not read, and a mean of nothing is 0. */
 static double weigh(const struct resample_geometry *g, const struct image *image, const int64_t *position) {
-    double whole = sum_of_weights(g, position), sum = 0;
     int64_t number[SPATIAL_MAX];
+    double sum = 0;
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more; more = index_next(number, SPATIAL_MAX, g->taps)) {
         struct tap tap = find_tap(g, position, number);
         if (tap.weight != 0)
-            sum += tap.weight / whole * load_tap(g, image, &tap);
+            sum += tap.weight * load_tap(g, image, &tap);
     }
-    return sum;
+    double whole = sum_of_weights(g, position);
+    return whole != 0 ? sum / whole : 0;
 }
 
 static void store(const struct resample_geometry *g, const struct view *view, const int64_t *index, double value) {
