@@ -24,13 +24,12 @@ static inline struct philox philox_block(struct philox counter, unsigned key0, u
 /* The random words of block `index` of a sequence. Seed and offset name the sequence: sequences of different offsets
    never meet, however long they are. */
 static inline struct philox philox_words(unsigned long long seed, unsigned long long offset, unsigned long long index) {
-    struct philox counter = {
-        {(unsigned)index, (unsigned)(index >> 32), (unsigned)offset, (unsigned)(offset >> 32)}};
+    struct philox counter = {{(unsigned)index, (unsigned)(index >> 32), (unsigned)offset, (unsigned)(offset >> 32)}};
     return philox_block(counter, (unsigned)seed, (unsigned)(seed >> 32));
 }
 
-/* Which block serves an element of a tensor, seen as rows of its last dimension: rows are counted in row-major order and
-   each starts a block of its own, which serves four neighbours. The element's word in the block is column % 4. */
+/* Which block serves an element of a tensor, seen as rows of its last dimension: rows are counted in row-major order,
+   and each starts a block of its own, which serves four neighbours. The element's word in it is column % 4. */
 static inline unsigned long long philox_index(unsigned long long row, unsigned long long column,
                                               unsigned long long columns) {
     return row * ((columns + 3) / 4) + column / 4;

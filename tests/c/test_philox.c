@@ -42,7 +42,8 @@ static void test_known_answers(void) {
 static void test_sequences(void) {
     struct philox words = philox_words(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88);
     CHECK(words.word[0] == 0xd16cfe09 && words.word[3] == 0x24126ea1, "%08x", words.word[0]);
-    CHECK(philox_index(0, 3, 5) == 0 && philox_index(0, 4, 5) == 1 && philox_index(1, 0, 5) == 2, "blocks of a row of 5");
+    CHECK(philox_index(0, 3, 5) == 0 && philox_index(0, 4, 5) == 1 && philox_index(1, 0, 5) == 2,
+          "blocks of a row of 5");
     CHECK(philox_index(1, 0, 8) == 2 && philox_index(3, 7, 8) == 7, "blocks of a row of 8");
     CHECK(philox_index(1ull << 40, 9, 1 << 20) == (1ull << 58) + 2, "large rows");
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd: o = dropout(softmax(mask(scale q k^T + bias + alibi), sink)) v, and sdpa_bwd, its gradients
    Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
-   or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by a
-   bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: the sink's)
-   and no gradient; rows beyond the queries in use do so whether there is a sink or not. Dropout keeps a weight where the
-   rng op of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
+   or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
+   a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
+   own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op of the
+   same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
 #include "graph/ops/attention.h"
 #include "base/philox.h"
 #include "graph/ops/rng.h"
@@ -36,8 +36,7 @@ static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct sdpa_fwd_op, a.scale_value, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT,
               "attn_scale_value", .initial = 1, .doc = "factor of q k^T as a number"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.bias, WEFT_ATTR_OPERATION_SDPA_FWD_BIAS_DESC_EXT, "bias",
-               .shape = "[B, Hq, Sq, Skv] or 1s",
-               .doc = "added to the scaled scores; a boolean one keeps where true"),
+               .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "added to the scaled scores; a boolean one keeps where true"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, "seq_len_q",
                .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv",
@@ -118,8 +117,8 @@ static const struct row backward_rows[] = {
                .shape = "[B, Hq, Sq, Dv]", .doc = "forward result"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, d_o, WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", .required = true,
                .shape = "[B, Hq, Sq, Dv]", .doc = "gradient of the forward result"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, stats, WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats",
-               .required = true, .shape = "[B, Hq, Sq, 1]", .doc = "statistics that the forward pass wrote"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, stats, WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", .required = true,
+               .shape = "[B, Hq, Sq, 1]", .doc = "statistics that the forward pass wrote"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dq, WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "dQ", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "gradient of q"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dk, WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "dK", .required = true,
@@ -259,8 +258,8 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     TRY(check_rank(op, "v", a->v, 4, 4));
     if (k[0] != q[0] || v[0] != q[0] || k[3] != q[3] || v[2] != k[2])
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: q is %s, k %s, v %s; expected [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv]. Swap k's last two "
-             "dims and strides if it is transposed.",
+             "%s: q is %s, k %s, v %s; expected [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv]. Swap k's last "
+             "two dims and strides if it is transposed.",
              descriptor_label(op), tensor_dims_text(a->q), tensor_dims_text(a->k), tensor_dims_text(a->v));
     TRY(check_shared_heads(op, a, "k", a->k));
     return check_shared_heads(op, a, "v", a->v);
@@ -502,8 +501,8 @@ static void store_head(const struct view *to, int64_t batch, int64_t head, const
 
 static void clear(double *numbers, int64_t count) { memset(numbers, 0, (size_t)count * sizeof *numbers); }
 
-/* Hands out arrays of a block of doubles; without a block it only counts. A block is never empty, so that all arrays have
-   an address. */
+/* Hands out arrays of a block of doubles; without a block it only counts. A block is never empty, so that all arrays
+   have an address. */
 struct cursor {
     double *block;
     int64_t used;

@@ -7,11 +7,11 @@
 
 /* What forward and backward share: everything that the scores depend on. */
 struct attention {
-    struct tensor *q, *k, *v;               /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
-    struct tensor *scale;                   /* instead of scale_value */
-    struct tensor *bias;                    /* added, or a boolean mask: true keeps */
-    struct tensor *seq_len_q, *seq_len_kv;  /* [B, 1, 1, 1] */
-    struct tensor *sink;                    /* [1, Hq, 1, 1] */
+    struct tensor *q, *k, *v;              /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
+    struct tensor *scale;                  /* instead of scale_value */
+    struct tensor *bias;                   /* added, or a boolean mask: true keeps */
+    struct tensor *seq_len_q, *seq_len_kv; /* [B, 1, 1, 1] */
+    struct tensor *sink;                   /* [1, Hq, 1, 1] */
     struct tensor *dropout_seed, *dropout_offset;
     double scale_value, dropout_probability;
     int64_t left_bound, right_bound; /* ATTENTION_UNBOUNDED: hides nothing */
@@ -54,8 +54,8 @@ static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t
     return head / (heads / shared);
 }
 
-/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for the
-   others. */
+/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for
+   the others. */
 double attention_alibi_slope(int64_t head, int64_t heads);
 
 #endif

@@ -32,8 +32,9 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
     const struct tensor *first = op->inputs.tensors[0];
     int64_t rank = first->dims.count;
     if (op->axis < -rank || op->axis >= rank)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.",
-             label, (long long)op->axis, (long long)rank, (long long)rank, (long long)rank - 1);
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.", label, (long long)op->axis,
+             (long long)rank, (long long)rank, (long long)rank - 1);
     if (op->inplace_index >= op->inputs.count)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: in_place_index is %lld, there are %lld inputs. Name one of 0..%lld, or leave it unset.", label,

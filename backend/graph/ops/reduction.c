@@ -2,8 +2,8 @@
 /* reduction: y[i] = op over the group of x that belongs to i
    In each dimension y has the extent of x (kept), 1 (reduced) or a divisor (groups of neighbours reduced to one). NaN
    propagates through every operator. No elements give the operator's identity: 0 for ADD, AMAX and the norms, 1 for the
-   products, +inf for MIN, -inf for MAX, NaN for AVG; integer types saturate these, and NaN is 0. An integer compute type
-   calculates exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. */
+   products, +inf for MIN, -inf for MAX, NaN for AVG; integer types saturate these, and NaN is 0. An integer compute
+   type calculates exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. */
 #include "graph/ops/reduction.h"
 
 #include <math.h>
@@ -67,11 +67,13 @@ static const struct method methods[] = {
 };
 
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
-    static const weftBackendAttributeName_t unserved[] = {
-        WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,     WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
-        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH,              WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_ACCUMULATOR_UIDS,
-        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_CURRENT_UIDS, WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS,
-        WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES};
+    static const weftBackendAttributeName_t unserved[] = {WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_ACCUMULATOR_UIDS,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_CURRENT_UIDS,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_OUTPUT_UIDS,
+                                                          WEFT_ATTR_OPERATION_REDUCTION_SUBGRAPH_COMPUTE_TYPES};
     for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
         if (descriptor_row_is_set(op, unserved[i]))
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
@@ -103,8 +105,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(named_dims(op, named));
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or attribute "
-             "dims.",
+             "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
+             "attribute dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
     struct dims dims = op->x->dims;
     for (int64_t i = 0; i < dims.count; i++)
@@ -134,8 +136,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: attribute dims %s %s dimension %lld, but y %s %s it (x is %s). Let them agree, or set one only.",
                  descriptor_label(descriptor), numbers_text(op->dims.at, op->dims.count),
-                 named[i] ? "reduces" : "keeps", (long long)i, tensor_dims_text(op->y),
-                 named[i] ? "keeps" : "reduces", tensor_dims_text(op->x));
+                 named[i] ? "reduces" : "keeps", (long long)i, tensor_dims_text(op->y), named[i] ? "keeps" : "reduces",
+                 tensor_dims_text(op->x));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -180,7 +182,7 @@ static double combine(int mode, double so_far, double x) {
 static double finish(int mode, double total, int64_t count) {
     return mode == WEFT_REDUCE_TENSOR_AVG     ? total / (double)count
            : mode == WEFT_REDUCE_TENSOR_NORM2 ? sqrt(total)
-                                                  : total;
+                                              : total;
 }
 
 static int64_t integer_identity(int mode) {

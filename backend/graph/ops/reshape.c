@@ -55,11 +55,11 @@ static weftStatus_t check(const struct descriptor *descriptor) {
              (long long)to);
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY && span(op->y) > span(op->x))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: a view of x's storage of %lld elements (dims %s, strides %s) cannot reach element %lld, as y with dims "
-             "%s and strides %s does. Give y smaller dims or strides, or use mode LOGICAL.",
+             "%s: a view of x's storage of %lld elements (dims %s, strides %s) cannot reach element %lld, as y with "
+             "dims %s and strides %s does. Give y smaller dims or strides, or use mode LOGICAL.",
              descriptor_label(descriptor), (long long)span(op->x), tensor_dims_text(op->x),
-             numbers_text(op->x->strides.at, op->x->strides.count), (long long)span(op->y) - 1,
-             tensor_dims_text(op->y), numbers_text(op->y->strides.at, op->y->strides.count));
+             numbers_text(op->x->strides.at, op->x->strides.count), (long long)span(op->y) - 1, tensor_dims_text(op->y),
+             numbers_text(op->y->strides.at, op->y->strides.count));
     return WEFT_STATUS_SUCCESS;
 }
 

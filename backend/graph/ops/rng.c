@@ -18,8 +18,7 @@
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_RNG_DISTRIBUTION, struct rng, distribution, WEFT_ATTR_RNG_DISTRIBUTION, "distribution",
               .initial = WEFT_RNG_DISTRIBUTION_BERNOULLI, .doc = "which distribution: weftRngDistribution_t"),
-    VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, mean, WEFT_ATTR_RNG_NORMAL_DIST_MEAN, "normal_mean",
-              .doc = "NORMAL: mean"),
+    VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, mean, WEFT_ATTR_RNG_NORMAL_DIST_MEAN, "normal_mean", .doc = "NORMAL: mean"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, deviation, WEFT_ATTR_RNG_NORMAL_DIST_STANDARD_DEVIATION,
               "normal_standard_deviation", .initial = 1, .doc = "NORMAL: standard deviation"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct rng, most, WEFT_ATTR_RNG_UNIFORM_DIST_MAXIMUM, "uniform_maximum", .initial = 1,
