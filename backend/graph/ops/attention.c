@@ -3,8 +3,8 @@
    Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
    or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
    a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
-   own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op of
-   the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
+   own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op
+   of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
 #include "graph/ops/attention.h"
 #include "base/philox.h"
 #include "graph/ops/rng.h"
