@@ -1,8 +1,9 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Writes everything that is derived: bindings, the frontend's op methods and the operation tables of the manual.
+"""Writes everything that is derived: bindings, the frontend's op methods and the operation tables of the
+manual.
 
-Two sources: the public headers (names, numbers, prototypes, docs) and the built library, which prints the rows,
-methods and pointwise modes of its operations (weftDescribe). No fact is stated here that one of them states.
+Two sources: the public headers (names, numbers, prototypes, docs) and the built library, which prints the
+rows, methods and pointwise modes of its operations (weftDescribe). No fact is stated here that one of them
+states.
 
     python tools/gen.py            writes the generated files
     python tools/gen.py --check    fails if one of them differs from what it would write
@@ -14,7 +15,6 @@ import argparse
 import contextlib
 import ctypes
 import json
-import keyword
 import os
 import re
 import sys
@@ -35,7 +35,7 @@ EXTRA_MEMBERS = {"data_type": [("NOT_SET", -1, "Python only: no type said; it is
 Json = dict[str, Any]
 
 
-# ---- The headers ---------------------------------------------------------------------------------------------------
+# ---- The headers -------------------------------------------------------------------------------------------
 
 
 def clean(comment: str) -> str:
@@ -52,8 +52,8 @@ def declarations(text: str) -> str:
 
 
 def scan_docs(text: str) -> dict[str, str]:
-    """The /** */ before each declaration and the /**< */ behind each member, by name. Members of structs are listed as
-    struct.member, anonymous enums by their first enumerator."""
+    """The /** */ before each declaration and the /**< */ behind each member, by name. Members of structs are
+    listed as struct.member, anonymous enums by their first enumerator."""
     docs = {}
     for match in re.finditer(r"/\*\*(?!<)((?:(?!\*/).)*)\*/\s*([^;{]*)([;{])", text, flags=re.S):
         doc, head, end = match.groups()
@@ -99,7 +99,8 @@ def parse_headers() -> Json:
             {"name": e.name, "value": int(spell(e.value).replace(" ", "")), "doc": docs[e.name]}
             for e in node.values.enumerators
         ]
-        api["enums"].append({"name": name, "doc": clean(docs[name or f"enum {members[0]['name']}"])} | {"members": members})
+        doc = clean(docs[name or f"enum {members[0]['name']}"])
+        api["enums"].append({"name": name, "doc": doc, "members": members})
 
     for node in tree.ext:
         inner = getattr(node.type, "type", None)
@@ -120,7 +121,8 @@ def parse_headers() -> Json:
             api["handles"].append({"name": node.name, "doc": clean(docs[node.name])})
         elif isinstance(inner, c_ast.Struct):
             fields = [
-                {"name": f.name, "type": spell(f.type.type), "doc": docs[f"{node.name}.{f.name}"]} for f in inner.decls
+                {"name": f.name, "type": spell(f.type.type), "doc": docs[f"{node.name}.{f.name}"]}
+                for f in inner.decls
             ]
             api["structs"].append({"name": node.name, "doc": clean(docs[node.name]), "fields": fields})
     return api
@@ -138,7 +140,7 @@ def describe(library: Path) -> Json:
     return found
 
 
-# ---- Enumerations --------------------------------------------------------------------------------------------------
+# ---- Enumerations ------------------------------------------------------------------------------------------
 
 
 def snake(name: str) -> str:
@@ -148,13 +150,15 @@ def snake(name: str) -> str:
 
 
 def member_prefix(enum: Json) -> str:
-    """What all enumerators share, up to an underscore: WEFT_DATA_. A lone one sheds what its type's name says."""
+    """What all enumerators share, in whole words: WEFT_DATA_. A lone one sheds what its type's name says."""
     names = [member["name"] for member in enum["members"]]
     if len(names) == 1:
         parts, kind = names[0].split("_"), enum["name"].lower()
         kept = next(i for i, part in enumerate(parts) if part.lower() not in kind)
         return "_".join(parts[:kept]) + "_"
-    return os.path.commonprefix(names).rpartition("_")[0] + "_"
+    parts = list(zip(*(name.split("_") for name in names), strict=False))
+    shared = next(i for i, part in enumerate(parts) if len(set(part)) > 1)
+    return "_".join(part[0] for part in parts[:shared]) + "_"
 
 
 def short_members(enum: Json) -> list[tuple[str, int, str]]:
@@ -164,16 +168,20 @@ def short_members(enum: Json) -> list[tuple[str, int, str]]:
     return members + EXTRA_MEMBERS.get(snake(enum["name"]), [])
 
 
-def write_enums(api: Json) -> str:
-    """The IntEnum mirror: one class per enum, its members with their sentences."""
+def write_enums(api: Json, names: Names) -> str:
+    """The IntEnum mirror: one class per enum, its members with their sentences; and which attribute types
+    take them."""
     lines = [f"# {NOTE}", '"""The enumerations of Weft\'s C API."""', "", "from enum import IntEnum", ""]
     for enum in filter(lambda e: e["name"], api["enums"]):
         lines += ["", f"class {snake(enum['name'])}(IntEnum):"]
-        lines += wrapped(f'"""{enum["doc"]}"""', 4) + [""]
+        lines += [*wrapped(f'"""{enum["doc"]}"""', 4), ""]
         for name, value, doc in short_members(enum):
-            lines += [f"    {name} = {value}"] + wrapped(f'"""{doc}"""', 4)
+            lines += [f"    {name} = {value}", *wrapped(f'"""{doc}"""', 4)]
         lines += [""]
-    return "\n".join(lines).rstrip() + "\n"
+    lines += ["", "ENUM_OF_TYPE: dict[str, type[IntEnum]] = {"]
+    lines += [f'    "{kind}": {snake(enum["name"])},' for kind, enum in names.enum_of_type.items()]
+    lines += ["}", '"""The enumeration that attributes of a type take, by attribute_type."""']
+    return "\n".join(lines) + "\n"
 
 
 def write_cffi() -> str:
@@ -191,19 +199,25 @@ def write_cffi() -> str:
         return f"# {NOTE}\n" + target.read_text()
 
 
-# ---- Operations ----------------------------------------------------------------------------------------------------
+# ---- Operations --------------------------------------------------------------------------------------------
 
 
 def wrapped(text: str, indent: int, hang: int = 0) -> list[str]:
     """Lines of at most 110 characters, later ones `hang` further in."""
     first, rest = " " * indent, " " * (indent + hang)
     return textwrap.wrap(
-        text, 110, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        110,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
 class Names:
-    """Looks up what the library gives as numbers: attributes, descriptor kinds, the enum of an attribute type."""
+    """Looks up what the library gives as numbers: attributes, descriptor kinds, the enum of an attribute
+    type."""
 
     def __init__(self, api: Json) -> None:
         self.enums = {enum["name"]: enum for enum in api["enums"]}
@@ -212,7 +226,9 @@ class Names:
         types = self.enums["weftBackendAttributeType_t"]["members"]
         named = {m["name"].removeprefix("WEFT_TYPE_"): re.search(r"weft\w+_t", m["doc"]) for m in types}
         self.enum_of_type = {
-            key: self.enums[found.group()] for key, found in named.items() if found and found.group() in self.enums
+            key: self.enums[found.group()]
+            for key, found in named.items()
+            if found and found.group() in self.enums
         }
 
     def by_value(self, enum: str) -> dict[int, str]:
@@ -221,8 +237,12 @@ class Names:
 
 
 def methods_of(op: Json, modes: list[Json]) -> list[Json]:
-    """An operation's frontend methods; the pointwise operation has one per mode and the other names of modes."""
-    spelled = [m | {"formula": m["doc"].partition(" : ")[2], "doc": m["doc"].partition(" : ")[0]} for m in op["methods"]]
+    """An operation's frontend methods; the pointwise operation has one per mode and the other names of
+    modes."""
+    spelled = []
+    for method in op["methods"]:
+        doc, _, formula = method["doc"].partition(" : ")
+        spelled.append(method | {"doc": doc, "formula": formula})
     if op["name"] != "pointwise":
         return spelled
     of_modes = [
@@ -235,17 +255,30 @@ def methods_of(op: Json, modes: list[Json]) -> list[Json]:
 
 
 def parse_arguments(method: Json, rows: dict[str, list[Json]]) -> list[Json]:
-    """The arguments of a method: name, row key, rows (one per type that it takes) and default (None: it has none)."""
+    """The arguments of a method, written name[:key[+key]][=default]: name, keys of the rows that it fills,
+    the rows of the first (one per type that it takes) and default (None: it has none)."""
     found, optional = [], False
     for word in method["arguments"].split():
         head, has_default, default = word.partition("=")
-        name, _, key = head.partition(":")
-        if (key or name) not in rows:
-            raise SystemExit(f"method {method['name']}: argument {name} names no row '{key or name}'")
+        name, _, given = head.partition(":")
+        keys = (given or name).split("+")
+        if missing := [key for key in keys if key not in rows]:
+            raise SystemExit(f"method {method['name']}: argument {name} names no row '{missing[0]}'")
         optional = optional or bool(has_default)
-        found.append({"name": name, "key": key or name, "rows": rows[key or name]})
+        found.append({"name": name, "keys": keys, "rows": rows[keys[0]]})
         found[-1]["default"] = default if has_default else "None" if optional else None
     return found
+
+
+def values_by_key(arguments: list[Json]) -> dict[str, str]:
+    """What goes into each row, as a Python expression; where several arguments fill one row, the last given
+    wins."""
+    values: dict[str, str] = {}
+    for a in arguments:
+        for key in a["keys"]:
+            before = values.get(key)
+            values[key] = f"{before} if {a['name']} is None else {a['name']}" if before else a["name"]
+    return values
 
 
 def python_type(row: Json, names: Names) -> str:
@@ -256,7 +289,14 @@ def python_type(row: Json, names: Names) -> str:
         return "DataTypeLike"
     if row["type"] in names.enum_of_type:
         return f"enums.{snake(names.enum_of_type[row['type']]['name'])} | str"
-    plain = {"INT64": "int", "INT32": "int", "FLOAT": "float", "DOUBLE": "float", "BOOLEAN": "bool", "CHAR": "str"}
+    plain = {
+        "INT64": "int",
+        "INT32": "int",
+        "FLOAT": "float",
+        "DOUBLE": "float",
+        "BOOLEAN": "bool",
+        "CHAR": "str",
+    }
     plain["FRACTION"] = "Rational"
     kind = plain.get(row["type"], "Any")
     return f"Sequence[{kind}]" if row["storage"] != "value" and kind != "str" else kind
@@ -293,11 +333,17 @@ def argument_doc(argument: Json, names: Names) -> str:
         text += f"; default {python_default(argument, names).removeprefix('enums.').replace('()', 'none')}"
     elif argument["default"] == "None":
         initial = row["initial"]
-        text += f"; default {initial:g}" if initial is not None and row["type"] in ("FLOAT", "DOUBLE") else "; optional"
+        text += (
+            f"; default {initial:g}"
+            if initial is not None and row["type"] in ("FLOAT", "DOUBLE")
+            else "; optional"
+        )
     return text + "."
 
 
-def write_method(op: Json, method: Json, rows: dict[str, list[Json]], names: Names, example: str) -> list[str]:
+def write_method(
+    op: Json, method: Json, rows: dict[str, list[Json]], names: Names, example: str
+) -> list[str]:
     """One method of the mixin: signature, docstring, and the call that records the operation."""
     arguments = parse_arguments(method, rows)
     results = method["results"].split()
@@ -317,9 +363,9 @@ def write_method(op: Json, method: Json, rows: dict[str, list[Json]], names: Nam
     if len(lines) == 1 and lines[0] is not one_line:
         lines += [f"        {p}," for p in parameters] + [f"    ) -> {returned}:"]
     text = method["doc"][0].upper() + method["doc"][1:]
-    lines += wrapped(f'"""{text}.', 8) + [""]
+    lines += [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
-        lines += wrapped(method["formula"], 12, 4) + [""]
+        lines += [*wrapped(method["formula"], 12, 4), ""]
     lines += ["        Args:"]
     for a in arguments:
         lines += wrapped(argument_doc(a, names), 12, 4)
@@ -330,27 +376,31 @@ def write_method(op: Json, method: Json, rows: dict[str, list[Json]], names: Nam
         shape = f", {row['shape']}" if row["shape"] else ""
         none = "; None where it is not computed" if is_optional and len(results) > 1 else ""
         lines += wrapped(f"{key}: {row['doc']}{shape}{none}.", 12, 4)
-    lines += ["        Raises:", "            BadParameterError: at build, when the operands break a rule of the operation."]
-    lines += [""] + textwrap.indent(example, " " * 8).splitlines() if example else []
+    lines += [
+        "        Raises:",
+        "            BadParameterError: at build, when the operands break a rule of the operation.",
+    ]
+    lines += ["", *textwrap.indent(example, " " * 8).splitlines()] if example else []
     lines += ['        """']
 
-    pairs = [f'"{a["key"]}": {a["name"]}' for a in arguments]
-    pairs += [f'"{key}": {value}' for key, value in fixed_values(method, rows, names)]
-    keys = ", ".join(f'"{key}"' for key in results)
-    keys += "," if len(results) == 1 else ""
-    call = f'self._operation("{op["name"]}", {{{", ".join(pairs)}}}, ({keys}), compute_data_type, name)'
-    if len(call) > 90:
-        inner = "".join(f"            {pair},\n" for pair in pairs)
-        lines += ["        values = {", *inner.splitlines(), "        }"]
-        call = f'self._operation("{op["name"]}", values, ({keys}), compute_data_type, name)'
+    values = values_by_key(arguments) | dict(fixed_values(method, rows, names))
+    keys = ", ".join(f'"{key}"' for key in results) + ("," if len(results) == 1 else "")
+    lines += [
+        "        values = {",
+        *(f'            "{key}": {value},' for key, value in values.items()),
+        "        }",
+    ]
+    lines += [f"        results = ({keys})"]
+    which = f'"{method["name"]}", "{op["name"]}"'
+    lines += [f"        made = self._operation({which}, values, results, compute_data_type, name)"]
     if len(results) == 1:
-        return [*lines, f"        return {call}[0]", ""]
-    targets = ", ".join(f"{key}_" if keyword.iskeyword(key) else key for key in results)
-    return [*lines, f"        {targets} = {call}", f"        return {targets}", ""]
+        return [*lines, "        return made[0]", ""]
+    return [*lines, f"        return {', '.join(f'made[{i}]' for i in range(len(results)))}", ""]
 
 
 def rows_by_key(op: Json, library: Json) -> dict[str, list[Json]]:
-    """The rows of an operation and of its parameter descriptor; an attribute of two types has two rows of one key."""
+    """The rows of an operation and of its parameter descriptor; an attribute of two types has two of one
+    key."""
     found: dict[str, list[Json]] = {}
     parameters = [d for d in library["descriptors"] if d["kind"] == op["parameters"]]
     for row in [*op["rows"], *(row for d in parameters for row in d["rows"])]:
@@ -380,15 +430,15 @@ def write_ops(library: Json, names: Names) -> str:
             if method["name"] not in spelled:
                 body += write_method(op, method, rows, names, texts.get(method["name"], ""))
     code = "\n".join(body)
-    uses_sequence = "from collections.abc import Sequence\n" if "Sequence[" in code else ""
-    typing = ", ".join(["TYPE_CHECKING", "Any"])
-    types = sorted({"Operand", "Rational", "Tensor"} & set(re.findall(r"\w+", code + " Tensor")))
-    return f'''# {NOTE}
+    types = sorted({"Operand", "Rational", "Tensor"} & set(re.findall(r"\w+", code)))
+    return (
+        f'''# {NOTE}
 """The operations of a graph, one method each, as the library describes them."""
 
 from __future__ import annotations
 
-{uses_sequence}from typing import {typing}
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from weft import enums
 
@@ -406,34 +456,38 @@ class Ops:
 
     def _operation(
         self,
+        method: str,
         operation: str,
-        values: dict[str, Any],
-        results: tuple[str, ...],
+        values: Mapping[str, Any],
+        results: Sequence[str],
         compute_data_type: DataTypeLike | None,
         name: str,
-    ) -> tuple[Any, ...]:
-        """Records an operation; the graph defines it."""
+    ) -> Sequence[Tensor]:
+        """Records an operation, its operands and options by row key; the graph defines how."""
         raise NotImplementedError
 
-{code}'''.rstrip() + "\n"
+{code}'''.rstrip()
+        + "\n"
+    )
 
 
 def write_manual(library: Json, names: Names) -> str:
     """docs/operations.md: every operation with its methods and attributes."""
     lines = [f"<!-- {NOTE} -->", "# Operations", ""]
     lines += wrapped_text(
-        "One section per operation: the methods by which frontends spell it, then its attributes. A row in brackets "
-        "belongs to the operation's parameter descriptor. Required rows are marked with *."
+        "One section per operation: the methods by which frontends spell it, then its attributes. A row in "
+        "brackets belongs to the operation's parameter descriptor. Required rows are marked with *."
     )
     for op in library["operations"]:
-        lines += ["", f"## {op['name']}", "", f"`{op['doc']}`", "", f"Descriptor `{names.kinds[op['kind']]}`."]
+        lines += ["", f"## {op['name']}", "", f"`{op['doc']}`", "", f"`{names.kinds[op['kind']]}`"]
         methods = methods_of(op, library["pointwise_modes"])
         if methods:
             lines += ["", "| method | arguments | returns | computes |", "|---|---|---|---|"]
         for m in methods:
-            arguments = " ".join(re.sub(r":\w+", "", word) for word in m["arguments"].split())
+            arguments = " ".join(re.sub(r":[\w+]+", "", word) for word in m["arguments"].split())
             computes = m["doc"] + (f": `{m['formula']}`" if m["formula"] else "")
-            lines += [f"| `{m['name']}` | `{arguments}` | {m['results']} | {computes} |".replace("||", "\\|\\|")]
+            computes = computes.replace("||", r"\|\|")
+            lines += [f"| `{m['name']}` | `{arguments}` | {m['results']} | {computes} |"]
         lines += ["", "| attribute | key | type | meaning |", "|---|---|---|---|"]
         parameters = [d for d in library["descriptors"] if d["kind"] == op["parameters"]]
         shown = [(row, "") for row in op["rows"]] + [(row, "()") for d in parameters for row in d["rows"]]
@@ -442,12 +496,19 @@ def write_manual(library: Json, names: Names) -> str:
             if attribute == "WEFT_ATTR_NAME_EXT":
                 continue
             key = f"({row['key']})" if brackets else row["key"]
-            kind = row["type"] if row["type"] != "BACKEND_DESCRIPTOR" else f"{row['role']} {names.kinds.get(row['target'])}"
-            kind = kind.replace("option ", "").replace("WEFT_BACKEND_", "").replace("_DESCRIPTOR", "").lower()
-            kind += "[]" if row["storage"] != "value" else ""
+            key += "*" if row["required"] else ""
             shape = f", {row['shape']}" if row["shape"] else ""
-            lines += [f"| `{attribute}` | {key}{'*' if row['required'] else ''} | {kind} | {row['doc']}{shape} |"]
+            lines += [f"| `{attribute}` | {key} | {kind_in_words(row, names)} | {row['doc']}{shape} |"]
     return "\n".join(lines) + "\n"
+
+
+def kind_in_words(row: Json, names: Names) -> str:
+    """What a row takes: "int64[]", "input tensor"."""
+    kind = row["type"].lower()
+    if row["type"] == "BACKEND_DESCRIPTOR":
+        target = names.kinds[row["target"]].removeprefix("WEFT_BACKEND_").removesuffix("_DESCRIPTOR").lower()
+        kind = target if row["role"] == "option" else f"{row['role']} {target}"
+    return kind + ("[]" if row["storage"] != "value" else "")
 
 
 def wrapped_text(text: str) -> list[str]:
@@ -466,25 +527,25 @@ def write_manifest(api: Json, library: Json, names: Names) -> str:
         op["methods"] = methods_of(op, library["pointwise_modes"])
         rows = rows_by_key(op, library)
         for method in op["methods"]:
-            fields = ("name", "key", "default")
+            fields = ("name", "keys", "default")
             method["arguments"] = [{k: a[k] for k in fields} for a in parse_arguments(method, rows)]
             method["results"] = method["results"].split()
     text = json.dumps(api | described, indent=1, ensure_ascii=False)
     return f'{{"generated": "{NOTE}",\n{text.removeprefix("{").lstrip()}\n'
 
 
-# ---- The files -----------------------------------------------------------------------------------------------------
+# ---- The files ---------------------------------------------------------------------------------------------
 
 
 def generate(library_path: Path) -> dict[str, str]:
     """All generated files: path and text."""
     api, library = parse_headers(), describe(library_path)
     names = Names(api)
-    package = f'# {NOTE}\n"""Weft\'s C API for Python: cffi declarations (_weft) and enumerations (enums)."""\n'
+    doc = "Weft's C API for Python: cffi declarations (_weft) and enumerations (enums)."
     return {
-        "bindings/weft_cffi/__init__.py": package,
+        "bindings/weft_cffi/__init__.py": f'# {NOTE}\n"""{doc}"""\n',
         "bindings/weft_cffi/_weft.py": write_cffi(),
-        "bindings/weft_cffi/enums.py": write_enums(api),
+        "bindings/weft_cffi/enums.py": write_enums(api, names),
         "bindings/manifest.json": write_manifest(api, library, names),
         "python/weft/ops.py": write_ops(library, names),
         "docs/operations.md": write_manual(library, names),
@@ -493,7 +554,7 @@ def generate(library_path: Path) -> dict[str, str]:
 
 def main() -> int:
     """Writes the files, or with --check compares them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Writes all derived files from the headers and the library.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs")
     default = os.environ.get("WEFT_LIBRARY", ROOT / "python/weft/lib/libweft.so.1")
     parser.add_argument("--library", type=Path, default=default, help="the built library")

@@ -14,8 +14,9 @@ struct method {
     const char *doc;  /* one line: what it computes; then " : " and the formula */
     /* "key=VALUE ..." : option rows that the method fixes; enumerators without their common prefix. */
     const char *fixed;
-    /* "input:x scale bias=None epsilon" : argument[:row key][=default], in the frontend's order. An argument whose row
-       belongs to the operation's parameter descriptor is found there. Two arguments may fill the same row. */
+    /* "input:x scale bias=None padding:pre+post=None" : argument[:row key[+row key]][=default], in the frontend's order.
+       A row may belong to the operation's parameter descriptor. Of two arguments that fill the same row, the last one
+       given wins. */
     const char *arguments;
     const char *results; /* "y mean inv_variance" : row keys of the outputs that it returns, in order */
 };

@@ -1746,3 +1746,32 @@ class severity(IntEnum):
     """The call succeeded, but not as well as it could have."""
     INFO = 3
     """What the library does, for the curious."""
+
+
+ENUM_OF_TYPE: dict[str, type[IntEnum]] = {
+    "DATA_TYPE": data_type,
+    "CONVOLUTION_MODE": convolution_mode,
+    "HEUR_MODE": heur_mode,
+    "KNOB_TYPE": knob_type,
+    "NAN_PROPOGATION": nan_propagation,
+    "NUMERICAL_NOTE": numerical_note,
+    "LAYOUT_TYPE": layout_type,
+    "ATTRIB_NAME": attribute_name,
+    "POINTWISE_MODE": pointwise_mode,
+    "GENSTATS_MODE": gen_stats_mode,
+    "BN_FINALIZE_STATS_MODE": bn_finalize_stats_mode,
+    "REDUCTION_OPERATOR_TYPE": reduction_mode,
+    "BEHAVIOR_NOTE": behavior_note,
+    "TENSOR_REORDERING_MODE": tensor_reordering,
+    "RESAMPLE_MODE": resample_mode,
+    "PADDING_MODE": padding_mode,
+    "SIGNAL_MODE": signal_mode,
+    "NORM_MODE": norm_mode,
+    "NORM_FWD_PHASE": norm_forward_phase,
+    "RNG_DISTRIBUTION": rng_distribution,
+    "MOE_GROUPED_MATMUL_MODE": moe_grouped_matmul_mode,
+    "RESHAPE_MODE": reshape_mode,
+    "OPERATIONGRAPH_MODE": operation_graph_mode,
+    "CUDA_GRAPH_RETENTION": cuda_graph_retention,
+}
+"""The enumeration that attributes of a type take, by attribute_type."""

@@ -1,8 +1,7 @@
-# SPDX-License-Identifier: Apache-2.0
 """Weft: deep-learning primitives as graphs of tensor operations, planned and run on CPUs and NVIDIA GPUs.
 
-Graph is the front door. Names and arguments are those of cuDNN's Python frontend, so `import weft as cudnn` runs its
-scripts. Importing this package loads neither the library nor NumPy; the first use does.
+Graph is the front door. Names and arguments are those of cuDNN's Python frontend, so `import weft as cudnn`
+runs its scripts. Importing this package loads neither the library nor NumPy; the first use does.
 """
 
 from __future__ import annotations
@@ -65,72 +64,68 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name comes from; it is imported when it is first asked for.
-_HOMES = {
-    "weft.dtypes": ["data_type_of"],
-    "weft.enums": [
-        "attention_implementation",
-        "behavior_note",
-        "build_plan_policy",
-        "convolution_mode",
-        "data_type",
-        "device_kind",
-        "diagonal_alignment",
-        "heur_mode",
-        "knob_type",
-        "moe_grouped_matmul_mode",
-        "norm_forward_phase",
-        "numerical_note",
-        "padding_mode",
-        "pointwise_mode",
-        "reduction_mode",
-        "resample_mode",
-        "reshape_mode",
-        "rng_distribution",
-        "scalar_type",
-        "tensor_reordering",
-    ],
-    "weft.errors": [
-        "BadParameterError",
-        "ExecutionError",
-        "InternalError",
-        "NotSupportedError",
-        "OutOfMemoryError",
-        "UnavailableError",
-        "WeftError",
-    ],
-    "weft.frontend": [
-        "backend_version",
-        "backend_version_string",
-        "create_device_properties",
-        "create_handle",
-        "create_kernel_cache",
-        "destroy_handle",
-        "get_last_error_string",
-        "get_stream",
-        "graph",
-        "graph_cache",
-        "jit",
-        "set_stream",
-    ],
-    "weft.graph": ["Graph"],
-    "weft.plan": ["Plan"],
-    "weft.tensor": ["Tensor"],
-}
-_HOME = {name: (module, name) for module, names in _HOMES.items() for name in names}
-_HOME["pygraph"] = ("weft.graph", "Graph")
-_HOME["cudnnGraphNotSupportedError"] = ("weft.errors", "NotSupportedError")
+__all__ = [
+    "BadParameterError",
+    "ExecutionError",
+    "Graph",
+    "InternalError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "Plan",
+    "Tensor",
+    "UnavailableError",
+    "WeftError",
+    "__version__",
+    "attention_implementation",
+    "backend_version",
+    "backend_version_string",
+    "behavior_note",
+    "build_plan_policy",
+    "convolution_mode",
+    "create_device_properties",
+    "create_handle",
+    "create_kernel_cache",
+    "cudnnGraphNotSupportedError",
+    "data_type",
+    "data_type_of",
+    "destroy_handle",
+    "device_kind",
+    "diagonal_alignment",
+    "get_last_error_string",
+    "get_stream",
+    "graph",
+    "graph_cache",
+    "heur_mode",
+    "jit",
+    "knob_type",
+    "moe_grouped_matmul_mode",
+    "norm_forward_phase",
+    "numerical_note",
+    "padding_mode",
+    "pointwise_mode",
+    "pygraph",
+    "reduction_mode",
+    "resample_mode",
+    "reshape_mode",
+    "rng_distribution",
+    "scalar_type",
+    "set_stream",
+    "tensor_reordering",
+]
 
-__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605
+_ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
+_MODULES = ("enums", "errors", "dtypes", "tensor", "plan", "frontend", "graph")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'weft' has no attribute '{name}'")
-    module, attribute = _HOME[name]
-    value = getattr(import_module(module), attribute)
-    globals()[name] = value
-    return value
+    """Imports a public name when it is first asked for."""
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

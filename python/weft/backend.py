@@ -1,8 +1,7 @@
-# SPDX-License-Identifier: Apache-2.0
 """The C API, call by call: thin wrappers that turn statuses into exceptions and own what they create.
 
-The library is opened at the first call, from $WEFT_LIBRARY, else from the package's lib folder, else by the system's
-loader.
+The library is opened at the first call, from $WEFT_LIBRARY, else from the package's lib folder, else by the
+system's loader.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def library() -> Any:
     except OSError as error:
         asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} is not there either"
         raise UnavailableError(
-            f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or set "
-            "WEFT_LIBRARY to its path."
+            f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or "
+            "set WEFT_LIBRARY to its path."
         ) from None
 
 
@@ -58,11 +57,12 @@ def get_last_error_string() -> str:
     return str(ffi.string(text).decode(errors="replace"))
 
 
-# ---- Handles -------------------------------------------------------------------------------------------------------
+# ---- Handles -----------------------------------------------------------------------------------------------
 
 
 class Handle:
-    """A device opened for use, and the stream on which calls enqueue work. Closed when nobody holds it any more."""
+    """A device opened for use, and the stream on which calls enqueue work. Closed when nobody holds it any
+    more."""
 
     def __init__(self, device: int | str | None = None, ordinal: int = 0) -> None:
         pointer = ffi.new("weftHandle_t *")
@@ -107,7 +107,9 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -115,7 +117,7 @@ class Handle:
         return f"Handle({self.device.name.lower()}:{self.ordinal}{state})"
 
 
-# ---- Descriptors ---------------------------------------------------------------------------------------------------
+# ---- Descriptors -------------------------------------------------------------------------------------------
 
 # The C type of an attribute's element; enumerations are all int32_t.
 _ELEMENTS = {
@@ -133,7 +135,8 @@ _ELEMENTS = {
 
 
 class Descriptor:
-    """A tensor, an operation, a graph, a plan ...: anything with attributes. Released when nobody holds it."""
+    """A tensor, an operation, a graph, a plan ...: anything with attributes. Released when nobody holds
+    it."""
 
     __slots__ = ("__weakref__", "kind", "pointer")
 
@@ -198,7 +201,7 @@ class Descriptor:
         return made
 
 
-# ---- Execution -----------------------------------------------------------------------------------------------------
+# ---- Execution ---------------------------------------------------------------------------------------------
 
 
 def backend_execute(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> None:
@@ -222,7 +225,7 @@ def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_
     return int(size[0])
 
 
-# ---- Asking the library --------------------------------------------------------------------------------------------
+# ---- Asking the library ------------------------------------------------------------------------------------
 
 
 def _text(function: Any, *arguments: Any) -> str:
@@ -278,7 +281,7 @@ def operations() -> dict[str, Operation]:
         rows: dict[str, list[Row]] = {}
         own = [(row, False) for row in op["rows"]]
         for row, is_parameter in own + [(row, True) for row in parameters.get(op["parameters"], ())]:
-            fields = (row[field] for field in Row._fields[:-1])
-            rows.setdefault(row["key"], []).append(Row(*fields, is_parameter))
+            fields = {field: row[field] for field in Row._fields if field in row}
+            rows.setdefault(row["key"], []).append(Row(**fields, is_parameter=is_parameter))
         found[op["name"]] = Operation(op["kind"], op["parameters"], rows)
     return found

@@ -1,8 +1,7 @@
-# SPDX-License-Identifier: Apache-2.0
 """Memory of other libraries: address, shape, strides, data type and device of arrays and tensors.
 
-Knows NumPy (with ml_dtypes), torch, __cuda_array_interface__ (CuPy, Numba, JAX), DLPack and Python numbers. It imports
-none of them: an object of a library exists only after somebody else imported it.
+Knows NumPy (with ml_dtypes), torch, __cuda_array_interface__ (CuPy, Numba, JAX), DLPack and Python numbers.
+It imports none of them: an object of a library exists only after somebody else imported it.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def describe(value: Any) -> Buffer:
     if hasattr(kind, "__dlpack__"):
         return _describe_dlpack(value)
     raise BadParameterError(
-        f"buffer: {kind.__name__} offers no memory. Give a NumPy array, a torch tensor, or an object with __dlpack__ or "
-        "__cuda_array_interface__."
+        f"buffer: {kind.__name__} offers no memory. Give a NumPy array, a torch tensor, or an object with "
+        "__dlpack__ or __cuda_array_interface__."
     )
 
 
@@ -95,7 +94,9 @@ def _describe_torch(value: Any) -> Buffer:
     )
 
 
-def _describe_interface(value: Any, interface: Any, device: device_kind, dtype: Any, ordinal: int = 0) -> Buffer:
+def _describe_interface(
+    value: Any, interface: Any, device: device_kind, dtype: Any, ordinal: int = 0
+) -> Buffer:
     """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
     type_ = dtypes.data_type_of(dtype if dtype is not None else interface["typestr"])
     assert type_ is not None
@@ -105,8 +106,8 @@ def _describe_interface(value: Any, interface: Any, device: device_kind, dtype: 
         item = dtypes.of(type_).bits // 8
         if any(step % item for step, extent in zip(interface["strides"], dims, strict=True) if extent > 1):
             raise BadParameterError(
-                f"buffer: strides of {interface['strides']} bytes are no multiples of {item} bytes per element. Copy the "
-                "array with numpy.ascontiguousarray."
+                f"buffer: strides of {interface['strides']} bytes are no multiples of {item} bytes per "
+                "element. Copy the array with numpy.ascontiguousarray."
             )
         strides = tuple(step // item for step in interface["strides"])
     pointer, is_read_only = interface["data"]
@@ -115,7 +116,7 @@ def _describe_interface(value: Any, interface: Any, device: device_kind, dtype: 
     )
 
 
-# ---- DLPack --------------------------------------------------------------------------------------------------------
+# ---- DLPack ------------------------------------------------------------------------------------------------
 
 
 class _DLTensor(ctypes.Structure):
@@ -162,17 +163,20 @@ def _describe_dlpack(value: Any) -> Buffer:
     device, type_ = _DLPACK_DEVICES.get(tensor.device_type), _DLPACK_TYPES.get((tensor.code, tensor.bits))
     if device is None or type_ is None or tensor.lanes != 1:
         raise BadParameterError(
-            f"buffer: the DLPack tensor has device type {tensor.device_type}, type code {tensor.code}, {tensor.bits} bits "
-            f"and {tensor.lanes} lanes, which Weft does not read. Convert it, or move it to the CPU or a CUDA device."
+            f"buffer: the DLPack tensor has device type {tensor.device_type}, type code {tensor.code}, "
+            f"{tensor.bits} bits and {tensor.lanes} lanes, which Weft does not read. Convert it, or move it "
+            "to the CPU or a CUDA device."
         )
     dims = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule stays unconsumed: it releases the producer's hold when it goes.
-    return Buffer(pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, True, (value, capsule))
+    return Buffer(
+        pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, True, (value, capsule)
+    )
 
 
-# ---- Addresses only ------------------------------------------------------------------------------------------------
+# ---- Addresses only ----------------------------------------------------------------------------------------
 
 
 def _interface_pointer(value: Any) -> int:
@@ -213,7 +217,7 @@ def _add_reader(kind: type) -> Callable[[Any], int]:
     return reader
 
 
-# ---- New memory ----------------------------------------------------------------------------------------------------
+# ---- New memory --------------------------------------------------------------------------------------------
 
 
 def is_torch(value: object) -> bool:
@@ -230,8 +234,8 @@ def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def empty(dims: tuple[int, ...], strides: tuple[int, ...], type_: data_type, like: Any = None) -> Any:
-    """A new array: a torch tensor on `like`'s device when that is one, else a NumPy array. Types of fewer than 8 bits
-    come as the bytes that hold them."""
+    """A new array: a torch tensor on `like`'s device when that is one, else a NumPy array. Types of fewer
+    than 8 bits come as the bytes that hold them."""
     bits = dtypes.of(type_).bits
     if bits < 8:
         dims = ((span(dims, strides) * bits + 7) // 8,)

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Data types by any name: "bf16", NumPy, ml_dtypes and torch dtypes, data_type members; and back to NumPy."""
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def data_type_of(value: DataTypeLike | None) -> data_type | None:
     found = _BY_NAME.get(_name_of(value))
     if found is None:
         raise BadParameterError(
-            f"data type: {value!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or torch, or "
-            f"one of {', '.join(row.name for row in _TABLE)}."
+            f"data type: {value!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or "
+            f"torch, or one of {', '.join(row.name for row in _TABLE)}."
         )
     return found
 
@@ -109,9 +108,11 @@ def numpy_dtype(type_: data_type) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise BadParameterError(
-            f"data type {of(type_).name}: NumPy has no such type by itself. Install ml_dtypes, or give torch tensors."
+            f"data type {of(type_).name}: NumPy has no such type by itself. Install ml_dtypes, or give torch "
+            "tensors."
         ) from None
-    return numpy.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = numpy.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def torch_dtype(type_: data_type) -> Any:

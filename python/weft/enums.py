@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Every enumeration of the frontend: the mirror of the C API's, and the few that only Python has."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Errors: one class per family of statuses, with the library's own sentence."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """The module-level functions of cuDNN's Python frontend."""
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft import backend
+from weft.devices import DeviceProperties, KernelCache
 from weft.enums import heur_mode
-from weft.graph import DeviceProperties, Graph, KernelCache
+from weft.graph import Graph
 
 if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
@@ -61,7 +61,8 @@ def create_kernel_cache() -> KernelCache:
 
 
 def create_device_properties(device: int | str) -> DeviceProperties:
-    """The device to plan for: the ordinal of a CUDA device, or JSON that serialize() of another machine's gave."""
+    """The device to plan for: the ordinal of a CUDA device, or JSON that serialize() of another machine's
+    gave."""
     return DeviceProperties(device)
 
 
@@ -73,7 +74,8 @@ def graph(
     intermediate_data_type: DataTypeLike = "f32",
     compute_data_type: DataTypeLike = "f32",
 ) -> Iterator[tuple[Graph, list[Any]]]:
-    """A graph to be filled in a with block: `with graph(handle) as (g, _)`. It is not built on leaving; see jit."""
+    """A graph to be filled in a with block: `with graph(handle) as (g, _)`. It is not built on leaving; see
+    jit."""
     yield Graph(name, io_data_type, intermediate_data_type, compute_data_type, handle), []
 
 
@@ -94,8 +96,8 @@ def jit(heur_modes: Sequence[heur_mode] = (heur_mode.A,)) -> Callable[[_Function
 
 
 def graph_cache(key_fn: Callable[..., Hashable], maxsize: int = 256) -> Callable[[_Function], _Function]:
-    """Decorates a function so that it runs once for each key_fn(arguments); the least recently used results go when
-    there are more than maxsize."""
+    """Decorates a function so that it runs once for each key_fn(arguments); the least recently used results
+    go when there are more than maxsize."""
 
     def decorate(function: _Function) -> _Function:
         kept: OrderedDict[Hashable, Any] = OrderedDict()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import enums
@@ -22,13 +22,14 @@ class Ops:
 
     def _operation(
         self,
+        method: str,
         operation: str,
-        values: dict[str, Any],
-        results: tuple[str, ...],
+        values: Mapping[str, Any],
+        results: Sequence[str],
         compute_data_type: DataTypeLike | None,
         name: str,
-    ) -> tuple[Any, ...]:
-        """Records an operation; the graph defines it."""
+    ) -> Sequence[Tensor]:
+        """Records an operation, its operands and options by row key; the graph defines how."""
         raise NotImplementedError
 
     def add(
@@ -57,7 +58,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.ADD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("add", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def sub(
         self,
@@ -85,7 +88,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.SUB,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("sub", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def mul(
         self,
@@ -113,7 +118,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.MUL,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("mul", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def div(
         self,
@@ -141,7 +148,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.DIV,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("div", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def add_square(
         self,
@@ -169,7 +178,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.ADD_SQUARE,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("add_square", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def max(
         self,
@@ -197,7 +208,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.MAX,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("max", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def min(
         self,
@@ -225,7 +238,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.MIN,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("min", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def mod(
         self,
@@ -253,7 +268,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.MOD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("mod", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def floor_mod(
         self,
@@ -281,7 +298,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.FLOOR_MOD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("floor_mod", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def pow(
         self,
@@ -309,7 +328,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.POW,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("pow", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def atan2(
         self,
@@ -337,7 +358,9 @@ class Ops:
             "b": input1,
             "mode": enums.pointwise_mode.ATAN2,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("atan2", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def abs(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Absolute value.
@@ -357,7 +380,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.ABS,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("abs", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def ceil(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Smallest whole number that is not less.
@@ -377,7 +402,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.CEIL,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("ceil", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def floor(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Largest whole number that is not greater.
@@ -397,7 +424,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.FLOOR,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("floor", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cos(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Cosine of an angle in radians.
@@ -417,7 +446,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.COS,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cos", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def sin(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Sine of an angle in radians.
@@ -437,7 +468,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.SIN,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("sin", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def tan(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Tangent of an angle in radians.
@@ -457,7 +490,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.TAN,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("tan", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def exp(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Natural exponential.
@@ -477,7 +512,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.EXP,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("exp", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def log(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Natural logarithm.
@@ -497,7 +534,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.LOG,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("log", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def neg(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Negation.
@@ -517,7 +556,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.NEG,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("neg", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def sqrt(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Square root.
@@ -537,7 +578,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.SQRT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("sqrt", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def rsqrt(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Reciprocal of the square root.
@@ -557,7 +600,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.RSQRT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("rsqrt", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def reciprocal(
         self,
@@ -582,7 +627,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.RECIPROCAL,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("reciprocal", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def erf(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Error function.
@@ -602,7 +649,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.ERF,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("erf", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def identity(
         self,
@@ -627,7 +676,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.IDENTITY,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("identity", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def relu(
         self,
@@ -667,7 +718,9 @@ class Ops:
             "relu_upper_clip": upper_clip,
             "mode": enums.pointwise_mode.RELU_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("relu", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def tanh(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Hyperbolic tangent.
@@ -687,7 +740,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.TANH_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("tanh", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def sigmoid(
         self,
@@ -712,7 +767,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.SIGMOID_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("sigmoid", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def elu(
         self,
@@ -740,7 +797,9 @@ class Ops:
             "elu_alpha": elu_alpha,
             "mode": enums.pointwise_mode.ELU_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("elu", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def gelu(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Gaussian error linear unit, exact.
@@ -760,7 +819,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.GELU_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("gelu", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def softplus(
         self,
@@ -788,7 +849,9 @@ class Ops:
             "softplus_beta": softplus_beta,
             "mode": enums.pointwise_mode.SOFTPLUS_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("softplus", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def swish(
         self,
@@ -816,7 +879,9 @@ class Ops:
             "swish_beta": swish_beta,
             "mode": enums.pointwise_mode.SWISH_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("swish", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def gelu_approx_tanh(
         self,
@@ -841,7 +906,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.GELU_APPROX_TANH_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("gelu_approx_tanh", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def relu_backward(
         self,
@@ -878,7 +945,9 @@ class Ops:
             "relu_upper_clip": upper_clip,
             "mode": enums.pointwise_mode.RELU_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("relu_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def tanh_backward(
         self,
@@ -906,7 +975,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.TANH_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("tanh_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def sigmoid_backward(
         self,
@@ -934,7 +1005,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.SIGMOID_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("sigmoid_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def elu_backward(
         self,
@@ -965,7 +1038,9 @@ class Ops:
             "elu_alpha": elu_alpha,
             "mode": enums.pointwise_mode.ELU_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("elu_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def gelu_backward(
         self,
@@ -994,7 +1069,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.GELU_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("gelu_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def softplus_backward(
         self,
@@ -1025,7 +1102,9 @@ class Ops:
             "softplus_beta": softplus_beta,
             "mode": enums.pointwise_mode.SOFTPLUS_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("softplus_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def swish_backward(
         self,
@@ -1057,7 +1136,9 @@ class Ops:
             "swish_beta": swish_beta,
             "mode": enums.pointwise_mode.SWISH_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("swish_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def gelu_approx_tanh_backward(
         self,
@@ -1088,7 +1169,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.GELU_APPROX_TANH_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("gelu_approx_tanh_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_eq(
         self,
@@ -1116,7 +1199,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_EQ,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_eq", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_neq(
         self,
@@ -1144,7 +1229,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_NEQ,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_neq", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_gt(
         self,
@@ -1172,7 +1259,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_GT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_gt", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_ge(
         self,
@@ -1200,7 +1289,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_GE,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_ge", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_lt(
         self,
@@ -1228,7 +1319,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_LT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_lt", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def cmp_le(
         self,
@@ -1256,7 +1349,9 @@ class Ops:
             "b": comparison,
             "mode": enums.pointwise_mode.CMP_LE,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("cmp_le", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def logical_and(
         self,
@@ -1284,7 +1379,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.LOGICAL_AND,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("logical_and", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def logical_or(
         self,
@@ -1312,7 +1409,9 @@ class Ops:
             "b": b,
             "mode": enums.pointwise_mode.LOGICAL_OR,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("logical_or", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def logical_not(
         self,
@@ -1337,7 +1436,9 @@ class Ops:
             "x": input,
             "mode": enums.pointwise_mode.LOGICAL_NOT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("logical_not", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def binary_select(
         self,
@@ -1368,7 +1469,9 @@ class Ops:
             "t": mask,
             "mode": enums.pointwise_mode.BINARY_SELECT,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("binary_select", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def gen_index(
         self,
@@ -1396,7 +1499,9 @@ class Ops:
             "axis": axis,
             "mode": enums.pointwise_mode.GEN_INDEX,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("gen_index", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def bias(
         self,
@@ -1424,7 +1529,9 @@ class Ops:
             "b": bias,
             "mode": enums.pointwise_mode.ADD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("bias", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def scale(
         self,
@@ -1452,7 +1559,9 @@ class Ops:
             "b": scale,
             "mode": enums.pointwise_mode.MUL,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("scale", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def leaky_relu(
         self,
@@ -1480,7 +1589,9 @@ class Ops:
             "relu_lower_clip_slope": negative_slope,
             "mode": enums.pointwise_mode.RELU_FWD,
         }
-        return self._operation("pointwise", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("leaky_relu", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def leaky_relu_backward(
         self,
@@ -1511,7 +1622,9 @@ class Ops:
             "relu_lower_clip_slope": negative_slope,
             "mode": enums.pointwise_mode.RELU_BWD,
         }
-        return self._operation("pointwise", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("leaky_relu_backward", "pointwise", values, results, compute_data_type, name)
+        return made[0]
 
     def matmul(
         self,
@@ -1556,7 +1669,9 @@ class Ops:
             "n_override": n_override,
             "k_override": k_override,
         }
-        return self._operation("matmul", values, ("C",), compute_data_type, name)[0]
+        results = ("C",)
+        made = self._operation("matmul", "matmul", values, results, compute_data_type, name)
+        return made[0]
 
     def conv_fprop(
         self,
@@ -1596,14 +1711,15 @@ class Ops:
         values = {
             "x": image,
             "w": weight,
-            "pre_padding": pre_padding,
-            "post_padding": post_padding,
+            "pre_padding": pre_padding if padding is None else padding,
+            "post_padding": post_padding if padding is None else padding,
             "stride": stride,
             "dilation": dilation,
             "convolution_mode": convolution_mode,
-            "pre_padding": padding,
         }
-        return self._operation("conv_fprop", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("conv_fprop", "conv_fprop", values, results, compute_data_type, name)
+        return made[0]
 
     def conv_dgrad(
         self,
@@ -1643,14 +1759,15 @@ class Ops:
         values = {
             "dy": loss,
             "w": filter,
-            "pre_padding": pre_padding,
-            "post_padding": post_padding,
+            "pre_padding": pre_padding if padding is None else padding,
+            "post_padding": post_padding if padding is None else padding,
             "stride": stride,
             "dilation": dilation,
             "convolution_mode": convolution_mode,
-            "pre_padding": padding,
         }
-        return self._operation("conv_dgrad", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("conv_dgrad", "conv_dgrad", values, results, compute_data_type, name)
+        return made[0]
 
     def conv_wgrad(
         self,
@@ -1690,68 +1807,15 @@ class Ops:
         values = {
             "x": image,
             "dy": loss,
-            "pre_padding": pre_padding,
-            "post_padding": post_padding,
+            "pre_padding": pre_padding if padding is None else padding,
+            "post_padding": post_padding if padding is None else padding,
             "stride": stride,
             "dilation": dilation,
             "convolution_mode": convolution_mode,
-            "pre_padding": padding,
         }
-        return self._operation("conv_wgrad", values, ("dw",), compute_data_type, name)[0]
-
-    def resample(
-        self,
-        input: Operand,
-        window: Sequence[Rational] = (),
-        stride: Sequence[Rational] = (),
-        pre_padding: Sequence[Rational] = (),
-        post_padding: Sequence[Rational] = (),
-        mode: enums.resample_mode | str = enums.resample_mode.MAXPOOL,
-        padding_mode: enums.padding_mode | str | None = None,
-        padding: Sequence[Rational] | None = None,
-        compute_data_type: DataTypeLike | None = None,
-        name: str = "",
-    ) -> tuple[Tensor, Tensor | Any]:
-        """Pooling or interpolation.
-
-            y[n,c,o] = max, mean or weighted sum of x[n, c, o * stride - pre_padding ..]
-
-        Args:
-            input: input, [N, C, x..].
-            window: extents of the window in elements; interpolation uses it only to infer the extents of y,
-                unset: 1; default none.
-            stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
-                for interpolation only; default none.
-            pre_padding: elements before the start of each spatial dimension where the first window begins;
-                unset: 0; default none.
-            post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
-                pre_padding; default none.
-            mode: how the window becomes one value: weftResampleMode_t; default resample_mode.MAXPOOL.
-            padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
-                EDGE_VAL_PAD for NEAREST and BILINEAR; optional.
-            padding: elements before the start of each spatial dimension where the first window begins; unset:
-                0; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
-        Returns:
-            y: result, [N, C, 1 + (x + pre + post - window) / stride..].
-            index: MAXPOOL: position of the first maximum inside its window, row-major; an integer type,
-                unset: INT8 where it fits, else INT32, [N, C, y..]; None where it is not computed.
-        Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
-        """
-        values = {
-            "x": input,
-            "window": window,
-            "stride": stride,
-            "pre_padding": pre_padding,
-            "post_padding": post_padding,
-            "mode": mode,
-            "padding_mode": padding_mode,
-            "pre_padding": padding,
-        }
-        y, index = self._operation("resample", values, ("y", "index"), compute_data_type, name)
-        return y, index
+        results = ("dw",)
+        made = self._operation("conv_wgrad", "conv_wgrad", values, results, compute_data_type, name)
+        return made[0]
 
     def resample_backward(
         self,
@@ -1806,13 +1870,14 @@ class Ops:
             "y": output,
             "window": window,
             "stride": stride,
-            "pre_padding": pre_padding,
-            "post_padding": post_padding,
+            "pre_padding": pre_padding if padding is None else padding,
+            "post_padding": post_padding if padding is None else padding,
             "mode": mode,
             "padding_mode": padding_mode,
-            "pre_padding": padding,
         }
-        return self._operation("resample_backward", values, ("dx",), compute_data_type, name)[0]
+        results = ("dx",)
+        made = self._operation("resample_backward", "resample_backward", values, results, compute_data_type, name)
+        return made[0]
 
     def layernorm(
         self,
@@ -1829,23 +1894,23 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: TRAINING or INFERENCE; differ for batch norm only.
+            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; None where it is not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1857,8 +1922,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.LAYER_NORM,
         }
-        y, mean, inv_variance = self._operation("norm", values, ("y", "mean", "inv_variance"), compute_data_type, name)
-        return y, mean, inv_variance
+        results = ("y", "mean", "inv_variance")
+        made = self._operation("layernorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def adalayernorm(
         self,
@@ -1875,23 +1941,23 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: TRAINING or INFERENCE; differ for batch norm only.
+            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; None where it is not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1903,8 +1969,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.ADA_LAYER_NORM,
         }
-        y, mean, inv_variance = self._operation("norm", values, ("y", "mean", "inv_variance"), compute_data_type, name)
-        return y, mean, inv_variance
+        results = ("y", "mean", "inv_variance")
+        made = self._operation("adalayernorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def instancenorm(
         self,
@@ -1921,23 +1988,23 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: TRAINING or INFERENCE; differ for batch norm only.
+            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; None where it is not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1949,8 +2016,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.INSTANCE_NORM,
         }
-        y, mean, inv_variance = self._operation("norm", values, ("y", "mean", "inv_variance"), compute_data_type, name)
-        return y, mean, inv_variance
+        results = ("y", "mean", "inv_variance")
+        made = self._operation("instancenorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def groupnorm(
         self,
@@ -1968,24 +2036,24 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: TRAINING or INFERENCE; differ for batch norm only.
+            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             groups: GROUP_NORM: number of groups that the channels are cut into; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; None where it is not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1998,8 +2066,9 @@ class Ops:
             "groups": groups,
             "mode": enums.norm_mode.GROUP_NORM,
         }
-        y, mean, inv_variance = self._operation("norm", values, ("y", "mean", "inv_variance"), compute_data_type, name)
-        return y, mean, inv_variance
+        results = ("y", "mean", "inv_variance")
+        made = self._operation("groupnorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def rmsnorm(
         self,
@@ -2016,21 +2085,21 @@ class Ops:
             y = scale * x * inv_variance + bias
 
         Args:
-            norm_forward_phase: TRAINING or INFERENCE; differ for batch norm only.
+            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2042,8 +2111,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.RMS_NORM,
         }
-        y, inv_variance = self._operation("norm", values, ("y", "inv_variance"), compute_data_type, name)
-        return y, inv_variance
+        results = ("y", "inv_variance")
+        made = self._operation("rmsnorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1]
 
     def batchnorm(
         self,
@@ -2064,11 +2134,11 @@ class Ops:
 
         Args:
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             in_running_mean: batch norm: running mean before this step, [1,C,1..]; optional.
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
@@ -2078,11 +2148,11 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; None where it is not computed.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; None where it is not computed.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; None where it is not computed.
             out_mean: batch norm's training: running mean after this step; the batch's own where there was
                 none before, [1,C,1..]; None where it is not computed.
             out_var: batch norm's training: running variance after this step; takes in the unbiased variance,
@@ -2102,8 +2172,9 @@ class Ops:
             "mode": enums.norm_mode.BATCH_NORM,
             "phase": enums.norm_forward_phase.TRAINING,
         }
-        y, mean, inv_variance, out_mean, out_var = self._operation("norm", values, ("y", "mean", "inv_variance", "out_mean", "out_var"), compute_data_type, name)
-        return y, mean, inv_variance, out_mean, out_var
+        results = ("y", "mean", "inv_variance", "out_mean", "out_var")
+        made = self._operation("batchnorm", "norm", values, results, compute_data_type, name)
+        return made[0], made[1], made[2], made[3], made[4]
 
     def batchnorm_inference(
         self,
@@ -2124,16 +2195,16 @@ class Ops:
 
         Args:
             input: input, [N, C, spatial..] or [batch.., normalised..].
-            mean: mean; an input of batch norm's inference; RMS_NORM has none, layer norms: x, normalised dims
-                1; batch [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            mean: mean; an input of batch norm's inference; RMS_NORM has none, x's extents, 1 on the
+                normalised dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
-                batch norm's inference, layer norms: x, normalised dims 1; batch [1,C,1..]; instance
-                [N,C,1..]; group [N,groups,1..]; optional.
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it they are all but the first, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            bias: beta, 0 when absent, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; optional.
+                batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
+                [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
+                dimensions; optional.
+            bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                optional.
             in_running_mean: batch norm: running mean before this step, [1,C,1..]; optional.
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
@@ -2156,7 +2227,9 @@ class Ops:
             "mode": enums.norm_mode.BATCH_NORM,
             "phase": enums.norm_forward_phase.INFERENCE,
         }
-        return self._operation("norm", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("batchnorm_inference", "norm", values, results, compute_data_type, name)
+        return made[0]
 
     def layernorm_backward(
         self,
@@ -2176,23 +2249,23 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, layer norms: x, normalised dims 1; batch
-                [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
+                dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
+            dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2205,8 +2278,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.LAYER_NORM,
         }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
+        results = ("dx", "dscale", "dbias")
+        made = self._operation("layernorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def adalayernorm_backward(
         self,
@@ -2226,23 +2300,23 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, layer norms: x, normalised dims 1; batch
-                [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
+                dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
+            dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2255,8 +2329,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.ADA_LAYER_NORM,
         }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
+        results = ("dx", "dscale", "dbias")
+        made = self._operation("adalayernorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def instancenorm_backward(
         self,
@@ -2276,23 +2351,23 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, layer norms: x, normalised dims 1; batch
-                [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
+                dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
+            dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2305,8 +2380,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.INSTANCE_NORM,
         }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
+        results = ("dx", "dscale", "dbias")
+        made = self._operation("instancenorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def groupnorm_backward(
         self,
@@ -2327,24 +2403,24 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, layer norms: x, normalised dims 1; batch
-                [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
+                dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             groups: GROUP_NORM: number of groups that the channels are cut into; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
+            dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2358,54 +2434,9 @@ class Ops:
             "groups": groups,
             "mode": enums.norm_mode.GROUP_NORM,
         }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
-
-    def rmsnorm_backward(
-        self,
-        grad: Operand,
-        input: Operand,
-        scale: Operand | None = None,
-        inv_variance: Operand | None = None,
-        epsilon: Operand | None = None,
-        compute_data_type: DataTypeLike | None = None,
-        name: str = "",
-    ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
-        """Gradients of rmsnorm.
-
-            dx = inv_variance * (g - xhat * mean(g * xhat)), g = scale * dy
-
-        Args:
-            grad: gradient of the result, as x.
-            input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
-        Returns:
-            dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-        Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
-        """
-        values = {
-            "dy": grad,
-            "x": input,
-            "scale": scale,
-            "inv_variance": inv_variance,
-            "epsilon": epsilon,
-            "mode": enums.norm_mode.RMS_NORM,
-        }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
+        results = ("dx", "dscale", "dbias")
+        made = self._operation("groupnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def batchnorm_backward(
         self,
@@ -2426,24 +2457,24 @@ class Ops:
         Args:
             grad: gradient of the result, as x.
             input: forward input, [N, C, spatial..] or [batch.., normalised..].
-            scale: gamma, 1 when absent; in layer norms its extents above 1 name the normalised dimensions;
-                without it inv_variance's extents of 1 do, layer norms: [1.., normalised dims]; ada: [N,1..,
-                normalised dims]; others [1,C,1..]; optional.
-            mean: mean that the forward pass kept; RMS_NORM has none, layer norms: x, normalised dims 1; batch
-                [1,C,1..]; instance [N,C,1..]; group [N,groups,1..]; optional.
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            mean: mean that the forward pass kept; RMS_NORM has none, x's extents, 1 on the normalised
+                dimensions; GROUP_NORM: [N,groups,1..]; optional.
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
-                from x and epsilon, layer norms: x, normalised dims 1; batch [1,C,1..]; instance [N,C,1..];
-                group [N,groups,1..]; optional.
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
             peer_stats: buffers to share sums with other devices; must be empty; default none.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
-            dbias: gradient of the bias, layer norms: [1.., normalised dims]; ada: [N,1.., normalised dims];
-                others [1,C,1..]; None where it is not computed.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
+            dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
+                None where it is not computed.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -2457,8 +2488,9 @@ class Ops:
             "epsilon": epsilon,
             "mode": enums.norm_mode.BATCH_NORM,
         }
-        dx, dscale, dbias = self._operation("norm_backward", values, ("dx", "dscale", "dbias"), compute_data_type, name)
-        return dx, dscale, dbias
+        results = ("dx", "dscale", "dbias")
+        made = self._operation("batchnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
 
     def genstats(
         self,
@@ -2484,8 +2516,9 @@ class Ops:
             "x": input,
             "mode": enums.gen_stats_mode.SUM_SQSUM,
         }
-        sum, sq_sum = self._operation("genstats", values, ("sum", "sq_sum"), compute_data_type, name)
-        return sum, sq_sum
+        results = ("sum", "sq_sum")
+        made = self._operation("genstats", "genstats", values, results, compute_data_type, name)
+        return made[0], made[1]
 
     def bn_finalize(
         self,
@@ -2545,8 +2578,9 @@ class Ops:
             "momentum": momentum,
             "mode": stats_mode,
         }
-        eq_scale, eq_bias, saved_mean, saved_inv_variance, out_mean, out_var = self._operation("bn_finalize", values, ("eq_scale", "eq_bias", "saved_mean", "saved_inv_variance", "out_mean", "out_var"), compute_data_type, name)
-        return eq_scale, eq_bias, saved_mean, saved_inv_variance, out_mean, out_var
+        results = ("eq_scale", "eq_bias", "saved_mean", "saved_inv_variance", "out_mean", "out_var")
+        made = self._operation("bn_finalize", "bn_finalize", values, results, compute_data_type, name)
+        return made[0], made[1], made[2], made[3], made[4], made[5]
 
     def dbn_weight(
         self,
@@ -2586,49 +2620,9 @@ class Ops:
             "inv_variance": inv_variance,
             "scale": scale,
         }
-        dscale, dbias, eq_scale_dy, eq_scale_x, eq_bias = self._operation("dbn_weight", values, ("dscale", "dbias", "eq_scale_dy", "eq_scale_x", "eq_bias"), compute_data_type, name)
-        return dscale, dbias, eq_scale_dy, eq_scale_x, eq_bias
-
-    def softmax(
-        self,
-        input: Operand,
-        axis: int | None = None,
-        sink: Operand | None = None,
-        stats_log2: bool = False,
-        compute_data_type: DataTypeLike | None = None,
-        name: str = "",
-    ) -> tuple[Tensor, Tensor | Any, Tensor | Any, Tensor | Any]:
-        """Weights that sum to 1 along one dimension.
-
-            y = exp(x - max) / sum(exp(x - max))
-
-        Args:
-            input: scores, [d..].
-            axis: dimension whose elements sum to 1; negative counts from the last; optional.
-            sink: score that takes part in each row's maximum and sum but has no element of y, as stats, or
-                1s: [1,H,1,1]; optional.
-            stats_log2: true: stats is a logarithm to base 2; default False.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
-        Returns:
-            y: weights, as x.
-            stats: max + ln(sum_exp), the logarithm of the sum of e^x, as x, 1 along the axis; None where it
-                is not computed.
-            max: largest score of the row, the sink included, as x, 1 along the axis; None where it is not
-                computed.
-            sum_exp: sum of e^(x - max), the sink included, as x, 1 along the axis; None where it is not
-                computed.
-        Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
-        """
-        values = {
-            "x": input,
-            "axis": axis,
-            "sink": sink,
-            "stats_log2": stats_log2,
-        }
-        y, stats, max, sum_exp = self._operation("softmax", values, ("y", "stats", "max", "sum_exp"), compute_data_type, name)
-        return y, stats, max, sum_exp
+        results = ("dscale", "dbias", "eq_scale_dy", "eq_scale_x", "eq_bias")
+        made = self._operation("dbn_weight", "dbn_weight", values, results, compute_data_type, name)
+        return made[0], made[1], made[2], made[3], made[4]
 
     def reduction(
         self,
@@ -2661,7 +2655,9 @@ class Ops:
             "dims": dims,
             "is_deterministic": is_deterministic,
         }
-        return self._operation("reduction", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("reduction", "reduction", values, results, compute_data_type, name)
+        return made[0]
 
     def reshape(
         self,
@@ -2689,7 +2685,9 @@ class Ops:
             "x": input,
             "mode": reshape_mode,
         }
-        return self._operation("reshape", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("reshape", "reshape", values, results, compute_data_type, name)
+        return made[0]
 
     def transpose(
         self,
@@ -2716,7 +2714,9 @@ class Ops:
             "x": input,
             "permutation": permutation,
         }
-        return self._operation("transpose", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("transpose", "transpose", values, results, compute_data_type, name)
+        return made[0]
 
     def strided_slice(
         self,
@@ -2749,7 +2749,9 @@ class Ops:
             "limit": limit,
             "steps": steps,
         }
-        return self._operation("slice", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("strided_slice", "slice", values, results, compute_data_type, name)
+        return made[0]
 
     def concatenate(
         self,
@@ -2779,7 +2781,9 @@ class Ops:
             "axis": axis,
             "in_place_index": in_place_index,
         }
-        return self._operation("concat", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("concatenate", "concat", values, results, compute_data_type, name)
+        return made[0]
 
     def rng(
         self,
@@ -2824,7 +2828,9 @@ class Ops:
             "normal_mean": normal_mean,
             "normal_standard_deviation": normal_standard_deviation,
         }
-        return self._operation("rng", values, ("y",), compute_data_type, name)[0]
+        results = ("y",)
+        made = self._operation("rng", "rng", values, results, compute_data_type, name)
+        return made[0]
 
     def sdpa_fwd(
         self,
@@ -2922,8 +2928,9 @@ class Ops:
             "paged_attention_k_table": paged_attention_k_table,
             "paged_attention_v_table": paged_attention_v_table,
         }
-        o, stats = self._operation("sdpa_fwd", values, ("o", "stats"), compute_data_type, name)
-        return o, stats
+        results = ("o", "stats")
+        made = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)
+        return made[0], made[1]
 
     def sdpa_bwd(
         self,
@@ -3016,5 +3023,6 @@ class Ops:
             "max_total_seq_len_q": max_total_seq_len_q,
             "max_total_seq_len_kv": max_total_seq_len_kv,
         }
-        dQ, dK, dV = self._operation("sdpa_bwd", values, ("dQ", "dK", "dV"), compute_data_type, name)
-        return dQ, dK, dV
+        results = ("dQ", "dK", "dV")
+        made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]

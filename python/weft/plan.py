@@ -1,6 +1,5 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Plans: graphs made ready to run. A plan is immutable and may run on many threads at once; each thread has its own
-array of addresses and its own workspace."""
+"""Plans: graphs made ready to run. A plan is immutable and may run on many threads at once; each thread has
+its own array of addresses and its own workspace."""
 
 from __future__ import annotations
 
@@ -53,16 +52,16 @@ class _Thread(threading.local):
 class Plan:
     """A graph on an engine, ready to run: call it with arrays by tensor name.
 
-    plan(x=X, w=W) allocates the outputs and returns them, one alone or a tuple in the graph's order; out={"y": buffer}
-    writes into given memory instead.
+    plan(x=X, w=W) allocates the outputs and returns them, one alone or a tuple in the graph's order;
+    out={"y": buffer} writes into given memory instead.
     """
 
     def __init__(
         self,
         descriptor: backend.Descriptor,
-        outputs: Sequence[int] = (),
         inputs: Sequence[int] = (),
-        defaults: Mapping[int, Any] | None = None,
+        outputs: Sequence[int] = (),
+        values: Mapping[int, Any] | None = None,
     ) -> None:
         self.descriptor = descriptor
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
@@ -72,14 +71,14 @@ class Plan:
         self.slots = [_slot(tensors[uid]) for uid in uids]
         self.engine: str = self.report["engine"]
         self.device = device_kind[self.report["device"]["kind"].upper()]
-        self._defaults = dict(defaults or {})
+        self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
         for i, slot in reversed(list(enumerate(self.slots))):
             if slot.name:
                 self.index[slot.name] = i
-        written = [i for i, slot in enumerate(self.slots) if slot.is_output]
-        self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or written
-        read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self._defaults]
+        self._written = [i for i, slot in enumerate(self.slots) if slot.is_output]
+        self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or self._written
+        read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self.values]
         self._inputs = [self.index[uid] for uid in inputs if uid in self.index] or read
         self._thread = _Thread(len(self.slots))
         self._run = backend.library().weftExecute
@@ -100,17 +99,17 @@ class Plan:
         stream: int | None = None,
         **named: Any,
     ) -> Any:
-        """Runs the plan. Arrays come by position, in the order of the inputs, or by tensor name; out names the memory
-        of outputs that are not to be allocated. stream: where a GPU enqueues; by default torch's current stream."""
+        """Runs the plan. Arrays come by position, in the order of the inputs, or by tensor name; out names
+        the memory of outputs that are not to be allocated. stream: where a GPU enqueues; by default torch's
+        current stream."""
         given = self._gather(arrays, {**named, **(out or {})})
         first = next((value for value in given.values() if buffers.is_torch(value)), None)
-        results = []
-        for i in self._outputs:
-            slot = self.slots[i]
+        for i in self._written:
             if i not in given:
-                given[i] = self._empty(slot, first)
-            results.append(given[i])
-        thread, kept = self._thread, []
+                given[i] = self._empty(self.slots[i], first)
+        results = [given[i] for i in self._outputs]
+        thread = self._thread
+        kept: list[Any] = []
         for i, slot in enumerate(self.slots):
             if i not in given:
                 raise BadParameterError(
@@ -118,11 +117,11 @@ class Plan:
                     f"{_shape(slot.data_type, slot.dims)}>."
                 )
             thread.pointers[i] = self._checked_pointer(slot, given[i], kept, i)
-        self.launch(thread, workspace, self._current_stream(first) if stream is None else stream, first)
+        self.launch(workspace, self.current_stream(first) if stream is None else stream, first)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[int, Any]:
-        given = {self.index[uid]: value for uid, value in self._defaults.items() if uid in self.index}
+        given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}
         if len(arrays) > len(self._inputs):
             raise BadParameterError(
                 f"plan: {len(arrays)} arrays by position, the graph has {len(self._inputs)} inputs: "
@@ -132,8 +131,8 @@ class Plan:
         for name, value in named.items():
             if name not in self.index:
                 raise BadParameterError(
-                    f"plan: no tensor is named '{name}'; the graph has {self._names(range(len(self.slots)))}. Use one of "
-                    "these names."
+                    f"plan: no tensor is named '{name}'; the graph has "
+                    f"{self._names(range(len(self.slots)))}. Use one of these names."
                 )
             given[self.index[name]] = value
         return given
@@ -144,8 +143,8 @@ class Plan:
     def _empty(self, slot: Slot, first: Any) -> Any:
         if self.device is device_kind.CUDA and first is None:
             raise BadParameterError(
-                f"plan: {slot} needs device memory, which only a torch input tells how to allocate. Give it as "
-                f"out={{'{slot.name}': buffer}}."
+                f"plan: {slot} needs device memory, which only a torch input tells how to allocate. Give it "
+                f"as out={{'{slot.name}': buffer}}."
             )
         return buffers.empty(slot.dims, slot.strides, slot.data_type, first)
 
@@ -165,11 +164,13 @@ class Plan:
         if buffer.device is not expected:
             where = {device_kind.CPU: "the host", device_kind.CUDA: "a CUDA device"}
             raise BadParameterError(
-                f"plan: {slot} must be on {where[expected]}, its buffer is on {where[buffer.device]}. Move it there, or "
-                "build the graph with a handle of the other device."
+                f"plan: {slot} must be on {where[expected]}, its buffer is on {where[buffer.device]}. Move "
+                "it there, or build the graph with a handle of the other device."
             )
         if slot.is_output and not buffer.is_writable:
-            raise BadParameterError(f"plan: {slot} is written, its buffer is read-only. Give a writable array.")
+            raise BadParameterError(
+                f"plan: {slot} is written, its buffer is read-only. Give a writable array."
+            )
         bits = dtypes.of(slot.data_type).bits
         raw = {8: data_type.UINT8}.get(bits) if bits != 16 else None
         if bits < 8 and buffer.data_type in (data_type.UINT8, data_type.INT8):
@@ -178,8 +179,8 @@ class Plan:
             return
         if buffer.data_type is not slot.data_type and buffer.data_type is not raw:
             raise BadParameterError(
-                f"plan: {slot} is {dtypes.of(slot.data_type).name}, its buffer is {dtypes.of(buffer.data_type).name}. "
-                "Convert the array, or declare the tensor with its type."
+                f"plan: {slot} is {dtypes.of(slot.data_type).name}, its buffer is "
+                f"{dtypes.of(buffer.data_type).name}. Convert the array, or declare the tensor with its type."
             )
         if slot.is_by_value and buffer.elements == 1:
             return
@@ -196,42 +197,46 @@ class Plan:
     def _refuse_shape(slot: Slot, buffer: buffers.Buffer) -> None:
         raise BadParameterError(
             f"plan: {slot} is {_shape(slot.data_type, slot.dims)}, its buffer "
-            f"{_shape(buffer.data_type, buffer.dims)}. Reshape the array, or declare the tensor with its dims."
+            f"{_shape(buffer.data_type, buffer.dims)}. Reshape the array, or declare the tensor with its "
+            "dims."
         )
 
     def bind(self, i: int, value: Any) -> None:
-        """Puts the address of a buffer into slot i for this thread's next run, checking only what is quick to check:
-        where it is and whether it is large enough."""
+        """Puts the address of a buffer into slot i for this thread's next run, checking only what is quick to
+        check: where it is and whether it is large enough."""
         slot = self.slots[i]
-        address = buffers.pointer_of(value) if type(value) is not float else self._scalar_address(slot, value, i)
+        address = (
+            buffers.pointer_of(value) if type(value) is not float else self._scalar_address(slot, value, i)
+        )
         size = getattr(value, "nbytes", None)
         if size is not None and size < slot.bytes:
             raise BadParameterError(
-                f"execute: {slot} takes {slot.bytes} bytes as {_shape(slot.data_type, slot.dims)}, its buffer has {size}. "
-                "Give a larger one."
+                f"execute: {slot} takes {slot.bytes} bytes as {_shape(slot.data_type, slot.dims)}, its "
+                f"buffer has {size}. Give a larger one."
             )
         is_cuda = getattr(value, "is_cuda", None)
         if is_cuda is not None and is_cuda is not (self.device is device_kind.CUDA and not slot.is_by_value):
             here, there = ("a CUDA device", "the host") if is_cuda else ("the host", "a CUDA device")
             raise BadParameterError(
-                f"execute: {slot} must be on {there}, its buffer is on {here}. Move it there, or build the graph with a "
-                "handle of the other device."
+                f"execute: {slot} must be on {there}, its buffer is on {here}. Move it there, or build the "
+                "graph with a handle of the other device."
             )
         self._thread.pointers[i] = address
 
     def _scalar_address(self, slot: Slot, value: float, i: int) -> int:
         """The address of a Python number in host memory of this thread."""
         if not slot.is_by_value:
-            raise BadParameterError(f"plan: {slot} is no by-value scalar, its buffer is {value!r}. Give an array.")
+            raise BadParameterError(
+                f"plan: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
+            )
         memory = self._thread.scalars.setdefault(i, ffi.new("double[2]"))  # aligned for any element
         packed = dtypes.scalar_bytes(slot.data_type, value)
         ffi.memmove(memory, packed, len(packed))
         return int(ffi.cast("uintptr_t", memory))
 
-    def launch(self, thread: _Thread, workspace: Any, stream: int, like: Any = None) -> None:
+    def launch(self, workspace: Any, stream: int, like: Any = None) -> None:
         """Runs on the addresses that this thread has bound."""
-        held: Any = None
-        address = 0
+        thread, held, address = self._thread, None, 0
         if self.workspace_size:
             address, held = self._workspace(thread, workspace, like)
         status = self._run(
@@ -253,8 +258,8 @@ class Plan:
             size = getattr(given, "nbytes", self.workspace_size)
             if size < self.workspace_size:
                 raise BadParameterError(
-                    f"execute: the workspace has {size} bytes, the plan needs {self.workspace_size}. Allocate "
-                    "get_workspace_size() bytes."
+                    f"execute: the workspace has {size} bytes, the plan needs {self.workspace_size}. "
+                    "Allocate get_workspace_size() bytes."
                 )
             address = buffers.pointer_of(given)
             if self.device is device_kind.CUDA or address % WORKSPACE_ALIGNMENT == 0:
@@ -262,7 +267,8 @@ class Plan:
         if self.device is device_kind.CUDA:
             if "torch" not in sys.modules:
                 raise BadParameterError(
-                    f"plan: it needs {self.workspace_size} bytes of device memory as workspace. Give workspace=<buffer>."
+                    f"plan: it needs {self.workspace_size} bytes of device memory as workspace. Give "
+                    "workspace=<buffer>."
                 )
             torch = sys.modules["torch"]
             device = like.device if like is not None else f"cuda:{self.report['device']['ordinal']}"
@@ -274,7 +280,7 @@ class Plan:
             thread.workspace_address = -(-start // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
         return thread.workspace_address, None
 
-    def _current_stream(self, like: Any) -> int:
+    def current_stream(self, like: Any = None) -> int:
         """torch's current stream on the plan's device, else the default stream."""
         if self.device is device_kind.CPU or "torch" not in sys.modules:
             return 0
@@ -285,19 +291,9 @@ class Plan:
 
     def explain(self) -> str:
         """What runs where, what it is predicted to cost, and which kernel families declined and why."""
-        r = self.report
-        lines = [
-            f"{r['graph']}: plan {r['tag']} on {r['engine']} ({r['engine_doc']})",
-            f"  device {r['device']['kind']}:{r['device']['ordinal']} {r['device']['name']}",
-            f"  predicted {_amount(r['seconds'], 's')}, {_amount(r['flops'], 'FLOP')}, {_amount(r['bytes'], 'B')} moved, "
-            f"workspace {self.workspace_size} B",
-        ]
-        for number, step in enumerate(r["steps"], 1):
-            names = ", ".join(operation["name"] for operation in step["operations"])
-            detail = f" ({step['detail']})" if step["detail"] else ""
-            lines.append(f"  {number}. {step['family']}{detail}: {names}; {_amount(step['seconds'], 's')}")
-            lines += [f"     {refusal['family']} declined: {refusal['reason']}" for refusal in step["declined"]]
-        return "\n".join(lines)
+        from weft.explain import explain_text
+
+        return explain_text(self.report)
 
     def serialize(self) -> bytes:
         """The plan as bytes, for Graph.deserialize."""
@@ -332,13 +328,3 @@ def _slot(tensor: dict[str, Any]) -> Slot:
 
 def _shape(type_: data_type, dims: Sequence[int]) -> str:
     return f"{dtypes.of(type_).name}[{','.join(map(str, dims))}]"
-
-
-def _amount(value: float, unit: str) -> str:
-    """A number with three digits and a prefix: 1.53 us."""
-    if value == 0:
-        return f"0 {unit}"
-    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6)):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    return f"{value / 1e-9:.3g} n{unit}"

@@ -1,11 +1,454 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Operations that frontends spell otherwise than one row after the other. tools/gen.py leaves out of ops.py what is
-written here."""
+"""Operations that frontends spell otherwise than row by row: attention with cuDNN's many switches, slices,
+results that are made on request. tools/gen.py leaves out of ops.py what is written here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft import enums
+from weft.errors import BadParameterError, NotSupportedError
 from weft.ops import Ops
+from weft.tensor import Tensor
+
+if TYPE_CHECKING:
+    from weft.dtypes import DataTypeLike
+    from weft.tensor import Operand, Rational
+
+_PHASED = {"layernorm", "adalayernorm", "instancenorm", "groupnorm", "rmsnorm"}
+_STATISTICS = {"mean", "inv_variance", "out_mean", "out_var", "stats", "sum", "sq_sum", "index"}
+
+
+def computed_results(method: str, values: Mapping[str, Any], results: Sequence[str]) -> list[str]:
+    """The results that a method computes as it was asked for: a norm's inference keeps no statistics."""
+    if method in _PHASED and values.get("phase") in (enums.norm_forward_phase.INFERENCE, "INFERENCE"):
+        return [key for key in results if not is_statistic(key)]
+    return list(results)
+
+
+def is_statistic(result: str) -> bool:
+    """Whether a result is a statistic or an index, whose type the library infers."""
+    return result in _STATISTICS or result.startswith(("saved_", "eq_"))
+
+
+def _refuse(operation: str, features: Mapping[str, Any]) -> None:
+    """Fails when an argument is given whose feature does not exist."""
+    for name, value in features.items():
+        if value is not None and value is not False:
+            raise NotSupportedError(
+                f"{operation}: {name} is given, a feature of attention that does not exist yet. Leave it out."
+            )
 
 
 class Sugar(Ops):
     """The hand-written operations of a graph."""
+
+    def softmax(
+        self,
+        input: Operand,
+        axis: int | None = None,
+        sink: Operand | None = None,
+        stats_log2: bool = False,
+        stats: Tensor | None = None,
+        max: Tensor | None = None,
+        sum_exp: Tensor | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Weights that sum to 1 along one dimension.
+
+            y = exp(x - max) / sum(exp(x - max))
+
+        Args:
+            input: x, [d..].
+            axis: the dimension along which weights sum to 1; default the last.
+            sink: a score per head that joins the sum but has no weight, [1, H, 1, 1]; optional.
+            stats_log2: whether stats is in base 2.
+            stats: receives max + log(sum), 1 along the axis; a tensor of the graph, its dims may be left
+                unset; optional.
+            max: receives the largest element of each row; optional.
+            sum_exp: receives the sum of exp(x - max) of each row; optional.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: the weights, as x.
+        Raises:
+            BadParameterError: at build, when the operands break a rule of the operation.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.softmax(np.float32([[0, 0], [5, 5]]))
+        >>> g()
+        array([[0.5, 0.5],
+               [0.5, 0.5]], dtype=float32)
+        """
+        values = {"x": input, "axis": axis, "sink": sink, "stats_log2": stats_log2}
+        values |= {"stats": stats, "max": max, "sum_exp": sum_exp}
+        return self._operation("softmax", "softmax", values, ("y",), compute_data_type, name)[0]
+
+    def slice(
+        self,
+        input: Operand,
+        slices: Sequence[slice],
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """A box, with steps, cut out of a tensor.
+
+            y[i] = x[start + i * step]
+
+        Args:
+            input: x, [d..].
+            slices: a slice per dimension, without negative numbers; its stop may be None where x has dims
+                already.
+            compute_data_type: accepted for compatibility; nothing is calculated.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: the box, [ceil((stop - start) / step)..].
+        Raises:
+            BadParameterError: at build, when a slice leaves the tensor.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.slice(np.float32([0, 1, 2, 3, 4]), [slice(1, 5, 2)])
+        >>> g()
+        array([1., 3.], dtype=float32)
+        """
+        dims = input.dims if isinstance(input, Tensor) else getattr(input, "shape", ())
+        limits = [
+            s.stop if s.stop is not None else dims[i] if i < len(dims) else None for i, s in enumerate(slices)
+        ]
+        if None in limits:
+            dimension = limits.index(None)
+            raise BadParameterError(
+                f"slice '{name}': the slice of dimension {dimension} has no stop, and the input has no dims "
+                "yet. Give it."
+            )
+        values = {"x": input, "start": [s.start or 0 for s in slices], "limit": limits}
+        values["steps"] = [1 if s.step is None else s.step for s in slices]
+        return self._operation("slice", "slice", values, ("y",), compute_data_type, name)[0]
+
+    def resample(
+        self,
+        input: Operand,
+        window: Sequence[Rational] = (),
+        stride: Sequence[Rational] = (),
+        pre_padding: Sequence[Rational] = (),
+        post_padding: Sequence[Rational] = (),
+        mode: enums.resample_mode | str = enums.resample_mode.MAXPOOL,
+        padding_mode: enums.padding_mode | str | None = None,
+        padding: Sequence[Rational] | None = None,
+        generate_index: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | Any]:
+        """Pooling or interpolation.
+
+            y[n,c,o] = max, mean or weighted sum of x[n, c, o * stride - pre_padding ..]
+
+        Args:
+            input: x, [N, C, spatial..].
+            window: extent of the window in each spatial dimension.
+            stride: step of the window; a fraction below 1 enlarges; default 1.
+            pre_padding: padding before the start of each spatial dimension; default 0.
+            post_padding: padding after its end; default 0.
+            mode: how the window becomes one value.
+            padding_mode: value of the padding; default as fits the mode.
+            padding: pre_padding and post_padding in one.
+            generate_index: whether max pooling returns where in its window each maximum was.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: the result, [N, C, spatial..].
+            index: position of each maximum in its window; None unless generate_index.
+        Raises:
+            BadParameterError: at build, when the operands break a rule of the operation.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y, _ = g.resample(np.arange(8, dtype="f4").reshape(1, 1, 2, 4), window=[2, 2], stride=[2, 2])
+        >>> g()
+        array([[[[5., 7.]]]], dtype=float32)
+        """
+        values = {"x": input, "window": window, "stride": stride, "mode": mode, "padding_mode": padding_mode}
+        values["pre_padding"] = pre_padding if padding is None else padding
+        values["post_padding"] = post_padding if padding is None else padding
+        results = ("y", "index") if generate_index else ("y",)
+        made = self._operation("resample", "resample", values, results, compute_data_type, name)
+        return made[0], made[1] if generate_index else None
+
+    def rmsnorm_backward(
+        self,
+        grad: Operand,
+        input: Operand,
+        scale: Operand | None = None,
+        inv_variance: Operand | None = None,
+        has_dbias: bool = True,
+        epsilon: Operand | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor | Any]:
+        """Gradients of rmsnorm.
+
+            dx = inv_variance * (g - xhat * mean(g * xhat)), g = scale * dy
+
+        Args:
+            grad: dy, gradient of the result, as x.
+            input: x, the forward input.
+            scale: gamma of the forward operation; optional.
+            inv_variance: 1 / sqrt(mean of x^2 + epsilon) that the forward pass kept; optional.
+            has_dbias: whether the forward operation had a bias, whose gradient is wanted.
+            epsilon: scalar of the forward operation, where inv_variance is not given.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            dx: gradient of x, as x.
+            dscale: gradient of the scale.
+            dbias: gradient of the bias; None unless has_dbias.
+        Raises:
+            BadParameterError: at build, when the operands break a rule of the operation.
+        """
+        values = {"dy": grad, "x": input, "scale": scale, "inv_variance": inv_variance, "epsilon": epsilon}
+        values["mode"] = enums.norm_mode.RMS_NORM
+        results = ("dx", "dscale", "dbias") if has_dbias else ("dx", "dscale")
+        made = self._operation("rmsnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        return made[0], made[1], made[2] if has_dbias else None
+
+    # ---- Attention ----
+
+    def sdpa(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        is_inference: bool | None = None,
+        attn_scale: Operand | None = None,
+        bias: Operand | None = None,
+        block_mask: Operand | None = None,
+        use_alibi_mask: bool = False,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        dropout: tuple[Any, ...] | None = None,
+        rng_dump: Tensor | None = None,
+        paged_attention_k_table: Operand | None = None,
+        paged_attention_v_table: Operand | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        score_mod: Any = None,
+        generate_stats: bool | None = None,
+        implementation: enums.attention_implementation = enums.attention_implementation.AUTO,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
+        sink_token: Operand | None = None,
+        unfuse_fma: bool = False,
+    ) -> tuple[Tensor, Tensor | Any]:
+        """Scaled dot-product attention. Rows that see no key give 0, and -inf in the statistics.
+
+            o = dropout(softmax(mask(attn_scale q k^T + bias))) v
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk]; Hk divides Hq.
+            v: values, [B, Hv, Skv, Dv]; Hv divides Hq.
+            is_inference: the opposite of generate_stats.
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            bias: added to the scaled scores, [B, Hq, Sq, Skv] with any of the first three 1; optional.
+            block_mask: which tiles of 128 x 128 scores take part; optional.
+            use_alibi_mask: whether ALiBi adds slope (col - row) to the scores.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
+            seq_len_q: queries in use per batch entry, [B, 1, 1, 1]; optional.
+            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1]; optional.
+            use_causal_mask: keep col <= row.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries.
+            sliding_window_length: another name of diagonal_band_left_bound.
+            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            diagonal_band_left_bound: keep col > row + shift - bound; optional.
+            diagonal_band_right_bound: keep col <= row + shift + bound; optional.
+            dropout: (probability, seed tensor, offset tensor); optional.
+            rng_dump: a tensor that receives dropout's mask; optional.
+            paged_attention_k_table: pages of the keys; optional.
+            paged_attention_v_table: pages of the values; optional.
+            paged_attention_max_seq_len_kv: longest sequence of keys, with page tables.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            score_mod: a function that adds operations to the scores; does not exist yet.
+            generate_stats: whether to return the statistics for the backward pass.
+            implementation: accepted for compatibility; Weft plans by itself.
+            score_max: a tensor that receives the largest score of each row; optional.
+            score_sum_exp: a tensor that receives the sum of exp(score - max) of each row; optional.
+            sink_token: a score per head that joins the sum but has no value, [1, Hq, 1, 1]; optional.
+            unfuse_fma: scores are scaled, rounded and then shifted, instead of in one fused step.
+        Returns:
+            o: the result, [B, Hq, Sq, Dv].
+            stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
+        Raises:
+            BadParameterError: at build, when the operands break a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet.
+        """
+        _refuse(f"sdpa '{name}'", {"score_mod": score_mod})
+        if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
+            raise BadParameterError(
+                f"sdpa '{name}': use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of "
+                "INT32."
+            )
+        values = self._attention_values(
+            f"sdpa '{name}'", q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
+            sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
+            dropout,
+        )  # fmt: skip
+        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None, "sink_token": sink_token}
+        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv, "rng_dump": rng_dump}
+        values |= {"score_max": score_max, "score_sum_exp": score_sum_exp, "unfuse_fma": unfuse_fma or None}
+        values |= {"block_mask": block_mask, "paged_attention_k_table": paged_attention_k_table}
+        values |= {"paged_attention_v_table": paged_attention_v_table}
+        with_stats = is_inference is False if generate_stats is None else generate_stats
+        results = ("o", "stats") if with_stats else ("o",)
+        made = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)
+        return made[0], made[1] if with_stats else None
+
+    def sdpa_backward(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        o: Operand,
+        dO: Operand,
+        stats: Operand,
+        attn_scale: Operand | None = None,
+        bias: Operand | None = None,
+        dBias: Tensor | None = None,
+        use_alibi_mask: bool = False,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        dropout: tuple[Any, ...] | None = None,
+        rng_dump: Tensor | None = None,
+        use_deterministic_algorithm: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        score_mod: Any = None,
+        score_mod_bprop: Any = None,
+        sink_token: Operand | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of scaled dot-product attention. Always deterministic.
+
+            dQ = attn_scale dS k, dK = attn_scale dS^T q, dV = P^T dO
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk].
+            v: values, [B, Hv, Skv, Dv].
+            o: forward result, [B, Hq, Sq, Dv].
+            dO: gradient of the forward result, [B, Hq, Sq, Dv].
+            stats: statistics that the forward pass returned, [B, Hq, Sq, 1].
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            bias: the bias of the forward pass; optional.
+            dBias: a tensor that receives the gradient of the bias; optional.
+            use_alibi_mask: whether the forward pass used ALiBi.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
+            seq_len_q: queries in use per batch entry, [B, 1, 1, 1]; optional.
+            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1]; optional.
+            max_total_seq_len_q: upper bound of all queries together, a hint.
+            max_total_seq_len_kv: upper bound of all keys together, a hint.
+            use_causal_mask: as in the forward pass.
+            use_causal_mask_bottom_right: as in the forward pass.
+            sliding_window_length: as in the forward pass.
+            diagonal_alignment: as in the forward pass.
+            diagonal_band_left_bound: as in the forward pass.
+            diagonal_band_right_bound: as in the forward pass.
+            dropout: as in the forward pass.
+            rng_dump: a tensor that would receive dropout's mask; the forward pass gives it.
+            use_deterministic_algorithm: accepted; every algorithm is deterministic.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            score_mod: as in the forward pass; does not exist yet.
+            score_mod_bprop: the gradient of score_mod; does not exist yet.
+            sink_token: the sink of the forward pass; optional.
+            dSink_token: a tensor that receives the gradient of the sink; optional.
+        Returns:
+            dQ: gradient of q, as q.
+            dK: gradient of k, as k.
+            dV: gradient of v, as v.
+        Raises:
+            BadParameterError: at build, when the operands break a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet.
+        """
+        refused = {"score_mod": score_mod, "score_mod_bprop": score_mod_bprop, "rng_dump": rng_dump}
+        _refuse(f"sdpa_backward '{name}'", refused)
+        if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
+            raise BadParameterError(
+                f"sdpa_backward '{name}': use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, "
+                "1, 1] of INT32."
+            )
+        values = self._attention_values(
+            f"sdpa_backward '{name}'", q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
+            sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
+            dropout,
+        )  # fmt: skip
+        values |= {"o": o, "dO": dO, "stats": stats, "bias": bias, "dBias": dBias}
+        values |= {"use_alibi_mask": use_alibi_mask or None, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"max_total_seq_len_q": max_total_seq_len_q, "max_total_seq_len_kv": max_total_seq_len_kv}
+        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
+        results = ("dQ", "dK", "dV")
+        made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return made[0], made[1], made[2]
+
+    scaled_dot_product_flash_attention = sdpa
+    scaled_dot_product_flash_attention_backward = sdpa_backward
+
+    @staticmethod
+    def _attention_values(
+        where: str,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        attn_scale: Operand | None,
+        use_causal_mask: bool,
+        use_causal_mask_bottom_right: bool,
+        sliding_window_length: int | None,
+        diagonal_alignment: enums.diagonal_alignment | str,
+        left_bound: int | None,
+        right_bound: int | None,
+        dropout: tuple[Any, ...] | None,
+    ) -> dict[str, Any]:
+        """What both directions share, by row key: the scale as number or tensor, masks as bounds, dropout's
+        parts."""
+        values: dict[str, Any] = {"q": q, "k": k, "v": v}
+        is_number = isinstance(attn_scale, (int, float))
+        values["attn_scale_value" if is_number else "attn_scale"] = attn_scale
+        alignment = enums.member(enums.diagonal_alignment, diagonal_alignment)
+        if use_causal_mask or use_causal_mask_bottom_right:
+            if right_bound not in (None, 0):
+                raise BadParameterError(
+                    f"{where}: a causal mask bounds the right at 0, diagonal_band_right_bound is "
+                    f"{right_bound}. Give one."
+                )
+            right_bound = 0
+        if use_causal_mask_bottom_right:
+            alignment = enums.diagonal_alignment.BOTTOM_RIGHT
+        values["diagonal_alignment"] = int(alignment) or None
+        values["diagonal_band_left_bound"] = sliding_window_length if left_bound is None else left_bound
+        values["diagonal_band_right_bound"] = right_bound
+        if dropout is not None:
+            if isinstance(dropout[0], Tensor):
+                _refuse(where, {"dropout with a mask tensor": dropout})
+            values["dropout_probability"] = float(dropout[0])
+            values |= dict(zip(("dropout_seed", "dropout_offset"), dropout[1:], strict=False))
+        return values

@@ -1,6 +1,5 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Tensors of a graph: what an operation reads or writes, without memory. Whatever is left unset of an operation's
-result is inferred when the graph is validated."""
+"""Tensors of a graph: what an operation reads or writes, without memory. Whatever is left unset of an
+operation's result is inferred when the graph is validated."""
 
 from __future__ import annotations
 
@@ -55,6 +54,7 @@ class Tensor:
         "constant",
         "graph",
         "is_read",
+        "is_written",
         "producer",
         "value",
     )
@@ -62,7 +62,8 @@ class Tensor:
     def __init__(self, graph: Graph, name: str = "", producer: Any = None) -> None:
         self.graph = graph
         self.producer = producer
-        self.is_read = False
+        self.is_read = False  # by an operation
+        self.is_written = False  # by an operation that did not make it
         self.value: Any = None  # the array or number that it was made from
         self.constant: bytes | None = None
         self._name = name
@@ -121,7 +122,8 @@ class Tensor:
     def _changeable(self) -> Tensor:
         if self.graph.is_validated:
             raise BadParameterError(
-                f"{self!r}: the graph is validated, so its tensors cannot change. Set it before validate() or build()."
+                f"{self!r}: the graph is validated, so its tensors cannot change. Set it before validate() "
+                "or build()."
             )
         return self
 

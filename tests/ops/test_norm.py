@@ -189,7 +189,14 @@ def test_inference_needs_no_statistics(case: Case) -> None:
 @one_per_phased_mode
 def test_inference_gives_statistics_on_request(case: Case) -> None:
     x, scale, bias = random(case.x), random(case.affine, seed=1), random(case.affine, seed=2)
-    build = forward(case, **case.options("INFERENCE"))
+    keys = ("y", "mean", "inv_variance") if case.has_mean else ("y", "inv_variance")
+
+    def build(g: Any, **operands: Any) -> Any:
+        mode = case.method.removesuffix("norm").replace("ada", "ada_").upper() + "_NORM"
+        options = case.options("INFERENCE") | {"epsilon": EPSILON, "mode": mode}
+        options["phase"] = options.pop("norm_forward_phase")
+        return g._operation("norm", "norm", operands | options, keys, name="n")
+
     check(build, {"x": x, "scale": scale, "bias": bias}, outputs(case, x, scale, bias), magnitude=8)
 
 
@@ -649,6 +656,6 @@ def test_refusals_that_methods_cannot_cause(fixed: dict[str, str], operand: str,
         running = (
             {"in_running_mean": mean, "in_running_var": variance} if fixed["mode"] == "BATCH_NORM" else {}
         )
-        g._operation("norm", {"x": x, "epsilon": 0.1} | running | fixed, ("y", operand), name="n")
+        g._operation("norm", "norm", {"x": x, "epsilon": 0.1} | running | fixed, ("y", operand), name="n")
 
     refuses(build, {"x": X, "mean": C, "variance": C}, f"norm 'n': {rule}")

@@ -11,14 +11,16 @@ import pytest
 from checks import LAYOUTS, check, exact, random, refuses
 
 INF = np.inf
+STATISTICS = ("stats", "max", "sum_exp")
 
 
 def softmax(*wanted: int, **options: Any) -> Callable[..., Any]:
     """Builds a softmax with some of its outputs; all when none is named."""
 
     def build(g: Any, **operands: Any) -> Any:
-        made = g.softmax(operands["x"], sink=operands.get("sink"), name="p", **options)
-        return [made[i] for i in wanted or range(4)]
+        asked = {key: g.tensor(name=key) for i, key in enumerate(STATISTICS, 1) if i in (wanted or range(4))}
+        y = g.softmax(operands["x"], sink=operands.get("sink"), name="p", **asked, **options)
+        return [[y, *map(asked.get, STATISTICS)][i] for i in wanted or range(4)]
 
     return build
 
@@ -117,7 +119,7 @@ def test_empty(dims: tuple[int, ...], rows: tuple[int, ...]) -> None:
 
 def test_virtual_result_keeps_the_precision_of_the_calculation() -> None:
     x = random((3, 5), "bf16")
-    wide = lambda g, x: g.identity(g.softmax(x)[0])  # noqa: E731
+    wide = lambda g, x: g.identity(g.softmax(x))  # noqa: E731
     check(wide, {"x": x}, oracle(x, 1)[0], out="f32")
 
 
@@ -145,7 +147,7 @@ def test_refuses_a_sink_per_column() -> None:
 )
 def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: str) -> None:
     def build(g: Any, x: Any) -> None:
-        g.softmax(x, name="p")[i].set_dim([int(n) for n in dims.split(",")])
+        softmax()(g, x=x)[i].set_dim([int(n) for n in dims.split(",")])
 
     rule = f"{key} has dims [{dims}], expected [{expected}]. Give it these dims, or none."
     refuses(build, X, f"softmax 'p': {rule}")

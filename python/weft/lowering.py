@@ -1,0 +1,131 @@
+"""From tensors and operations as Python holds them to descriptors of the C API, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from weft_cffi._weft import ffi
+
+from weft import backend, dtypes, enums
+from weft.backend import Descriptor, Row
+from weft.enums import attribute_name, data_type, descriptor_type
+from weft.errors import BadParameterError, WeftError
+from weft.tensor import Tensor
+
+
+class Operation(NamedTuple):
+    """An operation as it was asked for: operands and options by row key."""
+
+    kind: str
+    name: str
+    values: dict[str, Any]
+    results: dict[str, Tensor]
+    compute_data_type: data_type | None
+
+
+class Lowering:
+    """Makes the descriptors of one graph's operations; a tensor's is made when it is first needed."""
+
+    def __init__(self, compute_data_type: data_type | None) -> None:
+        self.tensors: dict[Tensor, Descriptor] = {}
+        self._compute_data_type = compute_data_type
+
+    def tensor(self, tensor: Tensor) -> Descriptor:
+        """The finalized descriptor of a tensor."""
+        if tensor in self.tensors:
+            return self.tensors[tensor]
+        made = Descriptor(descriptor_type.TENSOR_DESCRIPTOR)
+        made.set(attribute_name.TENSOR_UNIQUE_ID, "INT64", [tensor._uid])
+        if tensor._name:
+            made.set(attribute_name.NAME_EXT, "CHAR", tensor._name)
+        if tensor._dims:
+            made.set(attribute_name.TENSOR_DIMENSIONS, "INT64", tensor._dims)
+        if tensor._strides:
+            made.set(attribute_name.TENSOR_STRIDES, "INT64", tensor._strides)
+        if tensor._data_type is not None:
+            made.set(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE", [tensor._data_type])
+        if tensor._is_virtual:
+            made.set(attribute_name.TENSOR_IS_VIRTUAL, "BOOLEAN", [True])
+        memory = None
+        if tensor.constant is not None:
+            memory = ffi.new("char[16]", tensor.constant)
+            made.set(attribute_name.TENSOR_CONSTANT_VALUE, "VOID_PTR", [memory])
+        elif tensor._by_value:
+            made.set(attribute_name.TENSOR_IS_BY_VALUE, "BOOLEAN", [True])
+        if tensor._alignment is not None:
+            made.set(attribute_name.TENSOR_BYTE_ALIGNMENT, "INT64", [tensor._alignment])
+        if tensor._vector is not None:
+            made.set(attribute_name.TENSOR_VECTOR_COUNT, "INT64", [tensor._vector[0]])
+            made.set(attribute_name.TENSOR_VECTORIZED_DIMENSION, "INT64", [tensor._vector[1]])
+        if tensor._reordering:
+            made.set(attribute_name.TENSOR_REORDERING_MODE, "TENSOR_REORDERING_MODE", [tensor._reordering])
+        if tensor._ragged_offset is not None:
+            offset = self.tensor(tensor._ragged_offset)
+            made.set(attribute_name.TENSOR_RAGGED_OFFSET_DESC, "BACKEND_DESCRIPTOR", [offset])
+            multiplier = [tensor._ragged_multiplier]
+            made.set(attribute_name.TENSOR_RAGGED_OFFSET_MULTIPLIER, "INT64", multiplier)
+        made.finalize()
+        del memory  # finalize copied the constant
+        self.tensors[tensor] = made
+        return made
+
+    def operation(self, operation: Operation) -> Descriptor:
+        """The finalized descriptor of an operation; the library infers its results."""
+        schema = backend.operations()[operation.kind]
+        own = Descriptor(schema.kind)
+        own.set(attribute_name.NAME_EXT, "CHAR", operation.name)
+        parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
+        values = {**operation.values, **operation.results}
+        compute = operation.compute_data_type
+        compute = self._compute_data_type if compute is None else compute
+        if compute is not None and "compute_data_type" in schema.rows:
+            values["compute_data_type"] = compute
+        for key, value in values.items():
+            row, elements = self._row(schema.rows[key], value, f"{operation.kind} '{operation.name}'")
+            target = parameters if row.is_parameter and parameters is not None else own
+            target.set(row.name, row.type, elements)
+        if parameters is not None:
+            parameters.finalize()
+            row = next(
+                row for rows in schema.rows.values() for row in rows if row.target == schema.parameters
+            )
+            own.set(row.name, "BACKEND_DESCRIPTOR", [parameters])
+        own.finalize()
+        return own
+
+    def _row(self, rows: Sequence[Row], value: Any, where: str) -> tuple[Row, Sequence[Any]]:
+        """Which of an attribute's rows takes a value, and the value as its elements."""
+        is_list = rows[0].storage != "value"
+        values = list(value) if is_list and isinstance(value, (list, tuple)) else [value]
+        if values and isinstance(values[0], Tensor):
+            row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
+            return row, [self.tensor(item) for item in values]
+        row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
+        try:
+            return row, elements_of(row, values)
+        except WeftError as error:
+            raise BadParameterError(f"{where}: {row.key}: {error}") from None
+        except (TypeError, ValueError, AttributeError):
+            kind = f"{row.type}{'[]' if is_list else ''}"
+            raise BadParameterError(
+                f"{where}: {row.key} is {value!r}. Give a value of type {kind}."
+            ) from None
+
+
+def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:
+    """Values as the row's element type."""
+    if row.type == "CHAR":
+        return str(values[0])
+    if row.type == "DATA_TYPE":
+        return [dtypes.data_type_of(value) for value in values]
+    if row.type == "FRACTION":
+        pairs = [value if isinstance(value, tuple) else (value, 1) for value in values]
+        return [[n.numerator * getattr(d, "denominator", 1), n.denominator * d.numerator] for n, d in pairs]
+    if row.type in ("INT64", "INT32"):
+        return [value.__index__() for value in values]
+    if row.type in ("FLOAT", "DOUBLE"):
+        return [float(value) for value in values]
+    if row.type in enums.ENUM_OF_TYPE:
+        return [enums.member(enums.ENUM_OF_TYPE[row.type], value) for value in values]
+    return list(values)

@@ -1,0 +1,215 @@
+"""From a graph's descriptor to plans: candidates from heuristics or by hand, filters, and building."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft import backend, enums
+from weft.backend import Descriptor, Handle
+from weft.devices import DeviceProperties, KernelCache
+from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
+from weft.errors import BadParameterError, NotSupportedError, WeftError
+from weft.plan import Plan
+
+
+class Candidate(NamedTuple):
+    """An engine with its knobs set, as heuristics or the user chose it."""
+
+    config: Descriptor
+    engine: Descriptor
+    tag: str
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.engine.get_text(attribute_name.ENGINE_NAME_EXT)
+
+    @property
+    def numerical_notes(self) -> set[enums.numerical_note]:
+        """How the engine's arithmetic differs from the plain formula."""
+        notes = self.engine.get(attribute_name.ENGINE_NUMERICAL_NOTE, "NUMERICAL_NOTE")
+        return {enums.numerical_note(note) for note in notes}
+
+    @property
+    def behavior_notes(self) -> set[enums.behavior_note]:
+        """What the engine does or needs besides arithmetic."""
+        notes = self.engine.get(attribute_name.ENGINE_BEHAVIOR_NOTE, "BEHAVIOR_NOTE")
+        return {enums.behavior_note(note) for note in notes}
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace that its plan needs."""
+        return int(self.config.get_one(attribute_name.ENGINECFG_WORKSPACE_SIZE, "INT64"))
+
+
+class Knob(NamedTuple):
+    """A number by which an engine can be tuned, and its legal values."""
+
+    type: enums.knob_type
+    max: int
+    min: int
+    stride: int
+
+
+class Planner:
+    """The candidates for one finalized graph, and the plans made from them."""
+
+    def __init__(
+        self,
+        graph: Descriptor,
+        handle: Handle | None,
+        device: DeviceProperties | None,
+        kernel_cache: KernelCache | None,
+        sm_count: int | None,
+    ) -> None:
+        self.graph = graph
+        self.candidates: list[Candidate] = []
+        self.plans: list[Plan | None] = []
+        self.failures: list[str] = []
+        self.label = "graph"
+        self._handle, self._device, self._cache, self._sm_count = handle, device, kernel_cache, sm_count
+
+    def support(self) -> list[dict[str, Any]]:
+        """Every engine's answer: a predicted time, or why it declines."""
+        device = self._device or DeviceProperties(handle=self._handle)
+        return backend.query_support(self.graph, device.descriptor)
+
+    # ---- Candidates ----
+
+    def ask(self, modes: Iterable[heur_mode | str]) -> None:
+        """Adds what heuristics advise, best first; fails when no engine can run the graph."""
+        for mode in modes:
+            query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
+            query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [enums.member(heur_mode, mode)])
+            query.set(attribute_name.ENGINEHEUR_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])
+            if self._sm_count is not None:
+                query.set(attribute_name.ENGINEHEUR_SM_COUNT_TARGET, "INT32", [self._sm_count])
+            if self._device is not None:
+                device = [self._device.descriptor]
+                query.set(attribute_name.ENGINEHEUR_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
+            query.finalize()
+            kind = descriptor_type.ENGINECFG_DESCRIPTOR
+            for config in query.get_descriptors(attribute_name.ENGINEHEUR_RESULTS, kind):
+                self._add(config)
+        if not self.candidates:
+            raise self.not_supported()
+
+    def engine(self, engine_id: int) -> Descriptor:
+        """An engine for the graph, by its number."""
+        engine = Descriptor(descriptor_type.ENGINE_DESCRIPTOR)
+        engine.set(attribute_name.ENGINE_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])
+        engine.set(attribute_name.ENGINE_GLOBAL_INDEX, "INT64", [engine_id])
+        if self._device is not None:
+            engine.set(attribute_name.ENGINE_DEVICEPROP, "BACKEND_DESCRIPTOR", [self._device.descriptor])
+        engine.finalize()
+        return engine
+
+    def knobs(self, engine_id: int) -> list[Knob]:
+        """The numbers by which an engine can be tuned."""
+        kind = descriptor_type.KNOB_INFO_DESCRIPTOR
+        infos = self.engine(engine_id).get_descriptors(attribute_name.ENGINE_KNOB_INFO, kind)
+        return [
+            Knob(
+                enums.knob_type(info.get_one(attribute_name.KNOB_INFO_TYPE, "KNOB_TYPE")),
+                info.get_one(attribute_name.KNOB_INFO_MAXIMUM_VALUE, "INT64"),
+                info.get_one(attribute_name.KNOB_INFO_MINIMUM_VALUE, "INT64"),
+                info.get_one(attribute_name.KNOB_INFO_STRIDE, "INT64"),
+            )
+            for info in infos
+        ]
+
+    def choose(self, engine_id: int, knobs: Mapping[int | str, int]) -> None:
+        """Adds an engine with knobs set by hand."""
+        config = Descriptor(descriptor_type.ENGINECFG_DESCRIPTOR)
+        config.set(attribute_name.ENGINECFG_ENGINE, "BACKEND_DESCRIPTOR", [self.engine(engine_id)])
+        choices = []
+        for knob, value in knobs.items():
+            choice = Descriptor(descriptor_type.KNOB_CHOICE_DESCRIPTOR)
+            kind = enums.member(enums.knob_type, knob)
+            choice.set(attribute_name.KNOB_CHOICE_KNOB_TYPE, "KNOB_TYPE", [kind])
+            choice.set(attribute_name.KNOB_CHOICE_KNOB_VALUE, "INT64", [value])
+            choice.finalize()
+            choices.append(choice)
+        if choices:
+            config.set(attribute_name.ENGINECFG_KNOB_CHOICES, "BACKEND_DESCRIPTOR", choices)
+        config.finalize()
+        self._add(config)
+
+    def _add(self, config: Descriptor) -> None:
+        kind = descriptor_type.ENGINE_DESCRIPTOR
+        (engine,) = config.get_descriptors(attribute_name.ENGINECFG_ENGINE, kind)
+        tag = f"eng{engine.get_one(attribute_name.ENGINE_GLOBAL_INDEX, 'INT64')}"
+        kind = descriptor_type.KNOB_CHOICE_DESCRIPTOR
+        for choice in config.get_descriptors(attribute_name.ENGINECFG_KNOB_CHOICES, kind):
+            knob = int(choice.get_one(attribute_name.KNOB_CHOICE_KNOB_TYPE, "KNOB_TYPE"))
+            tag += f"_k{knob}={choice.get_one(attribute_name.KNOB_CHOICE_KNOB_VALUE, 'INT64')}"
+        if all(candidate.tag != tag for candidate in self.candidates):
+            self.candidates.append(Candidate(config, engine, tag))
+            self.plans.append(None)
+
+    def keep(self, filters: Sequence[Callable[[Candidate], str]]) -> None:
+        """Drops the candidates for which a filter names a reason; fails when none is left."""
+        kept = []
+        for candidate in self.candidates:
+            reason = next((text for text in (refuse(candidate) for refuse in filters) if text), "")
+            if reason:
+                self.failures.append(f"{candidate.name} ({candidate.tag}): deselected by {reason}.")
+            else:
+                kept.append(candidate)
+        self.candidates, self.plans = kept, [None] * len(kept)
+        if not kept:
+            raise self.not_supported()
+
+    # ---- Plans ----
+
+    def build(self, policy: build_plan_policy, wrap: Callable[[Descriptor], Plan]) -> int:
+        """Builds the first candidate that can be built, or with policy ALL every one; the index of the
+        first."""
+        built = []
+        for i in range(len(self.candidates)):
+            try:
+                self.build_at(i, wrap)
+            except WeftError as error:
+                self.failures.append(f"{self.candidates[i].name} ({self.candidates[i].tag}): {error}")
+                continue
+            built.append(i)
+            if policy == build_plan_policy.HEURISTICS_CHOICE:
+                break
+        if not built:
+            raise self.not_supported()
+        return built[0]
+
+    def build_at(self, index: int, wrap: Callable[[Descriptor], Plan]) -> None:
+        """Builds one candidate."""
+        if self.plans[index] is not None:
+            return
+        made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
+        if self._device is not None:
+            device = [self._device.descriptor]
+            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
+        elif self._handle is not None:
+            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
+        config = [self.candidates[index].config]
+        made.set(attribute_name.EXECUTION_PLAN_ENGINE_CONFIG, "BACKEND_DESCRIPTOR", config)
+        if self._cache is not None:
+            cache = [self._cache.descriptor]
+            made.set(attribute_name.EXECUTION_PLAN_KERNEL_CACHE, "BACKEND_DESCRIPTOR", cache)
+        made.finalize()
+        self.plans[index] = wrap(made)
+
+    def checked(self, index: int) -> int:
+        """An index of a candidate."""
+        if not 0 <= index < len(self.plans):
+            count = len(self.plans)
+            raise BadParameterError(
+                f"{self.label}: plan {index} was asked for, there are {count}. Use 0 to {count - 1}."
+            )
+        return index
+
+    def not_supported(self) -> NotSupportedError:
+        """What to raise when no candidate is left: every engine's reason."""
+        reasons = list(self.failures)
+        reasons = reasons or [f"{a['engine']}: {a['reason']}" for a in self.support() if not a["supported"]]
+        listed = " ".join(reasons) or "No engine serves this device."
+        return NotSupportedError(f"{self.label}: no engine can run it. {listed}", reasons=reasons)
