@@ -376,6 +376,12 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT; Weft keeps FLOAT's. No tensor can hold it. */
+static void settle_compute_type(const struct descriptor *descriptor, int32_t *type) {
+    if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema)
+        *type = WEFT_DATA_FLOAT;
+}
+
 weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t count, const void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
@@ -389,6 +395,8 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     TRY(arena_alloc(&descriptor->arena, &stored, (size_t)count * bytes + 1));
     for (int64_t i = 0; i < count; i++) {
         convert_in(stored + (size_t)i * bytes, row->type, type, elements, i);
+        if (row->type == WEFT_TYPE_DATA_TYPE)
+            settle_compute_type(descriptor, (int32_t *)(stored + (size_t)i * bytes));
         TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
     }
     for (int64_t i = 0; row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)

@@ -85,16 +85,16 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
             if (!used[i] && (dim < 0 || tensor->strides.at[i] < tensor->strides.at[dim]))
                 dim = i;
         used[dim] = true;
-        if (tensor->dims.at[dim] == 1)
+        int64_t extent = tensor->dims.at[dim];
+        if (dim == tensor->vector_dim && tensor->vector_count > 1)
+            extent /= tensor->vector_count;
+        if (extent == 1)
             continue;
         if (tensor->strides.at[dim] < reach)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place.",
                  descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
                  numbers_text(tensor->strides.at, tensor->strides.count));
-        int64_t extent = tensor->dims.at[dim];
-        if (dim == tensor->vector_dim && tensor->vector_count > 1)
-            extent /= tensor->vector_count;
         reach = tensor->strides.at[dim] * (extent - 1) + reach;
     }
     return WEFT_STATUS_SUCCESS;

@@ -58,6 +58,9 @@ struct op {
     weftStatus_t (*check)(const struct descriptor *op);
     /* Computes all outputs. */
     void (*reference)(const struct descriptor *op, const struct bindings *bindings);
+    /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1: it
+       may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */
+    int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
     /* Bytes of scratch that the reference wants; NULL: none. */
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */

@@ -219,6 +219,14 @@ void tensor_infer_type(struct tensor *tensor, weftDataType_t type) {
         tensor->type = (int32_t)type;
 }
 
+/* Whether dimension a lies inside of dimension b in memory. In a packed tensor a dimension of extent 1 has the stride of
+   the next one outside of it, so of equal strides the one of extent 1 is inside. */
+static bool runs_faster(const struct tensor *tensor, int64_t a, int64_t b) {
+    if (tensor->strides.at[a] != tensor->strides.at[b])
+        return tensor->strides.at[a] < tensor->strides.at[b];
+    return tensor->dims.at[a] == 1 && tensor->dims.at[b] != 1;
+}
+
 void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
     if (!tensor || tensor->strides.count || !tensor->dims.count)
         return;
@@ -227,13 +235,8 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
     int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
     for (int64_t i = 0; i < rank; i++) {
         int64_t dim = rank - 1 - i, at = i;
-        /* Insertion sort by the other tensor's strides; equal ones keep row-major order. Dimensions of extent 1 have
-           meaningless strides, so they do not move. */
-        while (follow && at > 0 && like->dims.at[dim] > 1 && like->strides.at[dim] < like->strides.at[order[at - 1]] &&
-               like->dims.at[order[at - 1]] > 1) {
+        for (; follow && at > 0 && runs_faster(like, dim, order[at - 1]); at--)
             order[at] = order[at - 1];
-            at--;
-        }
         order[at] = dim;
     }
     int64_t stride = 1;

@@ -81,6 +81,22 @@ static bool may_share(const struct draft *draft, int in, int out) {
     return !reads_it || (step->family->may_alias && step->family->may_alias(&step->region, in, out));
 }
 
+/* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */
+static int64_t place_in_output(const struct draft *draft, int in, int out) {
+    const struct graph *graph = draft->graph;
+    const struct descriptor *op = graph->nodes[graph->values[out].producer].op;
+    bool only_reader = graph->values[in].readers == 1 && graph->values[in].first_reader == graph->values[out].producer;
+    return only_reader && op_of(op)->place_in
+               ? op_of(op)->place_in(op, graph->values[in].tensor, graph->values[out].tensor)
+               : -1;
+}
+
+static int64_t allowed_overlap(const struct draft *draft, int in, int out) {
+    if (draft->graph->values[in].producer >= 0)
+        return -1;
+    return may_share(draft, in, out) ? 0 : place_in_output(draft, in, out);
+}
+
 static weftStatus_t list_conflicts(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
     size_t most = (size_t)plan->slot_count * (size_t)plan->slot_count;
@@ -94,7 +110,7 @@ static weftStatus_t list_conflicts(struct plan *plan) {
             plan->conflicts[plan->conflict_count++] = (struct conflict){
                 .a = a,
                 .b = b,
-                .same_is_fine = !b_written && may_share(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
+                .allowed = allowed_overlap(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
         }
     return WEFT_STATUS_SUCCESS;
 }

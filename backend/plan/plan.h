@@ -16,8 +16,8 @@ struct slot {
 
 /* Two slots whose memory must not overlap, at least one of them written. */
 struct conflict {
-    int a, b;
-    bool same_is_fine; /* exactly the same memory is allowed */
+    int a, b;       /* a is written */
+    int64_t allowed; /* b may begin exactly so many bytes after a; -1: nowhere */
 };
 
 struct plan {

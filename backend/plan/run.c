@@ -24,7 +24,7 @@ static weftStatus_t fail_conflict(const struct plan *plan, const struct conflict
          "output %s and %s overlap in memory. Give the output memory of its own%s.",
          descriptor_label(&values[plan->slots[conflict->a].value].tensor->base),
          descriptor_label(&values[plan->slots[conflict->b].value].tensor->base),
-         conflict->same_is_fine ? ", or exactly the same memory" : "");
+         conflict->allowed == 0 ? ", or exactly the same memory" : "");
 }
 
 static weftStatus_t check_pointers(const struct plan *plan, void *const *pointers, const void *workspace,
@@ -40,7 +40,7 @@ static weftStatus_t check_pointers(const struct plan *plan, void *const *pointer
         uintptr_t a = (uintptr_t)pointers[conflict->a], b = (uintptr_t)pointers[conflict->b];
         bool apart = a + (uintptr_t)plan->slots[conflict->a].bytes <= b ||
                      b + (uintptr_t)plan->slots[conflict->b].bytes <= a;
-        if (!apart && !(conflict->same_is_fine && a == b))
+        if (!apart && !(conflict->allowed >= 0 && b == a + (uintptr_t)conflict->allowed))
             return fail_conflict(plan, conflict);
     }
     if (plan->workspace_bytes && !workspace)

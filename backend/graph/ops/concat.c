@@ -65,6 +65,22 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+/* The input of in_place_index may be its part of y: then it walks y's strides. */
+static int64_t place_in(const struct descriptor *descriptor, const struct tensor *in, const struct tensor *out) {
+    const struct concat_op *op = (const struct concat_op *)descriptor;
+    int axis = concat_axis(op);
+    int64_t before = 0;
+    if (op->inplace_index < 0 || op->inputs.tensors[op->inplace_index] != in || in->type != out->type ||
+        in->vector_count != 1 || out->vector_count != 1)
+        return -1;
+    for (int64_t k = 0; k < op->inplace_index; k++)
+        before += op->inputs.tensors[k]->dims.at[axis];
+    for (int64_t i = 0; i < in->dims.count; i++)
+        if (in->dims.at[i] != 1 && in->strides.at[i] != out->strides.at[i])
+            return -1;
+    return dtype_bytes((weftDataType_t)in->type, before * out->strides.at[axis]);
+}
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     struct view y = view_of(bindings, op->y);
@@ -94,5 +110,6 @@ const struct op concat_op = {
         },
     .methods = methods,
     .infer = infer,
+    .place_in = place_in,
     .reference = reference,
 };
