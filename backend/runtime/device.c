@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds the devices of this machine. */
+/* Finds the devices of this machine, knows those of others, and keeps one context per GPU. */
 #include "runtime/device.h"
+#include "runtime/driver.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* Whether the first GPU is the default device: 1 as soon as the list of engines serves GPUs. */
+enum { CUDA_BY_DEFAULT = 0 };
+
+enum { CUDA_DEVICES_MAX = 64, OLDEST_ARCH = 75 };
 
 const char *device_kind_name(weftDeviceKind_t kind) { return kind == WEFT_DEVICE_CPU ? "cpu" : "cuda"; }
 
@@ -36,15 +44,262 @@ static int count_threads(void) {
     return online > 0 ? (int)online : 1;
 }
 
+/* ---- GPUs of this machine ---------------------------------------------------------------------------------------- */
+
+static const struct {
+    enum cuda_device_attribute attribute;
+    size_t offset;
+} int_attributes[] = {
+    {CUDA_COMPUTE_CAPABILITY_MAJOR, offsetof(struct cuda_properties, major)},
+    {CUDA_COMPUTE_CAPABILITY_MINOR, offsetof(struct cuda_properties, minor)},
+    {CUDA_MULTIPROCESSOR_COUNT, offsetof(struct cuda_properties, multiprocessors)},
+    {CUDA_CLOCK_RATE, offsetof(struct cuda_properties, clock_khz)},
+    {CUDA_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, offsetof(struct cuda_properties, shared_per_block)},
+    {CUDA_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, offsetof(struct cuda_properties, shared_per_multiprocessor)},
+    {CUDA_MAX_REGISTERS_PER_MULTIPROCESSOR, offsetof(struct cuda_properties, registers_per_multiprocessor)},
+    {CUDA_MAX_THREADS_PER_MULTIPROCESSOR, offsetof(struct cuda_properties, threads_per_multiprocessor)},
+    {CUDA_MAX_THREADS_PER_BLOCK, offsetof(struct cuda_properties, threads_per_block)},
+};
+
+/* Stops at the first result that is not success, and returns it. */
+static int read_properties(struct device *device, const struct driver *driver) {
+    struct cuda_properties *cuda = &device->cuda;
+    int id, value, memory_khz = 0, bus_bits = 0;
+    size_t memory;
+    int result = driver->device_get(&id, device->ordinal);
+    if (!result)
+        result = driver->device_get_name(device->name, sizeof device->name, id);
+    if (!result)
+        result = driver->device_total_mem(&memory, id);
+    if (!result)
+        result = driver->device_get_uuid(cuda->uuid, id);
+    for (size_t i = 0; !result && i < sizeof int_attributes / sizeof *int_attributes; i++) {
+        result = driver->device_get_attribute(&value, int_attributes[i].attribute, id);
+        memcpy((char *)cuda + int_attributes[i].offset, &value, sizeof value);
+    }
+    for (int axis = 0; !result && axis < 3; axis++) {
+        result = driver->device_get_attribute(&value, CUDA_MAX_GRID_DIM_X + axis, id);
+        cuda->max_grid[axis] = value;
+    }
+    if (!result)
+        result = driver->device_get_attribute(&value, CUDA_L2_CACHE_SIZE, id);
+    if (!result)
+        result = driver->device_get_attribute(&memory_khz, CUDA_MEMORY_CLOCK_RATE, id);
+    if (!result)
+        result = driver->device_get_attribute(&bus_bits, CUDA_GLOBAL_MEMORY_BUS_WIDTH, id);
+    if (result)
+        return result;
+    cuda->l2_bytes = value;
+    cuda->memory_bytes = (int64_t)memory;
+    cuda->bandwidth = (int64_t)memory_khz * 1000 * 2 * bus_bits / 8; /* two transfers a clock */
+    return CUDA_SUCCESS;
+}
+
+static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
+    const struct driver *driver;
+    TRY(driver_get(&driver));
+    if (ordinal < 0 || ordinal >= driver->device_count || ordinal >= CUDA_DEVICES_MAX)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "no device cuda:%d on this machine: Weft sees 1 cpu and %d cuda device%s. Ask for %s.", (int)ordinal,
+             driver->device_count, driver->device_count == 1 ? "" : "s",
+             driver->device_count == 1 ? "cuda:0" : "a smaller ordinal");
+    device->kind = WEFT_DEVICE_CUDA;
+    device->ordinal = ordinal;
+    int result = read_properties(device, driver);
+    if (result)
+        return driver_fail(result, "cuda:%d: reading its properties", (int)ordinal);
+    const struct cuda_properties *cuda = &device->cuda;
+    if (cuda->major * 10 + cuda->minor < OLDEST_ARCH)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "cuda:%d (%s): kernels need compute capability 7.5 or newer, this GPU has %d.%d. Use a newer GPU or the "
+             "CPU "
+             "(device cpu:0).",
+             (int)ordinal, device->name, cuda->major, cuda->minor);
+    if (cuda->bandwidth <= 0) { /* some virtual GPUs do not say */
+        struct device typical;
+        TRY(device_describe_cuda(&typical, cuda->major, cuda->minor));
+        device->cuda.bandwidth = typical.cuda.bandwidth;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+int device_count(weftDeviceKind_t kind) {
+    if (kind == WEFT_DEVICE_CPU)
+        return 1;
+    const struct driver *driver = driver_find();
+    return driver ? driver->device_count : 0;
+}
+
 weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t ordinal) {
     memset(device, 0, sizeof *device);
+    if (kind == WEFT_DEVICE_CUDA)
+        return find_cuda(device, ordinal);
     if (kind != WEFT_DEVICE_CPU || ordinal != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "no device %s:%d on this machine: Weft sees 1 cpu and 0 cuda devices. Ask for cpu:0.",
-             device_kind_name(kind), (int)ordinal);
+             "no device %s:%d: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+             "cuda:0.",
+             kind == WEFT_DEVICE_CPU ? "cpu" : "of kind", kind == WEFT_DEVICE_CPU ? (int)ordinal : (int)kind);
     device->kind = kind;
     device->ordinal = ordinal;
     device->threads = count_threads();
     read_cpu_name(device->name, sizeof device->name);
     return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t device_choose_default(struct device *device) {
+    const char *wish = getenv("WEFT_DEVICE");
+    if (!wish || !*wish) {
+        int count = CUDA_BY_DEFAULT ? device_count(WEFT_DEVICE_CUDA) : 0;
+        for (int i = 0; i < count; i++)
+            if (device_find(device, WEFT_DEVICE_CUDA, i) == WEFT_STATUS_SUCCESS)
+                return WEFT_STATUS_SUCCESS;
+        if (count)
+            status_clear(); /* of a GPU that cannot be used: nobody asked for it */
+        return device_find(device, WEFT_DEVICE_CPU, 0);
+    }
+    char *end;
+    bool has_ordinal = strncmp(wish, "cuda:", 5) == 0;
+    long ordinal = has_ordinal ? strtol(wish + 5, &end, 10) : 0;
+    if (strcmp(wish, "cpu") == 0)
+        return device_find(device, WEFT_DEVICE_CPU, 0);
+    if (strcmp(wish, "cuda") == 0 || (has_ordinal && end != wish + 5 && !*end && ordinal >= 0 && ordinal < INT32_MAX))
+        return device_find(device, WEFT_DEVICE_CUDA, (int32_t)ordinal);
+    FAIL(WEFT_STATUS_BAD_PARAM, "WEFT_DEVICE is '%s'; it must be cpu, cuda or cuda:N. Correct or unset it.", wish);
+}
+
+/* ---- GPUs of other machines -------------------------------------------------------------------------------------- */
+
+#define MIB(n) ((int64_t)(n) << 20)
+#define GIB(n) ((int64_t)(n) << 30)
+#define KIB(n) ((n) * 1024)
+
+/* One well-known GPU per generation; the limits are those of the compute capability. */
+static const struct {
+    int arch;
+    const char *name;
+    int multiprocessors, clock_khz;
+    int64_t bandwidth, memory_bytes, l2_bytes;
+    int shared_per_block, shared_per_multiprocessor, threads_per_multiprocessor;
+} known[] = {
+    {75, "T4", 40, 1590000, 320000000000, GIB(16), MIB(4), KIB(64), KIB(64), 1024},
+    {80, "A100", 108, 1410000, 2039000000000, GIB(80), MIB(40), KIB(163), KIB(164), 2048},
+    {86, "RTX 3090", 82, 1695000, 936000000000, GIB(24), MIB(6), KIB(99), KIB(100), 1536},
+    {87, "Orin", 16, 1300000, 204800000000, GIB(64), MIB(4), KIB(163), KIB(164), 1536},
+    {89, "RTX 4090", 128, 2520000, 1008000000000, GIB(24), MIB(72), KIB(99), KIB(100), 1536},
+    {90, "H200", 132, 1980000, 4800000000000, GIB(141), MIB(60), KIB(227), KIB(228), 2048},
+    {100, "B200", 148, 1965000, 8000000000000, GIB(180), MIB(126), KIB(227), KIB(228), 2048},
+    {103, "B300", 148, 1965000, 8000000000000, GIB(270), MIB(126), KIB(227), KIB(228), 2048},
+    {110, "Thor", 20, 1575000, 273000000000, GIB(128), MIB(32), KIB(227), KIB(228), 1536},
+    {120, "RTX 5090", 170, 2407000, 1792000000000, GIB(32), MIB(96), KIB(99), KIB(100), 1536},
+    {121, "GB10", 48, 2418000, 273000000000, GIB(128), MIB(24), KIB(99), KIB(100), 1536},
+};
+
+weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
+    memset(device, 0, sizeof *device);
+    size_t row = sizeof known / sizeof *known;
+    while (row > 0 && known[row - 1].arch > major * 10 + minor)
+        row--;
+    if (row == 0 || minor < 0 || minor > 9)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "device description: kernels need compute capability 7.5 or newer, asked for %d.%d. Name a newer GPU, as "
+             "\"sm_90\".",
+             major, minor);
+    row--;
+    device->kind = WEFT_DEVICE_CUDA;
+    device->is_described = true;
+    snprintf(device->name, sizeof device->name, "%s%s (described)",
+             known[row].arch == major * 10 + minor ? "" : "like ", known[row].name);
+    device->cuda = (struct cuda_properties){
+        .major = major,
+        .minor = minor,
+        .multiprocessors = known[row].multiprocessors,
+        .clock_khz = known[row].clock_khz,
+        .bandwidth = known[row].bandwidth,
+        .memory_bytes = known[row].memory_bytes,
+        .l2_bytes = known[row].l2_bytes,
+        .shared_per_block = known[row].shared_per_block,
+        .shared_per_multiprocessor = known[row].shared_per_multiprocessor,
+        .registers_per_multiprocessor = 65536,
+        .threads_per_multiprocessor = known[row].threads_per_multiprocessor,
+        .threads_per_block = 1024,
+        .max_grid = {INT32_MAX, 65535, 65535},
+    };
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
+    char *end = NULL;
+    const char *digits = strncmp(text, "sm_", 3) == 0 ? text + 3 : text;
+    long arch = *digits >= '0' && *digits <= '9' ? strtol(digits, &end, 10) : 0;
+    if (end && (*end == 'a' || *end == 'f'))
+        end++;
+    if (!end || *end || arch < 10 || arch > 9999)
+        FAIL(WEFT_STATUS_BAD_PARAM, "'%.40s' names no GPU architecture. Write it as \"sm_90\".", text);
+    *major = (int)arch / 10;
+    *minor = (int)arch % 10;
+    return WEFT_STATUS_SUCCESS;
+}
+
+void device_arch(char arch[16], const struct device *device) {
+    snprintf(arch, 16, "sm_%d%d%s", device->cuda.major % 1000, device->cuda.minor % 10,
+             device->cuda.major >= 9 ? "a" : "");
+}
+
+/* ---- Entering ---------------------------------------------------------------------------------------------------- */
+
+/* The driver is written once, before the first context is published: whoever sees a context may read it. */
+static const struct driver *context_driver;
+static _Atomic(void *) contexts[CUDA_DEVICES_MAX];
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static weftStatus_t retain_context(const struct device *device) {
+    const struct driver *driver;
+    void *context = NULL;
+    int id, result = CUDA_SUCCESS;
+    TRY(driver_get(&driver));
+    pthread_mutex_lock(&context_lock);
+    if (!atomic_load(&contexts[device->ordinal])) {
+        result = driver->device_get(&id, device->ordinal);
+        if (!result)
+            result = driver->device_primary_ctx_retain(&context, id);
+        if (!result) {
+            if (!context_driver)
+                context_driver = driver;
+            atomic_store(&contexts[device->ordinal], context);
+        }
+    }
+    pthread_mutex_unlock(&context_lock);
+    return result ? driver_fail(result, "cuda:%d: opening it", (int)device->ordinal) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t device_enter(struct device_scope *scope, const struct device *device) {
+    scope->driver = NULL;
+    if (device->kind != WEFT_DEVICE_CUDA || device->is_described || device->ordinal < 0 ||
+        device->ordinal >= CUDA_DEVICES_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+             "%s:%d (%s): loading and running code need a GPU of this machine, which this device is not. Save the plan "
+             "and "
+             "run it where the GPU is.",
+             device_kind_name(device->kind), (int)device->ordinal, device->name);
+    void *context = atomic_load_explicit(&contexts[device->ordinal], memory_order_acquire), *current = NULL;
+    if (!context) {
+        TRY(retain_context(device));
+        context = atomic_load(&contexts[device->ordinal]);
+    }
+    const struct driver *driver = context_driver;
+    int result = driver->ctx_get_current(&current);
+    if (!result && current == context)
+        return WEFT_STATUS_SUCCESS;
+    if (!result)
+        result = driver->ctx_push_current(context);
+    if (result)
+        return driver_fail(result, "cuda:%d: making it current", (int)device->ordinal);
+    scope->driver = driver;
+    return WEFT_STATUS_SUCCESS;
+}
+
+void device_leave(const struct device_scope *scope) {
+    void *popped;
+    if (scope->driver)
+        scope->driver->ctx_pop_current(&popped);
 }

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loads libcuda once and remembers how that went, in words, so that every caller hears the same. Entries come from
+   cuGetProcAddress with the version this file was written for, so that a newer driver gives the same functions. */
+#define _GNU_SOURCE
+#include "runtime/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { OLDEST_VERSION = 12000, LEGACY_STREAM = 1 /* NULL means the legacy default stream */ };
+
+static struct driver table;
+static struct {
+    weftStatus_t status;
+    char text[1024];
+    pid_t process; /* that started the driver */
+} outcome;
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+
+/* member: where the address goes; version: of CUDA whose form of the function we declare. */
+#define ENTRY(member, name) {name, OLDEST_VERSION, offsetof(struct driver, member), false}
+static const struct {
+    const char *name;
+    int version;
+    size_t offset;
+    bool is_optional;
+} entries[] = {
+    ENTRY(init, "cuInit"),
+    ENTRY(get_error_name, "cuGetErrorName"),
+    ENTRY(get_error_string, "cuGetErrorString"),
+    ENTRY(device_get_count, "cuDeviceGetCount"),
+    ENTRY(device_get, "cuDeviceGet"),
+    ENTRY(device_get_name, "cuDeviceGetName"),
+    ENTRY(device_get_attribute, "cuDeviceGetAttribute"),
+    ENTRY(device_total_mem, "cuDeviceTotalMem"),
+    ENTRY(device_get_uuid, "cuDeviceGetUuid"),
+    ENTRY(device_primary_ctx_retain, "cuDevicePrimaryCtxRetain"),
+    ENTRY(ctx_get_current, "cuCtxGetCurrent"),
+    ENTRY(ctx_push_current, "cuCtxPushCurrent"),
+    ENTRY(ctx_pop_current, "cuCtxPopCurrent"),
+    ENTRY(thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode"),
+    ENTRY(module_load_data_ex, "cuModuleLoadDataEx"),
+    ENTRY(module_unload, "cuModuleUnload"),
+    ENTRY(module_get_function, "cuModuleGetFunction"),
+    ENTRY(func_get_attribute, "cuFuncGetAttribute"),
+    ENTRY(func_set_attribute, "cuFuncSetAttribute"),
+    {"cuFuncGetParamInfo", 12040, offsetof(struct driver, func_get_param_info), true},
+    ENTRY(occupancy_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor"),
+    ENTRY(occupancy_clusters, "cuOccupancyMaxActiveClusters"),
+    ENTRY(launch_kernel_ex, "cuLaunchKernelEx"),
+    ENTRY(mem_alloc, "cuMemAlloc"),
+    ENTRY(mem_free, "cuMemFree"),
+    ENTRY(memset_d8_async, "cuMemsetD8Async"),
+    ENTRY(memset_d32_async, "cuMemsetD32Async"),
+    ENTRY(memcpy_async, "cuMemcpyAsync"),
+    ENTRY(stream_synchronize, "cuStreamSynchronize"),
+    ENTRY(event_create, "cuEventCreate"),
+    ENTRY(event_destroy, "cuEventDestroy"),
+    ENTRY(event_record, "cuEventRecord"),
+    ENTRY(event_synchronize, "cuEventSynchronize"),
+    ENTRY(event_elapsed_time, "cuEventElapsedTime"),
+    ENTRY(tensor_map_encode_tiled, "cuTensorMapEncodeTiled"),
+    ENTRY(tensor_map_encode_im2col, "cuTensorMapEncodeIm2col"),
+    ENTRY(tensor_map_replace_address, "cuTensorMapReplaceAddress"),
+};
+#undef ENTRY
+
+/* What a result means to a caller and what to do about it. */
+static const struct {
+    int result;
+    weftStatus_t status;
+    const char *fix;
+} meanings[] = {
+    {1, WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "This is a defect of Weft: report it with this text."},
+    {2, WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, "Free device memory, or set a smaller workspace limit."},
+    {3, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "If this process was forked, start workers by spawn instead; CUDA does not survive a fork."},
+    {4, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The process is ending; finish GPU work before it does."},
+    {34, WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+     "It is the stub that toolkits link with: take its folder out of LD_LIBRARY_PATH and install NVIDIA's driver."},
+    {46, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "Another process may own the GPU exclusively: see 'nvidia-smi -q -d COMPUTE', or use another GPU."},
+    {101, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "See nvidia-smi: the GPU may have fallen off the bus."},
+    {200, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
+    {201, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "The context of the GPU was destroyed or reset by this program; keep it alive while Weft is used."},
+    {209, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
+    {214, WEFT_STATUS_EXECUTION_FAILED, "The GPU's memory failed: reset or replace it."},
+    {218, WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "This is a defect of Weft: report it with this text."},
+    {221, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+     "libnvidia-ptxjitcompiler.so.1 of the driver is missing: install the whole driver."},
+    {222, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+     "The compiler is newer than the driver: update the driver, or install an older NVRTC."},
+    {400, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "A stream or kernel of another GPU or of a destroyed context was given: use one of the plan's GPU."},
+    {700, WEFT_STATUS_EXECUTION_FAILED,
+     "A kernel launched before, of this or another library, wrote or read outside its memory; the GPU is lost to this "
+     "process. Check pointers and sizes, or run under compute-sanitizer."},
+    {701, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
+    {702, WEFT_STATUS_EXECUTION_FAILED, "The system's watchdog stopped a kernel: use a GPU without a display."},
+    {715, WEFT_STATUS_EXECUTION_FAILED, "A kernel launched before failed; the GPU is lost to this process."},
+    {716, WEFT_STATUS_EXECUTION_FAILED,
+     "A kernel launched before met a pointer that is not aligned; the GPU is lost to this process. Check pointers."},
+    {719, WEFT_STATUS_EXECUTION_FAILED,
+     "A kernel launched before failed; the GPU is lost to this process. Run under compute-sanitizer."},
+    {802, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "The system is not ready: on NVSwitch machines start nvidia-fabricmanager, then try again."},
+    {803, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+     "libcuda and the kernel module are of different versions: reboot, or reload the module, after a driver update."},
+    {804, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+     "The cuda-compat library does not serve this GPU: take it out of LD_LIBRARY_PATH or update the driver."},
+    {900, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The stream is being captured: do this before the capture."},
+    {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "An earlier error ended the capture of the stream: capture anew."},
+    {906, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+     "Work on the default stream would join a capture: execute on the captured stream."},
+    {912, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
+};
+
+static weftStatus_t interpret(int result, const char **fix) {
+    for (size_t i = 0; i < sizeof meanings / sizeof *meanings; i++)
+        if (meanings[i].result == result) {
+            *fix = meanings[i].fix;
+            return meanings[i].status;
+        }
+    *fix = "See nvidia-smi and the kernel log.";
+    return WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
+}
+
+/* "CUDA_ERROR_NO_DEVICE (100: no CUDA-capable device is detected)" */
+static void print_result(char *out, size_t bytes, int result) {
+    const char *name = NULL, *words = NULL;
+    if (table.get_error_name)
+        table.get_error_name(result, &name);
+    if (table.get_error_string)
+        table.get_error_string(result, &words);
+    snprintf(out, bytes, "%s (%d: %s)", name ? name : "CUDA error", result, words ? words : "unknown to this driver");
+}
+
+weftStatus_t driver_fail(int result, const char *what, ...) {
+    char who[512], answer[256];
+    const char *fix;
+    va_list arguments;
+    va_start(arguments, what);
+    vsnprintf(who, sizeof who, what, arguments);
+    va_end(arguments);
+    print_result(answer, sizeof answer, result);
+    weftStatus_t status = interpret(result, &fix);
+    FAIL(status, "%s: the CUDA driver answered %s. %s", who, answer, fix);
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
+#define USE_CPU "or use the CPU (device cpu:0)."
+
+/* Sets the outcome; not the thread's text, because driver_find must not speak. */
+static void refuse(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void refuse(weftStatus_t status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(outcome.text, sizeof outcome.text, format, arguments);
+    va_end(arguments);
+    outcome.status = status;
+}
+
+/* The library, and its name as messages say it; NULL: refused. */
+static void *open_library(const char **name) {
+    /* Where Windows' Linux and Jetson keep it, when the loader does not know. */
+    static const char *const places[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
+                                         "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1"};
+    char why[256];
+    const char *forced = getenv("WEFT_LIBCUDA");
+    if (forced && *forced) {
+        void *library = dlopen(*name = forced, RTLD_NOW | RTLD_LOCAL);
+        if (!library)
+            refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+                   "CUDA driver: the file that WEFT_LIBCUDA names cannot be loaded (%s). Name NVIDIA's libcuda.so.1 "
+                   "there, "
+                   "unset WEFT_LIBCUDA, " USE_CPU,
+                   dlerror());
+        return library;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        void *library = dlopen(*name = places[i], RTLD_NOW | RTLD_LOCAL);
+        if (library)
+            return library;
+        if (i == 0)
+            snprintf(why, sizeof why, "%s", dlerror());
+    }
+    refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+           "CUDA driver: a GPU needs NVIDIA's driver, 525 or newer, but its library cannot be loaded (%s). Install the "
+           "driver, give the container the GPU (docker run --gpus all), " USE_CPU,
+           why);
+    return NULL;
+}
+
+static bool is_new_enough(void *library, const char *name) {
+    int (*get_version)(int *);
+    *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
+    if (!get_version || get_version(&table.version)) {
+        refuse(
+            WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+            "CUDA driver: '%s' does not tell its version, so it is no CUDA driver. Install NVIDIA's driver, " USE_CPU,
+            name);
+        return false;
+    }
+    if (table.version >= OLDEST_VERSION)
+        return true;
+    refuse(WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+           "CUDA driver: Weft needs CUDA 12.0 or newer, '%s' speaks %d.%d. Update NVIDIA's driver to 525 or "
+           "newer, " USE_CPU,
+           name, table.version / 1000, table.version % 1000 / 10);
+    return false;
+}
+
+static bool find_entries(void *library, const char *name) {
+    int (*get_address)(const char *, void **, int, uint64_t, int *);
+    const char *missing = NULL;
+    *(void **)&get_address = dlsym(library, "cuGetProcAddress_v2");
+    if (!get_address)
+        missing = "cuGetProcAddress_v2";
+    for (size_t i = 0; !missing && i < sizeof entries / sizeof *entries; i++) {
+        void *address = NULL;
+        int found = 0;
+        int result = get_address(entries[i].name, &address, entries[i].version, LEGACY_STREAM, &found);
+        if (result || found)
+            address = NULL;
+        if (!address && !entries[i].is_optional)
+            missing = entries[i].name;
+        memcpy((char *)&table + entries[i].offset, &address, sizeof address);
+    }
+    if (missing)
+        refuse(WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+               "CUDA driver: '%s' says that it speaks CUDA %d.%d but lacks %s. Install NVIDIA's driver anew, " USE_CPU,
+               name, table.version / 1000, table.version % 1000 / 10, missing);
+    return !missing;
+}
+
+static void refuse_start(int result) {
+    char answer[256];
+    const char *fix;
+    weftStatus_t status = interpret(result, &fix);
+    print_result(answer, sizeof answer, result);
+    refuse(status, "CUDA driver: it does not start: cuInit answered %s. %s Until then use the CPU (device cpu:0).",
+           answer, fix);
+}
+
+static void load(void) {
+    const char *name;
+    void *library = open_library(&name);
+    if (!library || !is_new_enough(library, name) || !find_entries(library, name))
+        return;
+    int result = table.init(0);
+    if (!result)
+        result = table.device_get_count(&table.device_count);
+    outcome.process = getpid();
+    if (result && result != CUDA_NO_DEVICE) {
+        refuse_start(result);
+    } else if (result || table.device_count < 1) {
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+               "CUDA driver: it speaks CUDA %d.%d and sees no GPU (CUDA_VISIBLE_DEVICES is %s%s%s). Check nvidia-smi, "
+               "give "
+               "the container the GPU (docker run --gpus all), " USE_CPU,
+               table.version / 1000, table.version % 1000 / 10, visible ? "'" : "not set", visible ? visible : "",
+               visible ? "'" : "");
+    }
+}
+
+weftStatus_t driver_get(const struct driver **driver) {
+    pthread_once(&load_once, load);
+    if (outcome.status)
+        FAIL(outcome.status, "%s", outcome.text);
+    if (outcome.process != getpid())
+        FAIL(
+            WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+            "CUDA driver: this process was forked from one that had started CUDA, which does not survive a fork. Start "
+            "workers by spawn (Python: multiprocessing.set_start_method('spawn')), or fork before the first use of a "
+            "GPU.");
+    *driver = &table;
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct driver *driver_find(void) {
+    pthread_once(&load_once, load);
+    return outcome.status || outcome.process != getpid() ? NULL : &table;
+}
