@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Entries are in one list under one lock. Whoever misses puts an entry in that is being made, works without the lock, and
+   wakes those who found it meanwhile; a failure is theirs too, and leaves the list so that a later call tries again. */
+#define _GNU_SOURCE
+#include "runtime/cache.h"
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "runtime/dump.h"
+#include "runtime/store.h"
+#include "weft/weft.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum state { BEING_MADE, MADE, FAILED };
+enum { IDLE_BYTES_MAX = 64 << 20 };
+
+struct entry {
+    struct code code; /* first: what callers hold */
+    struct entry *next;
+    int references;
+    uint64_t idle_since; /* a count of releases; the smallest goes first */
+    enum state state;
+    pthread_cond_t done;
+    weftStatus_t status; /* of a failure, with its text */
+    char *text;
+    char *name;
+    struct compiled compiled;
+};
+
+static pthread_mutex_t lock =
+    PTHREAD_MUTEX_INITIALIZER; /* guards all below and the entries, but for the maker's fields */
+static struct entry *entries;
+static uint64_t release_count;
+static size_t idle_bytes;
+static int64_t compile_count, share_count;
+
+/* ---- Keys -------------------------------------------------------------------------------------------------------- */
+
+/* Lengths in front keep neighbours apart. */
+static void hash_part(struct sha256 *hash, const void *data, size_t bytes) {
+    uint64_t length = bytes;
+    sha256_update(hash, &length, sizeof length);
+    sha256_update(hash, data, bytes);
+}
+
+static void hash_text(struct sha256 *hash, const char *text) { hash_part(hash, text, strlen(text)); }
+
+static void make_key(uint8_t key[32], const struct program *program, const struct nvrtc_choice *choice) {
+    struct sha256 hash;
+    int64_t numbers[] = {WEFT_MAJOR,           WEFT_MINOR,         WEFT_PATCHLEVEL,
+                         choice->version,      choice->file_bytes, program->header_count,
+                         program->option_count};
+    sha256_init(&hash);
+    hash_text(&hash, "weft kernel");
+    hash_part(&hash, numbers, sizeof numbers);
+    hash_text(&hash, choice->target);
+    hash_text(&hash, program->name);
+    hash_text(&hash, program->text);
+    for (int i = 0; i < program->header_count; i++) {
+        hash_text(&hash, program->headers[i].name);
+        hash_text(&hash, program->headers[i].text);
+    }
+    for (int i = 0; i < program->option_count; i++)
+        hash_text(&hash, program->options[i]);
+    sha256_final(key, &hash);
+}
+
+/* ---- Entries ----------------------------------------------------------------------------------------------------- */
+
+static struct entry *make_entry(const uint8_t key[32], const char *name) {
+    struct entry *entry = calloc(1, sizeof *entry);
+    if (!entry || !(entry->name = strdup(name))) {
+        free(entry);
+        return NULL;
+    }
+    memcpy(entry->code.key, key, 32);
+    entry->code.name = entry->name;
+    entry->references = 1;
+    pthread_cond_init(&entry->done, NULL);
+    return entry;
+}
+
+static void free_entry(struct entry *entry) {
+    pthread_cond_destroy(&entry->done);
+    compiled_free(&entry->compiled);
+    free(entry->name);
+    free(entry->text);
+    free(entry);
+}
+
+static void unlink_entry(struct entry *entry) {
+    struct entry **at = &entries;
+    while (*at && *at != entry)
+        at = &(*at)->next;
+    if (*at)
+        *at = entry->next;
+}
+
+static void drop_idle(void) {
+    while (idle_bytes > IDLE_BYTES_MAX) {
+        struct entry *oldest = NULL;
+        for (struct entry *entry = entries; entry; entry = entry->next)
+            if (!entry->references && (!oldest || entry->idle_since < oldest->idle_since))
+                oldest = entry;
+        if (!oldest)
+            return;
+        idle_bytes -= oldest->code.bytes;
+        unlink_entry(oldest);
+        free_entry(oldest);
+    }
+}
+
+/* Below, the lock is held. */
+
+static void let_go(struct entry *entry) {
+    if (--entry->references)
+        return;
+    if (entry->state == FAILED) { /* out of the list since it failed */
+        free_entry(entry);
+        return;
+    }
+    entry->idle_since = ++release_count;
+    idle_bytes += entry->code.bytes;
+    drop_idle();
+}
+
+/* An entry of this key, held for the caller and complete or failed; NULL: the caller must make it. */
+static struct entry *find_entry(const uint8_t key[32]) {
+    struct entry *entry = entries;
+    while (entry && memcmp(entry->code.key, key, 32) != 0)
+        entry = entry->next;
+    if (!entry)
+        return NULL;
+    if (!entry->references++)
+        idle_bytes -= entry->code.bytes;
+    while (entry->state == BEING_MADE)
+        pthread_cond_wait(&entry->done, &lock);
+    share_count++;
+    return entry;
+}
+
+static void publish(struct entry *entry, weftStatus_t status) {
+    entry->status = status;
+    entry->state = status ? FAILED : MADE;
+    entry->text = status ? strdup(status_text()) : NULL;
+    entry->code.image = entry->compiled.image;
+    entry->code.bytes = entry->compiled.bytes;
+    entry->code.is_ptx = entry->compiled.is_ptx;
+    entry->code.log = entry->compiled.log ? entry->compiled.log : "";
+    if (status)
+        unlink_entry(entry);
+    pthread_cond_broadcast(&entry->done);
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
+
+/* What the store keeps: whether it is PTX, the log, the image. */
+static void save(const struct entry *entry) {
+    struct byte_writer writer;
+    byte_writer_init(&writer);
+    byte_put_u8(&writer, entry->compiled.is_ptx);
+    byte_put_block(&writer, entry->compiled.log, strlen(entry->compiled.log));
+    byte_put_block(&writer, entry->compiled.image, entry->compiled.bytes);
+    if (!writer.failed)
+        store_save(entry->code.key, writer.data, writer.length);
+    byte_writer_free(&writer);
+}
+
+static bool load(struct entry *entry) {
+    uint8_t *payload;
+    size_t bytes, log_bytes, image_bytes;
+    struct byte_reader reader;
+    struct compiled found = {0};
+    if (!store_load(entry->code.key, &payload, &bytes))
+        return false;
+    byte_reader_init(&reader, payload, bytes);
+    found.is_ptx = byte_get_u8(&reader);
+    const uint8_t *log = byte_get_block(&reader, &log_bytes), *image = byte_get_block(&reader, &image_bytes);
+    if (!reader.bad && image_bytes) {
+        found.bytes = image_bytes;
+        found.image = malloc(image_bytes);
+        found.log = calloc(1, log_bytes + 1);
+    }
+    bool is_found = found.image && found.log;
+    if (is_found) {
+        memcpy(found.log, log, log_bytes);
+        memcpy(found.image, image, image_bytes);
+        entry->compiled = found;
+    } else {
+        compiled_free(&found);
+    }
+    free(payload);
+    return is_found;
+}
+
+static weftStatus_t fill(struct entry *entry, const struct program *program, const struct nvrtc_choice *choice) {
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (!load(entry)) {
+        status = nvrtc_compile(&entry->compiled, choice, program);
+        pthread_mutex_lock(&lock);
+        compile_count++;
+        pthread_mutex_unlock(&lock);
+        if (!status)
+            save(entry);
+    }
+    dump_program(program, choice, entry->code.key, &entry->compiled);
+    return status;
+}
+
+weftStatus_t cache_get(const struct code **code, const struct program *program, const char *arch) {
+    struct nvrtc_choice choice;
+    uint8_t key[32];
+    *code = NULL;
+    TRY(nvrtc_choose(&choice, arch));
+    make_key(key, program, &choice);
+    pthread_mutex_lock(&lock);
+    struct entry *entry = find_entry(key);
+    if (!entry && (entry = make_entry(key, program->name))) {
+        entry->next = entries;
+        entries = entry;
+        pthread_mutex_unlock(&lock);
+        weftStatus_t status = fill(entry, program, &choice);
+        pthread_mutex_lock(&lock);
+        publish(entry, status);
+    }
+    weftStatus_t status = entry ? entry->status : status_no_memory(sizeof *entry);
+    if (entry && status) {
+        status_fail(status, "%s", entry->text ? entry->text : status_name(status));
+        let_go(entry);
+    } else if (entry) {
+        *code = &entry->code;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+weftStatus_t cache_adopt(const struct code **code, const char *name, const void *image, size_t bytes, bool is_ptx) {
+    struct sha256 hash;
+    uint8_t key[32];
+    *code = NULL;
+    sha256_init(&hash);
+    hash_text(&hash, "weft image");
+    hash_part(&hash, image, bytes);
+    sha256_final(key, &hash);
+    pthread_mutex_lock(&lock);
+    struct entry *entry = find_entry(key);
+    if (!entry && (entry = make_entry(key, name))) {
+        entry->compiled = (struct compiled){.image = malloc(bytes ? bytes : 1), .bytes = bytes, .is_ptx = is_ptx};
+        if (entry->compiled.image) {
+            memcpy(entry->compiled.image, image, bytes);
+            entry->next = entries;
+            entries = entry;
+            publish(entry, WEFT_STATUS_SUCCESS);
+        } else {
+            free_entry(entry);
+            entry = NULL;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (!entry)
+        return status_no_memory(bytes);
+    *code = &entry->code;
+    return WEFT_STATUS_SUCCESS;
+}
+
+void cache_release(const struct code *code) {
+    if (!code)
+        return;
+    pthread_mutex_lock(&lock);
+    let_go((struct entry *)code);
+    pthread_mutex_unlock(&lock);
+}
+
+void cache_report(struct text *json) {
+    int64_t count = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct entry *entry = entries; entry; entry = entry->next)
+        count++;
+    text_add(json, "{\"compiled\":%lld,\"shared\":%lld,\"in_memory\":%lld,\"disk\":", (long long)compile_count,
+             (long long)share_count, (long long)count);
+    pthread_mutex_unlock(&lock);
+    store_report(json);
+    text_add(json, "}");
+}

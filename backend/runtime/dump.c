@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "runtime/dump.h"
+#include "base/hash.h"
+#include "base/trace.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Makes the folders of a path, all but its last part. */
+static void make_parents(char *path) {
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+}
+
+static bool write_file(const char *folder, const char *name, const void *data, size_t bytes) {
+    char path[PATH_MAX];
+    if (name[0] == '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return true; /* a name that would leave the folder: not one of ours */
+    make_parents(path);
+    FILE *file = fopen(path, "wb");
+    if (!file)
+        return false;
+    bool is_whole = !bytes || fwrite(data, bytes, 1, file) == 1;
+    return fclose(file) == 0 && is_whole;
+}
+
+static bool write_options(const char *folder, const struct program *program, const struct nvrtc_choice *choice) {
+    struct text text;
+    text_init(&text);
+    text_add(&text, "NVRTC %d.%d\n--gpu-architecture=%s\n", choice->version / 1000, choice->version % 1000 / 10,
+             choice->target);
+    for (int i = 0; i < program->option_count; i++)
+        text_add(&text, "%s\n", program->options[i]);
+    bool is_whole = write_file(folder, "options.txt", text_string(&text), text.length);
+    text_free(&text);
+    return is_whole;
+}
+
+void dump_program(const struct program *program, const struct nvrtc_choice *choice, const uint8_t key[32],
+                  const struct compiled *compiled) {
+    const char *root = getenv("WEFT_DUMP_DIR"), *log = compiled->log ? compiled->log : "";
+    char hex[65], folder[PATH_MAX];
+    if (!root || !*root)
+        return;
+    sha256_hex(hex, key);
+    if (snprintf(folder, sizeof folder, "%s/%s-%.12s", root, program->name, hex) >= (int)sizeof folder)
+        return;
+    bool is_whole = write_file(folder, program->name, program->text, strlen(program->text)) &&
+                    write_options(folder, program, choice) && write_file(folder, "log.txt", log, strlen(log));
+    for (int i = 0; is_whole && i < program->header_count; i++)
+        is_whole =
+            write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));
+    if (is_whole && compiled->image)
+        is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
+    if (!is_whole)
+        trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a folder of yours.", folder,
+              strerror(errno));
+}

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The folder is opened once and everything happens relative to it, so that nobody can exchange it meanwhile. Entries are
+   written aside, synchronised and renamed. Their modification time is when they were last used. */
+#define _GNU_SOURCE
+#include "runtime/store.h"
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "base/trace.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char magic[8] = "WEFTKEEP";
+enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 32 + 32 + 8, ENTRY_BYTES_MAX = 128 << 20 };
+enum { SAVES_PER_TRIM = 64, STALE_SECONDS = 3600 };
+
+enum mode { MODE_OFF, MODE_READ, MODE_WRITE };
+static const char *const mode_names[] = {"off", "ro", "rw"};
+
+static struct {
+    enum mode mode;
+    int folder; /* descriptor */
+    char path[PATH_MAX];
+    char problem[PATH_MAX + 256]; /* why the mode is less than asked for */
+    int64_t limit;
+} store;
+static pthread_once_t open_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t trim_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_llong estimate, save_count; /* bytes in the folder as far as known; saves of this process */
+static atomic_llong hits, saved, damaged, evicted;
+
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
+
+static void lower_mode(enum mode mode, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void lower_mode(enum mode mode, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(store.problem, sizeof store.problem, format, arguments);
+    va_end(arguments);
+    store.mode = mode;
+    trace(WEFT_SEV_WARNING, "kernel cache: %s", store.problem);
+}
+
+static void read_settings(void) {
+    const char *mode = getenv("WEFT_CACHE"), *limit = getenv("WEFT_CACHE_BYTES"), *folder = getenv("WEFT_CACHE_DIR"),
+               *shared = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    store.mode = MODE_WRITE;
+    for (int m = MODE_OFF; mode && m <= MODE_WRITE; m++)
+        if (strcmp(mode, mode_names[m]) == 0)
+            store.mode = (enum mode)m;
+    if (mode && *mode && strcmp(mode, mode_names[store.mode]) != 0)
+        trace(WEFT_SEV_WARNING, "kernel cache: WEFT_CACHE is '%s'; it must be rw, ro or off. Taken as rw.", mode);
+    store.limit = limit ? strtoll(limit, NULL, 10) : 0;
+    if (store.limit <= 0)
+        store.limit = 256 << 20;
+    int length = -1;
+    if (folder && *folder)
+        length = snprintf(store.path, sizeof store.path, "%s", folder);
+    else if (shared && *shared == '/')
+        length = snprintf(store.path, sizeof store.path, "%s/weft/v1", shared);
+    else if (home && *home == '/')
+        length = snprintf(store.path, sizeof store.path, "%s/.cache/weft/v1", home);
+    if (store.mode != MODE_OFF && (length < 0 || (size_t)length >= sizeof store.path))
+        lower_mode(MODE_OFF, "no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.");
+}
+
+static void make_folders(char *path) {
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0700);
+        *slash = '/';
+    }
+    mkdir(path, 0700);
+}
+
+static bool is_trusted_owner(uid_t owner) { return owner == geteuid() || owner == 0; }
+
+static void open_store(void) {
+    struct stat info;
+    read_settings();
+    if (store.mode == MODE_OFF)
+        return;
+    if (store.mode == MODE_WRITE)
+        make_folders(store.path);
+    store.folder = open(store.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (store.folder < 0 || fstat(store.folder, &info))
+        lower_mode(MODE_OFF,
+                   "'%s' cannot be opened (%s). Kernels are compiled anew in every process; set WEFT_CACHE_DIR to "
+                   "a folder of yours, or WEFT_CACHE=off for silence.",
+                   store.path, errno == ELOOP || errno == ENOTDIR ? "it is a link or no folder" : strerror(errno));
+    else if (!is_trusted_owner(info.st_uid) || info.st_mode & (S_IWGRP | S_IWOTH))
+        lower_mode(MODE_OFF,
+                   "'%s' is ignored: %s, who could plant code there. Set WEFT_CACHE_DIR to a folder that only you "
+                   "can write (chmod 700).",
+                   store.path, is_trusted_owner(info.st_uid) ? "others can write it" : "it belongs to another user");
+    else if (store.mode == MODE_WRITE && faccessat(store.folder, ".", W_OK, AT_EACCESS))
+        lower_mode(MODE_READ,
+                   "'%s' cannot be written (%s); it is only read. Set WEFT_CACHE_DIR to a folder of yours, or "
+                   "WEFT_CACHE=ro for silence.",
+                   store.path, strerror(errno));
+}
+
+static enum mode open_mode(void) {
+    pthread_once(&open_once, open_store);
+    return store.mode;
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
+static void print_name(char name[80], const uint8_t key[32]) {
+    sha256_hex(name, key);
+    strcpy(name + 64, ".weft");
+}
+
+static bool read_all(int file, uint8_t *dst, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t got = read(file, dst, bytes);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return false;
+        dst += got;
+        bytes -= (size_t)got;
+    }
+    return true;
+}
+
+/* The payload inside an entry's bytes, or NULL when anything does not fit. */
+static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, size_t bytes, const uint8_t key[32]) {
+    struct byte_reader reader;
+    struct sha256 hash;
+    char found_magic[8];
+    uint8_t found_key[32], wanted[32], digest[32];
+    byte_reader_init(&reader, data, bytes);
+    byte_get_raw(&reader, found_magic, sizeof found_magic);
+    uint32_t format = byte_get_u32(&reader);
+    byte_get_raw(&reader, found_key, sizeof found_key);
+    byte_get_raw(&reader, wanted, sizeof wanted);
+    const uint8_t *payload = byte_get_block(&reader, payload_bytes);
+    if (reader.bad || reader.position != bytes || format != FORMAT || memcmp(found_magic, magic, sizeof magic) != 0 ||
+        memcmp(found_key, key, 32) != 0)
+        return NULL;
+    sha256_init(&hash);
+    sha256_update(&hash, payload, *payload_bytes);
+    sha256_final(digest, &hash);
+    return memcmp(digest, wanted, sizeof digest) == 0 ? payload : NULL;
+}
+
+/* The whole file of an entry; NULL with *problem set when there is one that cannot be trusted. */
+static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
+    struct stat info;
+    if (fstat(file, &info) || !S_ISREG(info.st_mode))
+        *problem = "is no file";
+    else if (!is_trusted_owner(info.st_uid))
+        *problem = "belongs to another user";
+    else if (info.st_size < HEADER_BYTES || info.st_size > ENTRY_BYTES_MAX)
+        *problem = "is damaged";
+    if (*problem)
+        return NULL;
+    uint8_t *data = malloc((size_t)info.st_size);
+    if (data && !read_all(file, data, (size_t)info.st_size)) {
+        *problem = "is damaged";
+        free(data);
+        return NULL;
+    }
+    *bytes = (size_t)info.st_size;
+    return data;
+}
+
+bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
+    char name[80];
+    size_t file_bytes = 0;
+    const char *problem = NULL;
+    if (open_mode() == MODE_OFF)
+        return false;
+    print_name(name, key);
+    /* NONBLOCK: a pipe of that name must not hold us. */
+    int file = openat(store.folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0 && errno != ELOOP)
+        return false;
+    uint8_t *data = NULL;
+    const uint8_t *found = NULL;
+    if (file < 0)
+        problem = "is a link";
+    else
+        data = read_entry(file, &file_bytes, &problem);
+    if (data && !(found = check_entry(bytes, data, file_bytes, key)))
+        problem = "is damaged";
+    if (problem) {
+        atomic_fetch_add(&damaged, 1);
+        trace(WEFT_SEV_WARNING, "kernel cache: '%s/%s' %s; it is dropped and compiled anew.", store.path, name,
+              problem);
+        if (store.mode == MODE_WRITE)
+            unlinkat(store.folder, name, 0);
+    }
+    if (found) {
+        memmove(data, found, *bytes);
+        *payload = data;
+        atomic_fetch_add(&hits, 1);
+        if (store.mode == MODE_WRITE)
+            futimens(file, NULL);
+    } else {
+        free(data);
+    }
+    if (file >= 0)
+        close(file);
+    return found != NULL;
+}
+
+/* ---- Trimming ---------------------------------------------------------------------------------------------------- */
+
+struct entry {
+    char name[80];
+    int64_t bytes;
+    struct timespec used;
+};
+
+static int compare_use(const void *left, const void *right) {
+    const struct timespec *a = &((const struct entry *)left)->used, *b = &((const struct entry *)right)->used;
+    if (a->tv_sec != b->tv_sec)
+        return a->tv_sec < b->tv_sec ? -1 : 1;
+    return a->tv_nsec < b->tv_nsec ? -1 : a->tv_nsec > b->tv_nsec;
+}
+
+/* Lists the entries, oldest first, for the caller to free; temporary files that a dead process left are removed. */
+static struct entry *list_entries(size_t *count, int64_t *bytes) {
+    struct entry *entries = NULL;
+    size_t capacity = 0;
+    struct stat info;
+    *count = 0;
+    *bytes = 0;
+    int again = openat(store.folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = again < 0 ? NULL : fdopendir(again);
+    for (struct dirent *item; folder && (item = readdir(folder));) {
+        size_t length = strlen(item->d_name);
+        if (fstatat(store.folder, item->d_name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISREG(info.st_mode))
+            continue;
+        if (store.mode == MODE_WRITE && strncmp(item->d_name, ".tmp-", 5) == 0 &&
+            info.st_mtim.tv_sec < time(NULL) - STALE_SECONDS)
+            unlinkat(store.folder, item->d_name, 0);
+        if (length != 69 || strcmp(item->d_name + 64, ".weft") != 0)
+            continue;
+        struct entry *grown = bytes_grow(entries, &capacity, (*count + 1) * sizeof *entries);
+        if (!grown)
+            break;
+        entries = grown;
+        entries[*count] = (struct entry){.bytes = info.st_size, .used = info.st_mtim};
+        strcpy(entries[*count].name, item->d_name);
+        *bytes += info.st_size;
+        ++*count;
+    }
+    if (folder)
+        closedir(folder);
+    if (*count)
+        qsort(entries, *count, sizeof *entries, compare_use);
+    return entries;
+}
+
+/* Above the limit, removes the entries used longest ago until an eighth below it is free, so that trimming is rare. */
+static void trim(void) {
+    size_t count;
+    int64_t bytes;
+    pthread_mutex_lock(&trim_lock);
+    struct entry *entries = list_entries(&count, &bytes);
+    bool is_over = bytes > store.limit;
+    for (size_t i = 0; is_over && i < count && bytes > store.limit - store.limit / 8; i++)
+        if (unlinkat(store.folder, entries[i].name, 0) == 0) {
+            bytes -= entries[i].bytes;
+            atomic_fetch_add(&evicted, 1);
+        }
+    atomic_store(&estimate, bytes);
+    free(entries);
+    pthread_mutex_unlock(&trim_lock);
+}
+
+/* ---- Saving ------------------------------------------------------------------------------------------------------ */
+
+static bool write_all(int file, const uint8_t *src, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t put = write(file, src, bytes);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return false;
+        src += put;
+        bytes -= (size_t)put;
+    }
+    return true;
+}
+
+static bool write_entry(const char *name, const struct byte_writer *entry) {
+    static atomic_uint serial;
+    char aside[80];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now); /* process numbers repeat where machines or containers share the folder */
+    snprintf(aside, sizeof aside, ".tmp-%ld-%u-%ld", (long)getpid(), atomic_fetch_add(&serial, 1u), now.tv_nsec);
+    int file = openat(store.folder, aside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0)
+        return false;
+    bool is_whole = write_all(file, entry->data, entry->length) && fsync(file) == 0;
+    is_whole = close(file) == 0 && is_whole && renameat(store.folder, aside, store.folder, name) == 0;
+    int problem = errno;
+    if (!is_whole)
+        unlinkat(store.folder, aside, 0);
+    errno = problem;
+    return is_whole;
+}
+
+void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
+    static atomic_bool has_warned;
+    char name[80];
+    uint8_t digest[32];
+    struct sha256 hash;
+    struct byte_writer entry;
+    if (open_mode() != MODE_WRITE || bytes > ENTRY_BYTES_MAX - HEADER_BYTES)
+        return;
+    sha256_init(&hash);
+    sha256_update(&hash, payload, bytes);
+    sha256_final(digest, &hash);
+    byte_writer_init(&entry);
+    byte_put_raw(&entry, magic, sizeof magic);
+    byte_put_u32(&entry, FORMAT);
+    byte_put_raw(&entry, key, 32);
+    byte_put_raw(&entry, digest, sizeof digest);
+    byte_put_block(&entry, payload, bytes);
+    print_name(name, key);
+    if (!entry.failed && write_entry(name, &entry)) {
+        atomic_fetch_add(&saved, 1);
+        int64_t now = atomic_fetch_add(&estimate, (long long)entry.length) + (int64_t)entry.length;
+        if (atomic_fetch_add(&save_count, 1) % SAVES_PER_TRIM == 0 || now > store.limit)
+            trim();
+    } else if (!atomic_exchange(&has_warned, true)) {
+        trace(WEFT_SEV_WARNING,
+              "kernel cache: an entry could not be written to '%s' (%s). Make room there, or set "
+              "WEFT_CACHE_DIR to another folder.",
+              store.path, strerror(errno));
+    }
+    byte_writer_free(&entry);
+}
+
+void store_report(struct text *json) {
+    size_t count = 0;
+    int64_t bytes = 0;
+    enum mode mode = open_mode();
+    if (mode != MODE_OFF)
+        free(list_entries(&count, &bytes));
+    text_add(json, "{\"folder\":");
+    text_json_string(json, store.path);
+    text_add(json, ",\"mode\":\"%s\",\"problem\":", mode_names[mode]);
+    text_json_string(json, *store.problem ? store.problem : NULL);
+    text_add(json,
+             ",\"entries\":%zu,\"bytes\":%lld,\"limit\":%lld,\"hits\":%lld,\"saved\":%lld,\"damaged\":%lld,\"evicted\":"
+             "%lld}",
+             count, (long long)bytes, (long long)store.limit, (long long)atomic_load(&hits),
+             (long long)atomic_load(&saved), (long long)atomic_load(&damaged), (long long)atomic_load(&evicted));
+}
