@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A launch's configuration lives on the stack; its one argument travels as kernelParams with a single pointer, which costs
+   the driver one copy and lets it check the size. */
+#include "runtime/launch.h"
+
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t refuse_limits(const struct launch *launch) {
+    const struct kernel *kernel = launch->kernel;
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
+         "cuda:%d: kernel '%s': a grid may have [%lld,%lld,%lld] blocks of %d threads and %d bytes of dynamic shared "
+         "memory, "
+         "this launch has [%lld,%lld,%lld] blocks of [%u,%u,%u] threads, clusters of [%u,%u,%u] and %u bytes. This is "
+         "a defect "
+         "of Weft: report it with this text.",
+         (int)kernel->ordinal, kernel->name, (long long)kernel->max_grid[0], (long long)kernel->max_grid[1],
+         (long long)kernel->max_grid[2], kernel->threads_per_block, kernel->max_dynamic_shared_bytes,
+         (long long)launch->grid[0], (long long)launch->grid[1], (long long)launch->grid[2], launch->block[0],
+         launch->block[1], launch->block[2], launch->cluster[0], launch->cluster[1], launch->cluster[2],
+         launch->shared_bytes);
+}
+
+static bool is_within_limits(const struct launch *launch) {
+    const struct kernel *kernel = launch->kernel;
+    uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
+    bool fits = threads > 0 && launch->block[0] <= 1024 && launch->block[1] <= 1024 && launch->block[2] <= 64 &&
+                threads <= (uint64_t)kernel->threads_per_block &&
+                launch->shared_bytes <= (uint32_t)kernel->max_dynamic_shared_bytes;
+    for (int axis = 0; axis < 3; axis++) {
+        fits &= launch->grid[axis] >= 0 && launch->grid[axis] <= kernel->max_grid[axis];
+        if (launch->cluster[0])
+            fits &= launch->cluster[axis] > 0 && launch->grid[axis] % launch->cluster[axis] == 0;
+    }
+    return fits;
+}
+
+/* What the driver reads; it points into itself, so it is filled where it lies. */
+struct configuration {
+    struct cuda_launch_config config;
+    struct cuda_launch_attribute attributes[2];
+};
+
+static void configure(struct configuration *c, const struct launch *launch, weftStream_t stream) {
+    uint32_t count = 0;
+    if (launch->cluster[0]) {
+        c->attributes[count].id = CUDA_LAUNCH_CLUSTER_DIMENSION;
+        for (int axis = 0; axis < 3; axis++)
+            c->attributes[count].value.cluster[axis] = launch->cluster[axis];
+        count++;
+    }
+    if (launch->is_dependent) {
+        c->attributes[count].id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;
+        c->attributes[count].value.programmatic = 1;
+        count++;
+    }
+    for (int axis = 0; axis < 3; axis++) {
+        c->config.grid[axis] = (uint32_t)launch->grid[axis];
+        c->config.block[axis] = launch->block[axis];
+    }
+    c->config.shared_bytes = launch->shared_bytes;
+    c->config.stream = stream;
+    c->config.attributes = c->attributes;
+    c->config.attribute_count = count;
+}
+
+weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
+    const struct kernel *kernel = launch->kernel;
+    struct configuration c;
+    void *arguments[] = {(void *)launch->arguments};
+    if (!is_within_limits(launch))
+        return refuse_limits(launch);
+    if (!launch->grid[0] || !launch->grid[1] || !launch->grid[2])
+        return WEFT_STATUS_SUCCESS;
+    configure(&c, launch, stream);
+    int result =
+        kernel->driver->launch_kernel_ex(&c.config, kernel->function, kernel->argument_bytes ? arguments : NULL, NULL);
+    return result ? driver_fail(result, "cuda:%d: launching kernel '%s'", (int)kernel->ordinal, kernel->name)
+                  : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t launch_clusters_that_fit(int *clusters, const struct launch *launch) {
+    const struct kernel *kernel = launch->kernel;
+    struct configuration c;
+    configure(&c, launch, NULL);
+    int result = kernel->driver->occupancy_clusters(clusters, kernel->function, &c.config);
+    return result ? driver_fail(result, "cuda:%d: asking how many clusters of kernel '%s' fit", (int)kernel->ordinal,
+                                kernel->name)
+                  : WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+static weftStatus_t answer(int result, const char *what) {
+    return result ? driver_fail(result, "%s", what) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t launch_fill(const struct driver *driver, uint64_t dst, uint8_t value, size_t bytes, weftStream_t stream) {
+    return bytes ? answer(driver->memset_d8_async(dst, value, bytes, stream), "filling memory") : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t launch_fill_words(const struct driver *driver, uint64_t dst, uint32_t value, size_t words,
+                               weftStream_t stream) {
+    return words ? answer(driver->memset_d32_async(dst, value, words, stream), "filling memory") : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream) {
+    return bytes ? answer(driver->memcpy_async(dst, src, bytes, stream), "copying memory") : WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
+
+static uint64_t type_bytes(enum tensor_map_type type) {
+    switch (type) {
+    case TENSOR_MAP_U8:
+        return 1;
+    case TENSOR_MAP_F16:
+    case TENSOR_MAP_BF16:
+        return 2;
+    case TENSOR_MAP_F64:
+        return 8;
+    default:
+        return 4;
+    }
+}
+
+/* The driver says only that something is invalid; this says what. Asked after a failure alone. */
+static const char *broken_rule(const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
+    uint64_t row = (is_tiled ? form->box[0] : form->channels) * type_bytes(form->type);
+    if (form->rank < (is_tiled ? 1 : 3) || form->rank > TENSOR_MAP_RANK_MAX)
+        return "the rank is 1 to 5, for im2col 3 to 5";
+    if (address % 16)
+        return "the address is a multiple of 16";
+    for (int i = 0; i < form->rank; i++) {
+        if (form->dims[i] < 1 || form->dims[i] > UINT64_C(1) << 32)
+            return "a dimension has 1 to 2^32 elements";
+        if (i + 1 < form->rank && (form->strides[i] % 16 || form->strides[i] >= UINT64_C(1) << 40))
+            return "a stride is a multiple of 16 bytes below 2^40";
+        if (form->steps[i] > 8)
+            return "a step is 1 to 8";
+        if (is_tiled && (form->box[i] < 1 || form->box[i] > 256))
+            return "a box has 1 to 256 elements in each dimension";
+    }
+    if (!is_tiled && (form->channels > 256 || form->pixels > 1024))
+        return "an im2col copy has at most 256 channels and 1024 pixels";
+    if (row % 16)
+        return "a row of the box is a multiple of 16 bytes";
+    if (form->swizzle && row > UINT64_C(16) << form->swizzle)
+        return "a row of the box is no longer than the swizzle";
+    return "one that Weft does not check";
+}
+
+static weftStatus_t answer_map(int result, const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
+    if (!result)
+        return WEFT_STATUS_SUCCESS;
+    if (result != CUDA_INVALID_VALUE)
+        return driver_fail(result, "encoding a tensor map");
+    FAIL(WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE,
+         "tensor map of rank %d at 0x%llx: the driver refused it; the rule it breaks: %s. dims[0] is %llu, strides[0] "
+         "%llu, "
+         "box [%u,%u], channels %u, pixels %u, swizzle %d. This is a defect of Weft: report it with this text.",
+         form->rank, (unsigned long long)address, broken_rule(form, address, is_tiled),
+         (unsigned long long)form->dims[0], (unsigned long long)form->strides[0], form->box[0], form->box[1],
+         form->channels, form->pixels, (int)form->swizzle);
+}
+
+static void fill_steps(uint32_t steps[TENSOR_MAP_RANK_MAX], const struct tensor_map_form *form) {
+    for (int i = 0; i < TENSOR_MAP_RANK_MAX; i++)
+        steps[i] = form->steps[i] ? form->steps[i] : 1;
+}
+
+weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *driver,
+                              const struct tensor_map_form *form, uint64_t address) {
+    uint32_t steps[TENSOR_MAP_RANK_MAX];
+    fill_steps(steps, form);
+    int result =
+        driver->tensor_map_encode_tiled(map, (int)form->type, (uint32_t)form->rank, address, form->dims, form->strides,
+                                        form->box, steps, 0, (int)form->swizzle, (int)form->promotion, 0);
+    return answer_map(result, form, address, true);
+}
+
+weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver *driver,
+                               const struct tensor_map_form *form, uint64_t address) {
+    uint32_t steps[TENSOR_MAP_RANK_MAX];
+    fill_steps(steps, form);
+    int result = driver->tensor_map_encode_im2col(map, (int)form->type, (uint32_t)form->rank, address, form->dims,
+                                                  form->strides, form->lower, form->upper, form->channels, form->pixels,
+                                                  steps, 0, (int)form->swizzle, (int)form->promotion, 0);
+    return answer_map(result, form, address, false);
+}
+
+weftStatus_t tensor_map_move(struct cuda_tensor_map *map, const struct driver *driver, uint64_t address) {
+    if (address % 16)
+        FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+             "tensor map: an address must be a multiple of 16 bytes, got 0x%llx. Align the tensor.",
+             (unsigned long long)address);
+    return answer(driver->tensor_map_replace_address(map, address), "moving a tensor map");
+}
+
+/* ---- Autotuning, tests, doctor ----------------------------------------------------------------------------------- */
+
+weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t bytes) {
+    *address = 0;
+    int result = driver->mem_alloc(address, bytes ? bytes : 1);
+    return result ? driver_fail(result, "allocating %zu bytes of device memory", bytes) : WEFT_STATUS_SUCCESS;
+}
+
+void memory_free(const struct driver *driver, uint64_t address) {
+    if (address)
+        driver->mem_free(address);
+}
+
+weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream) {
+    return answer(driver->stream_synchronize(stream), "waiting for a stream");
+}
+
+weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver) {
+    *watch = (struct stopwatch){.driver = driver};
+    int result = driver->event_create(&watch->start, CUDA_EVENT_DEFAULT);
+    if (!result)
+        result = driver->event_create(&watch->stop, CUDA_EVENT_DEFAULT);
+    if (result)
+        stopwatch_free(watch);
+    return answer(result, "making a stopwatch");
+}
+
+weftStatus_t stopwatch_start(const struct stopwatch *watch, weftStream_t stream) {
+    return answer(watch->driver->event_record(watch->start, stream), "starting a stopwatch");
+}
+
+weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream) {
+    return answer(watch->driver->event_record(watch->stop, stream), "stopping a stopwatch");
+}
+
+weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch) {
+    float milliseconds = 0;
+    int result = watch->driver->event_synchronize(watch->stop);
+    if (!result)
+        result = watch->driver->event_elapsed_time(&milliseconds, watch->start, watch->stop);
+    *seconds = milliseconds * 1e-3;
+    return answer(result, "reading a stopwatch");
+}
+
+void stopwatch_free(struct stopwatch *watch) {
+    if (watch->start)
+        watch->driver->event_destroy(watch->start);
+    if (watch->stop)
+        watch->driver->event_destroy(watch->stop);
+    watch->start = watch->stop = NULL;
+}

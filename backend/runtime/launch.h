@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Work on a stream: launching kernels, filling and copying memory, tensor maps, and timing. Functions of the first three
+   parts allocate nothing, take no lock and do not wait, so that plans may call them while they execute and while their stream
+   is captured. All need the device entered (device_enter) and report failures as driver_fail does. */
+#ifndef WEFT_RUNTIME_LAUNCH_H
+#define WEFT_RUNTIME_LAUNCH_H
+
+#include "runtime/driver.h"
+#include "runtime/module.h"
+#include "weft/weft.h"
+
+/* ---- Kernels ---- */
+
+struct launch {
+    const struct kernel *kernel;
+    int64_t grid[3];       /* blocks; with a zero among them there is nothing to do, and nothing is launched */
+    uint32_t block[3];     /* threads */
+    uint32_t cluster[3];   /* blocks; all 0: no clusters */
+    uint32_t shared_bytes; /* dynamic, per block */
+    bool is_dependent;     /* may start while the work before it ends: the kernel itself waits (griddepcontrol.wait) */
+    const void
+        *arguments; /* the kernel's one struct, of the size it was loaded with; read before launch_kernel returns */
+};
+
+/* Enqueues the kernel. Fails with NOT_SUPPORTED_BAD_LAUNCH_PARAM for a grid, block or shared memory beyond the limits. */
+weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream);
+
+/* How many clusters of the launch the device runs at once: what persistent kernels size their grid by. */
+weftStatus_t launch_clusters_that_fit(int *clusters, const struct launch *launch);
+
+/* ---- Memory ---- */
+
+weftStatus_t launch_fill(const struct driver *driver, uint64_t dst, uint8_t value, size_t bytes, weftStream_t stream);
+weftStatus_t launch_fill_words(const struct driver *driver, uint64_t dst, uint32_t value, size_t words,
+                               weftStream_t stream);
+
+/* Host or device on either side; pageable host memory makes the call wait. */
+weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream);
+
+/* ---- Tensor maps: how the copy engine (TMA) of sm_90 and newer sees an array ---- */
+
+enum tensor_map_type {
+    TENSOR_MAP_U8 = 0,
+    TENSOR_MAP_I32 = 3,
+    TENSOR_MAP_F16 = 6,
+    TENSOR_MAP_F32 = 7,
+    TENSOR_MAP_F64 = 8,
+    TENSOR_MAP_BF16 = 9,
+    TENSOR_MAP_TF32 = 11,
+};
+enum tensor_map_swizzle { TENSOR_MAP_PLAIN, TENSOR_MAP_32B, TENSOR_MAP_64B, TENSOR_MAP_128B };
+enum tensor_map_promotion { TENSOR_MAP_L2_NONE, TENSOR_MAP_L2_64B, TENSOR_MAP_L2_128B, TENSOR_MAP_L2_256B };
+enum { TENSOR_MAP_RANK_MAX = 5 };
+
+/* Innermost dimension first; it must be contiguous. What lies outside reads as zero. */
+struct tensor_map_form {
+    enum tensor_map_type type;
+    int rank;                                  /* 1..5; 3..5 for im2col */
+    uint64_t dims[TENSOR_MAP_RANK_MAX];        /* elements */
+    uint64_t strides[TENSOR_MAP_RANK_MAX - 1]; /* bytes, of dims 1.., multiples of 16 */
+    uint32_t steps[TENSOR_MAP_RANK_MAX];       /* every how-manieth element is taken; 0 means 1 */
+    uint32_t box[TENSOR_MAP_RANK_MAX];         /* tiled: elements of one copy, 1..256 */
+    int32_t lower[TENSOR_MAP_RANK_MAX - 2];    /* im2col: corners of the box that the filter's origin walks, dims 1.. */
+    int32_t upper[TENSOR_MAP_RANK_MAX - 2];
+    uint32_t channels, pixels; /* im2col: of one copy */
+    enum tensor_map_swizzle swizzle;
+    enum tensor_map_promotion promotion;
+};
+
+/* Failures are INTERNAL_ERROR_UNEXPECTED_VALUE and name the rule that the form breaks. */
+weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *driver,
+                              const struct tensor_map_form *form, uint64_t address);
+weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver *driver,
+                               const struct tensor_map_form *form, uint64_t address);
+
+/* The same array elsewhere: cheap enough for execution. The address must be a multiple of 16. */
+weftStatus_t tensor_map_move(struct cuda_tensor_map *map, const struct driver *driver, uint64_t address);
+
+/* ---- For autotuning, tests and the doctor, never for execution ---- */
+
+weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t bytes);
+void memory_free(const struct driver *driver, uint64_t address); /* 0 does nothing */
+weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream);
+
+/* Device time between two places of a stream. */
+struct stopwatch {
+    const struct driver *driver;
+    void *start, *stop;
+};
+
+weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver);
+weftStatus_t stopwatch_start(const struct stopwatch *watch, weftStream_t stream);
+weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream);
+
+/* Waits until the stop was reached. */
+weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch);
+void stopwatch_free(struct stopwatch *watch);
+
+#endif

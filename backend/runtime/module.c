@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/module.h"
+#include "runtime/driver.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_SHARED_BYTES = 48 * 1024, PORTABLE_CLUSTER = 8 };
+
+/* Code loaded into one device's context. */
+struct module {
+    struct module *next;
+    int32_t ordinal;
+    uint8_t key[32]; /* of the code */
+    void *context, *handle;
+    int references;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and the references */
+static struct module *modules;
+
+/* Another thread may be capturing a stream; loading is then allowed only to a thread that declares it harmless. */
+static int load_image(void **handle, const struct driver *driver, const struct code *code, char *log,
+                      size_t log_bytes) {
+    int mode = CUDA_CAPTURE_MODE_RELAXED;
+    int options[] = {CUDA_JIT_ERROR_LOG_BUFFER, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    void *values[] = {log, (void *)(uintptr_t)log_bytes};
+    int result = driver->thread_exchange_stream_capture_mode(&mode);
+    if (result)
+        return result;
+    result = driver->module_load_data_ex(handle, code->image, 2, options, values);
+    driver->thread_exchange_stream_capture_mode(&mode);
+    return result;
+}
+
+/* Called with the lock held and the device entered. */
+static weftStatus_t get_module(struct module **out, const struct driver *driver, const struct device *device,
+                               const struct code *code) {
+    char log[1024] = "";
+    for (struct module *module = modules; module; module = module->next)
+        if (module->ordinal == device->ordinal && memcmp(module->key, code->key, sizeof module->key) == 0) {
+            module->references++;
+            *out = module;
+            return WEFT_STATUS_SUCCESS;
+        }
+    struct module *module = calloc(1, sizeof *module);
+    if (!module)
+        return status_no_memory(sizeof *module);
+    int result = driver->ctx_get_current(&module->context);
+    if (!result)
+        result = load_image(&module->handle, driver, code, log, sizeof log);
+    if (result) {
+        free(module);
+        return driver_fail(result, "cuda:%d (%s): loading '%s'%s%s%.900s", (int)device->ordinal, device->name,
+                           code->name, code->is_ptx ? ", PTX" : "", *log ? ", log: " : "", log);
+    }
+    module->ordinal = device->ordinal;
+    memcpy(module->key, code->key, sizeof module->key);
+    module->references = 1;
+    module->next = modules;
+    modules = module;
+    *out = module;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Called with the lock held. Results are ignored: unloading fails only when the context is gone, and the code with it. A
+   cleanup must leave the error that led to it as it is, so nothing here words one. */
+static void release_module(const struct driver *driver, struct module *module) {
+    void *popped;
+    if (--module->references)
+        return;
+    struct module **at = &modules;
+    while (*at != module)
+        at = &(*at)->next;
+    *at = module->next;
+    if (driver->ctx_push_current(module->context) == CUDA_SUCCESS) {
+        driver->module_unload(module->handle);
+        driver->ctx_pop_current(&popped);
+    }
+    free(module);
+}
+
+/* Stops at the first result that is not success, and returns it. */
+static int read_attributes(struct kernel *kernel, const struct driver *driver) {
+    const struct {
+        enum cuda_function_attribute attribute;
+        int *value;
+    } wanted[] = {{CUDA_FUNC_MAX_THREADS_PER_BLOCK, &kernel->threads_per_block},
+                  {CUDA_FUNC_NUM_REGS, &kernel->registers},
+                  {CUDA_FUNC_LOCAL_SIZE_BYTES, &kernel->local_bytes},
+                  {CUDA_FUNC_SHARED_SIZE_BYTES, &kernel->shared_bytes}};
+    int result = CUDA_SUCCESS;
+    for (size_t i = 0; !result && i < sizeof wanted / sizeof *wanted; i++)
+        result = driver->func_get_attribute(wanted[i].value, wanted[i].attribute, kernel->function);
+    return result;
+}
+
+/* The argument struct must be the one that the kernel was compiled with; drivers before 12.4 cannot tell. */
+static weftStatus_t check_arguments(const struct kernel *kernel, const struct driver *driver) {
+    size_t offset, bytes = 0, more;
+    if (!driver->func_get_param_info)
+        return WEFT_STATUS_SUCCESS;
+    bool takes_one = !driver->func_get_param_info(kernel->function, 0, &offset, &bytes);
+    bool takes_two = takes_one && !driver->func_get_param_info(kernel->function, 1, &offset, &more);
+    if (bytes == kernel->argument_bytes && !takes_two)
+        return WEFT_STATUS_SUCCESS;
+    FAIL(WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
+         "cuda:%d: kernel '%s': it takes %s of %zu bytes, its host side gives one struct of %zu. This is a defect of "
+         "Weft: "
+         "report it with this text.",
+         (int)kernel->ordinal, kernel->name, takes_two ? "more than one argument, the first" : "one argument", bytes,
+         kernel->argument_bytes);
+}
+
+/* Loaded copies are shared, so the limits set on a function are the device's own, whatever one user needs. */
+static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, const struct device *device,
+                            const struct kernel_needs *needs) {
+    int result = read_attributes(kernel, driver);
+    if (result)
+        return driver_fail(result, "cuda:%d: reading the limits of kernel '%s'", (int)kernel->ordinal, kernel->name);
+    TRY(check_arguments(kernel, driver));
+    int fixed = kernel->shared_bytes, limit = device->cuda.shared_per_block;
+    if (needs->shared_bytes > limit - fixed)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+             "cuda:%d (%s): kernel '%s': a block may use %d bytes of shared memory, this one needs %d + %d. Choose a "
+             "smaller "
+             "tile.",
+             (int)kernel->ordinal, device->name, kernel->name, limit, fixed, needs->shared_bytes);
+    kernel->shared_bytes += needs->shared_bytes;
+    kernel->max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES - fixed;
+    if (needs->shared_bytes + fixed > DEFAULT_SHARED_BYTES) {
+        kernel->max_dynamic_shared_bytes = limit - fixed;
+        result = driver->func_set_attribute(kernel->function, CUDA_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - fixed);
+    }
+    if (!result && needs->cluster > PORTABLE_CLUSTER)
+        result = driver->func_set_attribute(kernel->function, CUDA_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
+    return result
+               ? driver_fail(result, "cuda:%d: setting the limits of kernel '%s'", (int)kernel->ordinal, kernel->name)
+               : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t load(struct kernel *kernel, const struct device *device, const struct code *code,
+                         const struct kernel_needs *needs) {
+    TRY(get_module(&kernel->module, kernel->driver, device, code));
+    int result = kernel->driver->module_get_function(&kernel->function, kernel->module->handle, kernel->name);
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (result)
+        status =
+            driver_fail(result, "cuda:%d: finding kernel '%s' in '%s'", (int)kernel->ordinal, kernel->name, code->name);
+    if (!status)
+        status = prepare(kernel, kernel->driver, device, needs);
+    if (status)
+        release_module(kernel->driver, kernel->module);
+    return status;
+}
+
+weftStatus_t kernel_load(struct kernel **out, const struct device *device, const struct code *code, const char *name,
+                         const struct kernel_needs *needs) {
+    struct device_scope scope;
+    *out = NULL;
+    TRY(device_enter(&scope, device));
+    struct kernel *kernel = calloc(1, sizeof *kernel + strlen(name) + 1);
+    weftStatus_t status = kernel ? driver_get(&kernel->driver) : status_no_memory(sizeof *kernel);
+    if (!status) {
+        strcpy(kernel->name, name);
+        kernel->ordinal = device->ordinal;
+        kernel->argument_bytes = needs->argument_bytes;
+        memcpy(kernel->max_grid, device->cuda.max_grid, sizeof kernel->max_grid);
+        pthread_mutex_lock(&lock);
+        status = load(kernel, device, code, needs);
+        pthread_mutex_unlock(&lock);
+    }
+    device_leave(&scope);
+    if (status)
+        free(kernel);
+    else
+        *out = kernel;
+    return status;
+}
+
+void kernel_release(struct kernel *kernel) {
+    if (!kernel)
+        return;
+    pthread_mutex_lock(&lock);
+    release_module(kernel->driver, kernel->module);
+    pthread_mutex_unlock(&lock);
+    free(kernel);
+}
+
+weftStatus_t kernel_blocks_per_multiprocessor(int *blocks, const struct kernel *kernel, int threads, int shared_bytes) {
+    int result = kernel->driver->occupancy_blocks(blocks, kernel->function, threads, (size_t)shared_bytes);
+    return result ? driver_fail(result, "cuda:%d: asking how many blocks of kernel '%s' fit", (int)kernel->ordinal,
+                                kernel->name)
+                  : WEFT_STATUS_SUCCESS;
+}
