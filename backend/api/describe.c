@@ -46,8 +46,8 @@ static void describe_types(struct text *out) {
 
 /* Whether `initial` means something: numbers, enumerations and truth values have it. */
 static bool has_initial(const struct row *row) {
-    bool is_pointer = row->type == WEFT_TYPE_BACKEND_DESCRIPTOR || row->type == WEFT_TYPE_HANDLE ||
-                      row->type == WEFT_TYPE_VOID_PTR;
+    bool is_pointer =
+        row->type == WEFT_TYPE_BACKEND_DESCRIPTOR || row->type == WEFT_TYPE_HANDLE || row->type == WEFT_TYPE_VOID_PTR;
     return row->storage == STORE_VALUE && row->role == ROLE_OPTION && !row->required && !is_pointer;
 }
 

@@ -27,10 +27,11 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftBackendCreateDescriptor: descriptor is NULL. Give the address of a weftBackendDescriptor_t.");
     if (!schema)
-        return report(status_fail(WEFT_STATUS_NOT_SUPPORTED,
-                                  "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
-                                  "for those it has.",
-                                  (int)kind));
+        return report(
+            status_fail(WEFT_STATUS_NOT_SUPPORTED,
+                        "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
+                        "for those it has.",
+                        (int)kind));
     struct descriptor *made;
     TRY(descriptor_make(schema, &made));
     *descriptor = (weftBackendDescriptor_t)made;

@@ -4,8 +4,8 @@
 weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where) {
     struct descriptor *descriptor = (struct descriptor *)given;
     if (!descriptor)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.",
-             where);
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.", where);
     if (descriptor->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: this is no live descriptor. Use one that weftBackendCreateDescriptor made and that is not destroyed.",
@@ -21,7 +21,7 @@ weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t gi
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "%s: expected a descriptor of kind %s, got %s. Give the right one.",
              where, schema->name, descriptor_label(*out));
     if (!(*out)->finalized)
-        FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: %s is not finalized. Call weftBackendFinalize on it first.", where,
-             descriptor_label(*out));
+        FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: %s is not finalized. Call weftBackendFinalize on it first.",
+             where, descriptor_label(*out));
     return WEFT_STATUS_SUCCESS;
 }

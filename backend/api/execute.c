@@ -18,7 +18,8 @@ static weftStatus_t entry_pack(struct variant_pack **pack, weftBackendDescriptor
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan, weftBackendDescriptor_t variantPack) {
+weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t plan,
+                                weftBackendDescriptor_t variantPack) {
     status_clear();
     struct plan *ours;
     struct variant_pack *pack;
@@ -27,8 +28,9 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
     TRY(entry_pack(&pack, variantPack, "weftBackendExecute"));
     const struct device *wanted = &ours->draft.device, *given = &handle->device;
     if (wanted->kind != given->kind || wanted->ordinal != given->ordinal)
-        FAIL(WEFT_STATUS_BAD_PARAM, "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
-                                    "plan's device.",
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
+             "plan's device.",
              device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
     return plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed));
 }

@@ -32,10 +32,12 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
 weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal) {
     status_clear();
     if (!handle)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
     if (kind != WEFT_DEVICE_CPU && kind != WEFT_DEVICE_CUDA)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "weftCreateForDevice: there is no device kind %d. Use WEFT_DEVICE_CPU (0) or WEFT_DEVICE_CUDA (1).", (int)kind);
+             "weftCreateForDevice: there is no device kind %d. Use WEFT_DEVICE_CPU (0) or WEFT_DEVICE_CUDA (1).",
+             (int)kind);
     struct weftContext *context = calloc(1, sizeof *context);
     if (!context)
         return status_no_memory(sizeof *context);

@@ -25,8 +25,8 @@ static inline weftStatus_t reply_text(const char *call, struct text *text, char 
     if (failed)
         return status_no_memory(bytes);
     if (!target && capacity > 0)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: text is NULL, capacity is %zu. Give an array, or capacity 0.", call,
-             capacity);
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: text is NULL, capacity is %zu. Give an array, or capacity 0.",
+             call, capacity);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -2,8 +2,8 @@
 /* A list of blocks, newest first; small requests share a block, large ones get their own. */
 #include "base/arena.h"
 
-#include <stdarg.h>
 #include <stdalign.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,25 +11,23 @@
 /* The longest message kept, in bytes with its terminator; longer ones are cut. */
 enum { STATUS_TEXT_BYTES = 4096 };
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        weftStatus_t try_status = (call);                                                          \
-        if (try_status != WEFT_STATUS_SUCCESS)                                                     \
-            return try_status;                                                                     \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        weftStatus_t try_status = (call);                                                                              \
+        if (try_status != WEFT_STATUS_SUCCESS)                                                                         \
+            return try_status;                                                                                         \
     } while (0)
 
 #define FAIL(status, ...) return status_fail(status, __VA_ARGS__)
 
 /* Words the thread's last error and returns `status`. */
-weftStatus_t status_fail(weftStatus_t status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+weftStatus_t status_fail(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Fails with "out of memory" for a request of `bytes`. */
 weftStatus_t status_no_memory(size_t bytes);
 
 /* Puts words in front of the thread's last error: "graph 'mlp': ..." ; returns `status`. */
-weftStatus_t status_prefix(weftStatus_t status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void status_clear(void);
 const char *status_text(void);

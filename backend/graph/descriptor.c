@@ -371,8 +371,9 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
              "%s: attribute %s takes %lld..%lld elements, got %lld. Give a count in that range.",
              descriptor_label(descriptor), row->key, (long long)least, (long long)most, (long long)count);
     if (count && !elements)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: the array of %lld elements is NULL. Give its address.",
-             descriptor_label(descriptor), row->key, (long long)count);
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "%s: attribute %s: the array of %lld elements is NULL. Give its address.", descriptor_label(descriptor),
+             row->key, (long long)count);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -511,8 +512,8 @@ weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor 
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Make the target of the same kind.",
              descriptor_label(source), descriptor_label(target));
     if (target->finalized)
-        FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized and cannot receive a copy. Make a fresh one.",
-             descriptor_label(target));
+        FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
+             "%s is finalized and cannot receive a copy. Make a fresh one.", descriptor_label(target));
     for (int i = 0; i < source->schema->row_count; i++)
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));

@@ -42,8 +42,8 @@ static weftStatus_t count_operand(void *context, const struct row *row, struct t
 static weftStatus_t collect_value(void *context, const struct row *row, struct tensor *tensor) {
     (void)row;
     struct graph *graph = context;
-    graph->values[graph->value_count++] = (struct value){
-        .tensor = tensor, .producer = -1, .first_reader = -1, .last_reader = -1};
+    graph->values[graph->value_count++] =
+        (struct value){.tensor = tensor, .producer = -1, .first_reader = -1, .last_reader = -1};
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -44,9 +44,7 @@ int graph_find_value(const struct graph *graph, const struct tensor *tensor);
 int graph_find_uid(const struct graph *graph, int64_t uid);
 
 /* A value that nobody reads and that has no memory of its own: it need not be computed. */
-static inline bool value_is_dead(const struct value *value) {
-    return value->tensor->is_virtual && value->readers == 0;
-}
+static inline bool value_is_dead(const struct value *value) { return value->tensor->is_virtual && value->readers == 0; }
 
 /* A value with memory from the variant pack. */
 static inline bool value_is_slot(const struct value *value) {

@@ -158,8 +158,7 @@ weftStatus_t check_rank(const struct descriptor *op, const char *key, const stru
 
 weftStatus_t check_dims(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t rank,
                         const int64_t *dims) {
-    if (tensor &&
-        (tensor->dims.count != rank || memcmp(tensor->dims.at, dims, (size_t)rank * sizeof *dims) != 0))
+    if (tensor && (tensor->dims.count != rank || memcmp(tensor->dims.at, dims, (size_t)rank * sizeof *dims) != 0))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: %s has dims %s, expected %s. Give it these dims, or none.",
              descriptor_label(op), key, tensor_dims_text(tensor), numbers_text(dims, rank));
     return WEFT_STATUS_SUCCESS;

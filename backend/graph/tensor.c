@@ -21,17 +21,18 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct tensor, type, WEFT_ATTR_TENSOR_DATA_TYPE, "data_type",
               .initial = TENSOR_NO_TYPE, .doc = "type of an element; an operation's output may leave it unset"),
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, alignment, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, "alignment", .initial = 16,
-              .least = 1, .most = 4096, .doc = "bytes, a power of two, that each pointer to the tensor is a multiple of"),
+              .least = 1, .most = 4096,
+              .doc = "bytes, a power of two, that each pointer to the tensor is a multiple of"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct tensor, is_virtual, WEFT_ATTR_TENSOR_IS_VIRTUAL, "is_virtual",
               .doc = "true: lives inside the graph only and gets no pointer"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct tensor, is_by_value, WEFT_ATTR_TENSOR_IS_BY_VALUE, "is_by_value",
               .doc = "true: one element, whose host address stands in the variant pack"),
     VALUE_ROW(WEFT_TYPE_VOID_PTR, struct tensor, constant_address, WEFT_ATTR_TENSOR_CONSTANT_VALUE, "constant_value",
               .doc = "address of the scalar's bytes, copied at finalize: a constant of the graph"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_count, WEFT_ATTR_TENSOR_VECTOR_COUNT, "vector_count",
-              .initial = 1, .least = 1, .most = 64, .doc = "elements along vectorized_dimension that lie side by side"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_dim, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION,
-              "vectorized_dimension", .initial = -1, .least = -1, .most = WEFT_DIM_MAX - 1,
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_count, WEFT_ATTR_TENSOR_VECTOR_COUNT, "vector_count", .initial = 1,
+              .least = 1, .most = 64, .doc = "elements along vectorized_dimension that lie side by side"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct tensor, vector_dim, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, "vectorized_dimension",
+              .initial = -1, .least = -1, .most = WEFT_DIM_MAX - 1,
               .doc = "dimension that vector_count splits; strides then count vectors"),
     VALUE_ROW(WEFT_TYPE_TENSOR_REORDERING_MODE, struct tensor, reordering, WEFT_ATTR_TENSOR_REORDERING_MODE,
               "reordering_type", .doc = "shuffled storage of special formats"),
@@ -46,8 +47,9 @@ weftStatus_t tensor_check_reach(const struct tensor *t) {
     int64_t elements = 1, last = 0, step;
     for (int64_t i = 0; i < t->dims.count; i++)
         if (__builtin_mul_overflow(elements, t->dims.at[i] ? t->dims.at[i] : 1, &elements))
-            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.",
-                 descriptor_label(&t->base), tensor_dims_text(t));
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.", descriptor_label(&t->base),
+                 tensor_dims_text(t));
     if (t->strides.count == 0)
         last = elements - 1;
     for (int64_t i = 0; i < t->strides.count && last < REACH_MAX; i++) {
@@ -67,8 +69,8 @@ static weftStatus_t check_extents(const struct tensor *t) {
     for (int64_t i = 0; i < t->dims.count; i++)
         if (t->dims.at[i] < 0)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label,
-                 tensor_dims_text(t), (long long)i);
+                 "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label, tensor_dims_text(t),
+                 (long long)i);
     if (t->strides.count && t->strides.count != t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
@@ -87,8 +89,8 @@ static weftStatus_t check_vectors(const struct tensor *t) {
         return WEFT_STATUS_SUCCESS;
     if (t->vector_dim < 0 || t->vector_dim >= t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.", label,
-             (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
+             "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.",
+             label, (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
     if (t->dims.at[t->vector_dim] % t->vector_count)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: dimension %lld has %lld elements, no multiple of vector_count %lld. Pad it to a multiple.", label,
@@ -133,8 +135,8 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->is_by_value && t->dims.count == 0)
         tensor_infer_dims(t, 1, (const int64_t[]){1});
     if (t->is_by_value && tensor_elements(t) != 1)
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH, "%s: a by-value tensor has one element, its dims are %s. Use all ones.",
-             label, tensor_dims_text(t));
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: a by-value tensor has one element, its dims are %s. Use all ones.", label, tensor_dims_text(t));
     if ((t->is_by_value || t->is_constant) && t->strides.count == 0)
         tensor_infer_strides(t, NULL);
     return WEFT_STATUS_SUCCESS;

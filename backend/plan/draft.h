@@ -13,12 +13,12 @@ struct draft {
     const struct engine *engine;
     struct device device;
     struct cover cover;
-    struct step *steps;       /* one per part */
-    int64_t *value_offset;    /* in the workspace, of each value; -1: not there */
-    int64_t scratch_offset;   /* of the steps' scratch, which they use in turn */
+    struct step *steps;     /* one per part */
+    int64_t *value_offset;  /* in the workspace, of each value; -1: not there */
+    int64_t scratch_offset; /* of the steps' scratch, which they use in turn */
     int64_t workspace_bytes;
-    double seconds;           /* predicted */
-    int64_t moved_bytes;      /* that steps read and write in memory */
+    double seconds;      /* predicted */
+    int64_t moved_bytes; /* that steps read and write in memory */
 };
 
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,

@@ -208,8 +208,8 @@ static weftStatus_t check_setting(const struct engine_config *self, const struct
         if (setting->value < info->least || setting->value > info->most ||
             (setting->value - info->least) % (info->stride > 0 ? info->stride : 1))
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.", setting->type,
-                 (long long)setting->value, engines[self->engine->index]->name, (long long)info->least,
+                 "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.",
+                 setting->type, (long long)setting->value, engines[self->engine->index]->name, (long long)info->least,
                  (long long)info->most, (long long)info->stride);
         return WEFT_STATUS_SUCCESS;
     }

@@ -58,7 +58,8 @@ static bool parts_are_acyclic(struct partitioning *p, int *order) {
                     continue;
                 for (int i = 0; i < graph->nodes[m].operand_count && ready; i++) {
                     int producer = graph->values[graph->nodes[m].operands[i]].producer;
-                    bool inside = producer == m || (p->owner[n] >= 0 && producer >= 0 && p->owner[producer] == p->owner[n]);
+                    bool inside =
+                        producer == m || (p->owner[n] >= 0 && producer >= 0 && p->owner[producer] == p->owner[n]);
                     ready = producer < 0 || graph->nodes[m].is_output[i] || inside || !p->waiting[producer];
                 }
             }

@@ -16,7 +16,7 @@ struct slot {
 
 /* Two slots whose memory must not overlap, at least one of them written. */
 struct conflict {
-    int a, b;       /* a is written */
+    int a, b;        /* a is written */
     int64_t allowed; /* b may begin exactly so many bytes after a; -1: nowhere */
 };
 

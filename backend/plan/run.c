@@ -13,15 +13,15 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: its pointer is NULL. Give the address of %lld bytes.", label,
              (long long)slot->bytes);
     FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-         "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, or set a smaller alignment on the "
+         "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, or set a smaller alignment on "
+         "the "
          "tensor.",
          label, pointer, (long long)slot->alignment);
 }
 
 static weftStatus_t fail_conflict(const struct plan *plan, const struct conflict *conflict) {
     const struct value *values = plan->draft.graph->values;
-    FAIL(WEFT_STATUS_BAD_PARAM,
-         "output %s and %s overlap in memory. Give the output memory of its own%s.",
+    FAIL(WEFT_STATUS_BAD_PARAM, "output %s and %s overlap in memory. Give the output memory of its own%s.",
          descriptor_label(&values[plan->slots[conflict->a].value].tensor->base),
          descriptor_label(&values[plan->slots[conflict->b].value].tensor->base),
          conflict->allowed == 0 ? ", or exactly the same memory" : "");
@@ -38,8 +38,8 @@ static weftStatus_t check_pointers(const struct plan *plan, void *const *pointer
     for (int i = 0; i < plan->conflict_count; i++) {
         const struct conflict *conflict = &plan->conflicts[i];
         uintptr_t a = (uintptr_t)pointers[conflict->a], b = (uintptr_t)pointers[conflict->b];
-        bool apart = a + (uintptr_t)plan->slots[conflict->a].bytes <= b ||
-                     b + (uintptr_t)plan->slots[conflict->b].bytes <= a;
+        bool apart =
+            a + (uintptr_t)plan->slots[conflict->a].bytes <= b || b + (uintptr_t)plan->slots[conflict->b].bytes <= a;
         if (!apart && !(conflict->allowed >= 0 && b == a + (uintptr_t)conflict->allowed))
             return fail_conflict(plan, conflict);
     }

@@ -37,7 +37,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(SUB, (int64_t)((uint64_t)x - (uint64_t)b))                                                                    \
     MODE(MUL, (int64_t)((uint64_t)x * (uint64_t)b))                                                                    \
     MODE(ADD_SQUARE, (int64_t)((uint64_t)x + (uint64_t)b * (uint64_t)b))                                               \
-    MODE(DIV, quotient_of(x, b))                                                                                            \
+    MODE(DIV, quotient_of(x, b))                                                                                       \
     MODE(MOD, remainder_of(x, b))                                                                                      \
     MODE(FLOOR_MOD, remainder_of(x, b) && (x < 0) != (b < 0) ? remainder_of(x, b) + b : remainder_of(x, b))            \
     MODE(POW, integer_power(x, b))                                                                                     \
@@ -54,7 +54,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(CMP_GE, x >= b)                                                                                               \
     MODE(CMP_LT, x < b)                                                                                                \
     MODE(CMP_LE, x <= b)                                                                                               \
-    MODE(LOGICAL_AND, x && b)                                                                                          \
+    MODE(LOGICAL_AND, x &&b)                                                                                           \
     MODE(LOGICAL_OR, x || b)                                                                                           \
     MODE(LOGICAL_NOT, !x)                                                                                              \
     MODE(BINARY_SELECT, t ? x : b)                                                                                     \
@@ -73,8 +73,8 @@ INTEGER_MODES(MODE)
      .form = form_,                                                                                                    \
      .formula = #formula_,                                                                                             \
      .evaluate = evaluate_##name_,                                                                                     \
-     .is_logical = WEFT_POINTWISE_##name_ >= WEFT_POINTWISE_CMP_EQ &&                                                  \
-                   WEFT_POINTWISE_##name_ <= WEFT_POINTWISE_LOGICAL_NOT,                                               \
+     .is_logical =                                                                                                     \
+         WEFT_POINTWISE_##name_ >= WEFT_POINTWISE_CMP_EQ && WEFT_POINTWISE_##name_ <= WEFT_POINTWISE_LOGICAL_NOT,      \
      .method = method_,                                                                                                \
      .arguments = arguments_,                                                                                          \
      .doc = doc_},
@@ -146,8 +146,9 @@ static const struct row parameter_rows[] = {
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct pointwise *pw = (const struct pointwise *)descriptor;
     if (!pointwise_find_mode(pw->mode))
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: mode is %d, which is no weftPointwiseMode_t. Use one of its values.",
-             descriptor_label(descriptor), pw->mode);
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: mode is %d, which is no weftPointwiseMode_t. Use one of its values.", descriptor_label(descriptor),
+             pw->mode);
     if (pw->softplus_beta == 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: softplus_beta is 0, which divides by zero. Use another value.",
              descriptor_label(descriptor));
@@ -219,7 +220,7 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
         const char *wants;
         bool b, t, dy;
     } forms[] = {
-        [FORM_UNARY] = {"x -> y", false, false, false},  [FORM_BINARY] = {"x, b -> y", true, false, false},
+        [FORM_UNARY] = {"x -> y", false, false, false},      [FORM_BINARY] = {"x, b -> y", true, false, false},
         [FORM_SELECT] = {"x, b, t -> y", true, true, false}, [FORM_BACKWARD] = {"dy, x -> dx", false, false, true},
         [FORM_INDEX] = {"x -> y", false, false, false},
     };
@@ -241,7 +242,8 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     *whole = (struct dims){0};
     for (int k = 0; k < 3; k++)
-        if (inputs[k] && (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
+        if (inputs[k] &&
+            (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
             *whole = inputs[k]->dims;
     for (int k = 0; k < 3; k++) {
         if (!inputs[k] || tensor_elements(inputs[k]) == 1)

@@ -34,7 +34,7 @@ enum pointwise_form { FORM_UNARY, FORM_BINARY, FORM_SELECT, FORM_BACKWARD, FORM_
 
 struct pointwise_mode {
     weftPointwiseMode_t mode;
-    const char *name;    /* "RELU_FWD" */
+    const char *name; /* "RELU_FWD" */
     enum pointwise_form form;
     const char *formula; /* as text */
     double (*evaluate)(double x, double b, double t, const struct pointwise_parameters *p);

@@ -6,7 +6,7 @@
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
-MODE(MUL, FORM_BINARY, x * b, "mul", "a:x b", "product")
+MODE(MUL, FORM_BINARY, x *b, "mul", "a:x b", "product")
 MODE(DIV, FORM_BINARY, x / b, "div", "a:x b", "quotient")
 MODE(ADD_SQUARE, FORM_BINARY, x + b * b, "add_square", "a:x b", "first operand plus the square of the second")
 MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b", "larger operand; NaN wins")
@@ -30,43 +30,48 @@ MODE(RSQRT, FORM_UNARY, C(1) / sqrt(x), "rsqrt", "input:x", "reciprocal of the s
 MODE(RECIPROCAL, FORM_UNARY, C(1) / x, "reciprocal", "input:x", "reciprocal")
 MODE(ERF, FORM_UNARY, erf(x), "erf", "input:x", "error function")
 MODE(IDENTITY, FORM_UNARY, x, "identity", "input:x", "copy, with conversion to the output's data type")
-MODE(RELU_FWD, FORM_UNARY, x < lower ? lower + slope * (x - lower) : x > upper ? upper : x, "relu",
-     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
-     "rectifier with clips and a slope below the lower one")
+MODE(
+    RELU_FWD, FORM_UNARY, x<lower ? lower + slope * (x - lower) : x> upper ? upper : x, "relu",
+    "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
+    "rectifier with clips and a slope below the lower one")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, C(1) / (C(1) + exp(-x)), "sigmoid", "input:x", "logistic function")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x elu_alpha=None", "exponential linear unit")
 MODE(GELU_FWD, FORM_UNARY, C(0.5) * x * (C(1) + erf(x * C(0.7071067811865476))), "gelu", "input:x",
      "Gaussian error linear unit, exact")
-MODE(SOFTPLUS_FWD, FORM_UNARY,
-     ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
+MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
      "input:x softplus_beta=None", "log(1 + exp(beta x)) / beta")
 MODE(SWISH_FWD, FORM_UNARY, x / (C(1) + exp(-beta * x)), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
 MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
      C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
      "Gaussian error linear unit, tanh approximation")
-MODE(RELU_BWD, FORM_BACKWARD, x <= lower ? dy * slope : x >= upper ? C(0) : dy, "relu_backward",
+MODE(RELU_BWD, FORM_BACKWARD,
+     x <= lower   ? dy * slope
+     : x >= upper ? C(0)
+                  : dy,
+     "relu_backward",
      "loss:dy input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None "
      "upper_clip:relu_upper_clip=None",
      "gradient of relu")
-MODE(TANH_BWD, FORM_BACKWARD, dy * (C(1) - tanh(x) * tanh(x)), "tanh_backward", "loss:dy input:x", "gradient of tanh")
+MODE(TANH_BWD, FORM_BACKWARD, dy *(C(1) - tanh(x) * tanh(x)), "tanh_backward", "loss:dy input:x", "gradient of tanh")
 MODE(SIGMOID_BWD, FORM_BACKWARD, dy / ((C(1) + exp(-x)) * (C(1) + exp(x))), "sigmoid_backward", "loss:dy input:x",
      "gradient of sigmoid")
-MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward",
-     "loss:dy input:x elu_alpha=None", "gradient of elu")
+MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x elu_alpha=None",
+     "gradient of elu")
 MODE(GELU_BWD, FORM_BACKWARD,
-     dy * (C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x)),
+     dy *(C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x)),
      "gelu_backward", "loss:dy input:x", "gradient of gelu")
 MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy / (C(1) + exp(-beta * x)), "softplus_backward",
      "loss:dy input:x softplus_beta=None", "gradient of softplus")
 MODE(SWISH_BWD, FORM_BACKWARD,
-     dy * (C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta * x)))),
+     dy *(C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta * x)))),
      "swish_backward", "loss:dy input:x swish_beta=None", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
-     dy * (C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
-           C(0.5) * x * (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
-                                    tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) *
-               C(0.7978845608028654) * (C(1) + C(0.134145) * x * x)),
+     dy *(C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
+          C(0.5) * x *
+              (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
+                          tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) *
+              C(0.7978845608028654) * (C(1) + C(0.134145) * x * x)),
      "gelu_approx_tanh_backward", "loss:dy input:x", "gradient of gelu_approx_tanh")
 MODE(CMP_EQ, FORM_BINARY, x == b, "cmp_eq", "input:x comparison:b", "1 where equal, else 0")
 MODE(CMP_NEQ, FORM_BINARY, x != b, "cmp_neq", "input:x comparison:b", "1 where different, else 0")
