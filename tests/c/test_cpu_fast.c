@@ -481,7 +481,7 @@ static bool check_product(struct model *model, struct tensor *result, int math, 
     double ulps = numbers == HALVES ? 0 : math == WEFT_DATA_DOUBLE && model->op_count == 1 ? 1e-6 : 4;
     add_random_tail(model, result, numbers);
     ulps = ulps > 0 && model->op_count > 1 ? 4 : ulps;
-    return check_model(model, &cpu_contraction, numbers, ulps, (is_narrow ? 8192 : 16) * (double)(depth + 1), what);
+    return check_model(model, &cpu_contraction, numbers, ulps, (is_narrow ? 131072 : 16) * (double)(depth + 1), what);
 }
 
 static bool check_random_matmul(void) {

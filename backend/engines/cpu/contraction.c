@@ -3,12 +3,14 @@
    of the product while it is in the cache. */
 #include "engines/cpu/contraction.h"
 #include "base/dtype.h"
+#include "engines/cpu/depthwise.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/threads.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
-static const double FLOPS_PER_SECOND = 25e9; /* of a thread */
+/* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
+static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 8e9;
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 2e-6;
 static const double FLOAT_EXACT = 0x1p24; /* whole numbers up to here are exact in float */
@@ -67,39 +69,50 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether sums are made in double: asked for, or whole numbers may pass what float holds. */
-static bool is_wide(const struct node *node) {
-    const struct tensor *a, *b;
-    double depth;
-    weftDataType_t math = kind_of(node)->math(node);
-    kind_of(node)->factors(node, &a, &b, &depth);
-    double most = dtype_of((weftDataType_t)a->type)->max * dtype_of((weftDataType_t)b->type)->max * depth;
-    return math == WEFT_DATA_DOUBLE || program_type_is_wide(a->type) || program_type_is_wide(b->type) ||
-           (!dtype_is_float(math) && most > FLOAT_EXACT);
+/* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. */
+static const struct gemm_kernel *kernel_of(const struct product *product) {
+    weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
+    double most = dtype_of(a)->max * dtype_of(b)->max * product->depth;
+    bool is_wide = product->math == WEFT_DATA_DOUBLE || program_type_is_wide(a) || program_type_is_wide(b) ||
+                   (!dtype_is_float(product->math) && most > FLOAT_EXACT);
+    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
     TRY(find_contraction(region, node));
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
-    struct given given = {.value = contraction_result(*node), .is_wide = is_wide(*node)};
-    kind_of(*node)->scales(*node, &given.alpha, &given.beta);
+    struct product product = kind_of(*node)->product(*node);
+    struct given given = {.value = contraction_result(*node),
+                          .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
+                          .alpha = product.alpha,
+                          .beta = product.beta};
     return program_compile(program, region, region->graph->values[given.value].tensor, &given);
+}
+
+static double padded(int64_t extent, int width) {
+    return extent > 0 ? (double)((extent + width - 1) / width * width) / (double)extent : 1;
+}
+
+static double multiplying_seconds(const struct product *product, double flops) {
+    const struct gemm_kernel *kernel = kernel_of(product);
+    if (product->rows == 0)
+        return flops / DEPTHWISE_FLOPS;
+    return flops * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
+           (FLOPS_PER_COLUMN * kernel->columns);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct program program;
     const struct node *node;
-    const struct tensor *a, *b;
-    double depth;
     TRY(compile(&program, region, &node));
-    kind_of(node)->factors(node, &a, &b, &depth);
+    struct product product = kind_of(node)->product(node);
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
     double elements = (double)tensor_elements(region->graph->values[contraction_result(node)].tensor);
-    double rate = FLOPS_PER_SECOND * threads / (is_wide(node) ? 2 : 1);
-    double computing = op_flops(node->op) / rate + elements * program.nanoseconds * 1e-9 / threads;
-    double moving = (program.bytes + (double)tensor_bytes(a) + (double)tensor_bytes(b)) / BYTES_PER_SECOND;
-    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
+    double bytes = program.bytes + (double)tensor_bytes(product.a) + (double)tensor_bytes(product.b);
+    double moving = bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -118,6 +131,18 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
+static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
+                             struct arena *arena) {
+    const struct gemm *gemm = &contraction->pieces[0].gemm;
+    int behind = step->region.count - 1, pieces = contraction->piece_count;
+    if (contraction->pieces[0].is_depthwise)
+        return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
+    return arena_print(arena, &step->detail,
+                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
+                       pieces, (long long)gemm->batch, (long long)gemm->m, (long long)gemm->k, (long long)gemm->k,
+                       (long long)gemm->n, behind);
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)device, (void)knobs;
@@ -127,38 +152,37 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(compile(&contraction->program, &step->region, &node));
     /* Elements below 8 bits share a byte, which two threads must not write. */
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
-    const struct gemm_kernel *kernel = gemm_kernel(is_wide(node) ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+    struct product product = kind_of(node)->product(node);
+    const struct gemm_kernel *kernel = kernel_of(&product);
     TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
     for (int i = 0; i < contraction->piece_count; i++) {
-        struct gemm *gemm = &contraction->pieces[i].gemm;
-        gemm->kernel = kernel;
-        gemm->pack_a = contraction->pieces[i].a.pack;
-        gemm->pack_b = contraction->pieces[i].b.pack;
-        gemm->store = finish_block;
-        int64_t bytes = gemm_workspace_bytes(gemm, contraction->threads);
+        struct piece *piece = &contraction->pieces[i];
+        piece->gemm.kernel = kernel;
+        piece->gemm.pack_a = piece->a.pack;
+        piece->gemm.pack_b = piece->b.pack;
+        piece->gemm.store = finish_block;
+        int64_t bytes = piece->is_depthwise ? depthwise_workspace_bytes(piece)
+                                            : gemm_workspace_bytes(&piece->gemm, contraction->threads);
         step->workspace_bytes = bytes > step->workspace_bytes ? bytes : step->workspace_bytes;
     }
     TRY(threads_start());
     step->state = contraction;
-    const struct gemm *gemm = &contraction->pieces[0].gemm;
-    return arena_print(arena, &step->detail, "%s, %d of %lld x [%lld,%lld] x [%lld,%lld], %d instructions behind",
-                       kernel->name, contraction->piece_count, (long long)gemm->batch, (long long)gemm->m,
-                       (long long)gemm->k, (long long)gemm->k, (long long)gemm->n,
-                       contraction->program.instruction_count);
+    return describe(step, contraction, kernel, arena);
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct contraction *contraction = step->state;
     for (int i = 0; i < contraction->piece_count; i++) {
-        const struct piece *piece = &contraction->pieces[i];
-        struct factor a = piece->a, b = piece->b;
-        struct sink sink = {contraction, piece, values};
-        struct gemm gemm = piece->gemm;
-        a.base = values[a.value];
-        b.base = values[b.value];
-        gemm.a = &a.base, gemm.b = &b.base, gemm.sink = &sink;
-        gemm_run(&gemm, contraction->threads, workspace);
+        struct piece piece = contraction->pieces[i];
+        struct sink sink = {contraction, &piece, values};
+        piece.a.base = values[piece.a.value];
+        piece.b.base = values[piece.b.value];
+        piece.gemm.a = &piece.a.base, piece.gemm.b = &piece.b.base, piece.gemm.sink = &sink;
+        if (piece.is_depthwise)
+            depthwise_run(contraction, &piece, values, workspace);
+        else
+            gemm_run(&piece.gemm, contraction->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }

@@ -22,6 +22,7 @@ struct factor {
 
 /* One product. Its rows, over all of its batch, and its columns are those of the walk. */
 struct piece {
+    bool is_depthwise; /* no product of matrices: a has patches, b a filter */
     struct gemm gemm;
     struct factor a, b;
     struct walk walk;
@@ -37,13 +38,19 @@ struct contraction {
 /* The value that a contraction's node makes. */
 int contraction_result(const struct node *node);
 
-/* What a kind of contraction answers. `node` has passed `check` wherever it is given. */
+/* What is multiplied, before it is planned. */
+struct product {
+    const struct tensor *a, *b;
+    weftDataType_t math;
+    double alpha, beta;    /* as struct given has them */
+    double depth;          /* products that make one element, at most */
+    int64_t rows, columns; /* of one product of matrices, about; 0: there is none */
+};
+
+/* What a kind of contraction answers. */
 struct contraction_kind {
     weftStatus_t (*check)(const struct node *node);
-    /* The tensors that are multiplied, and how many products make one element at most. */
-    void (*factors)(const struct node *node, const struct tensor **a, const struct tensor **b, double *depth);
-    weftDataType_t (*math)(const struct node *node);
-    void (*scales)(const struct node *node, double *alpha, double *beta);
+    struct product (*product)(const struct node *node);
     /* Lists the pieces; the program is compiled. */
     weftStatus_t (*plan)(struct contraction *contraction, const struct graph *graph, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena);

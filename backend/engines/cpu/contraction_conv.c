@@ -12,34 +12,45 @@
 
 enum {
     FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
-    FEW_CHANNELS = 16,   /* less than half of a kernel's columns */
+    FEW_CHANNELS = 16,   /* half of a kernel's columns */
+    FEW_GROUPS = 8,      /* too few for vectors over depthwise channels */
 };
 
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
 
-static weftDataType_t math(const struct node *node) {
-    return (weftDataType_t)((const struct conv_op *)node->op)->parameters->math;
+static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
+
+static bool is_depthwise(const struct conv_geometry *g) {
+    return g->direction != CONV_FILTER && g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS;
 }
 
-static double product(const int64_t *extents) { return (double)extents[0] * (double)extents[1] * (double)extents[2]; }
-
-static void factors(const struct node *node, const struct tensor **a, const struct tensor **b, double *depth) {
+static struct product product(const struct node *node) {
     struct conv_geometry g = conv_geometry(node->op);
-    *a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor;
-    *b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor;
-    *depth = g.direction == CONV_FILTER ? (double)g.n * product(g.y.size)
-                                        : (double)(g.direction == CONV_DATA ? g.k : g.c) * product(g.w.size);
-}
-
-static void scales(const struct node *node, double *alpha, double *beta) {
-    *alpha = ((const struct conv_op *)node->op)->alpha;
-    *beta = ((const struct conv_op *)node->op)->beta;
+    const struct conv_op *op = (const struct conv_op *)node->op;
+    const struct conv_operand *image = g.direction == CONV_DATA ? &g.x : &g.y;
+    int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
+    struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
+                              .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
+                              .math = (weftDataType_t)op->parameters->math,
+                              .alpha = op->alpha,
+                              .beta = op->beta};
+    if (g.direction == CONV_FILTER) {
+        product.depth = (double)g.n * (double)count_of(g.y.size);
+        product.rows = g.c * count_of(g.w.size);
+        product.columns = g.k;
+    } else {
+        product.depth = (double)read * (double)count_of(g.w.size);
+        product.rows = made < FEW_CHANNELS ? made : g.n * count_of(image->size);
+        product.columns = made < FEW_CHANNELS ? count_of(image->size) : made;
+    }
+    if (is_depthwise(&g))
+        product.rows = product.columns = 0;
+    return product;
 }
 
 static weftStatus_t check(const struct node *node) {
-    const struct tensor *operands[2];
-    double depth;
-    factors(node, &operands[0], &operands[1], &depth);
+    struct product p = product(node);
+    const struct tensor *operands[] = {p.a, p.b};
     for (int i = 0; i < 2; i++)
         if (dtype_of((weftDataType_t)operands[i]->type)->bits < 8)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has elements of %d bits. Convert it to 8 bits or more.",
@@ -120,9 +131,10 @@ static struct factor image_factor(const struct planner *planner, const struct te
     return factor;
 }
 
-static struct factor filter_factor(const struct planner *planner, struct filter filter) {
+static struct factor filter_factor(const struct planner *planner, struct filter filter, bool is_depthwise) {
     struct factor factor = {.pack = filter_pack, .value = graph_find_value(planner->graph, planner->g.w.tensor)};
-    filter_simplify(&filter);
+    if (!is_depthwise)
+        filter_simplify(&filter);
     factor.filter = filter;
     return factor;
 }
@@ -140,56 +152,86 @@ static struct axis group_axis(const struct planner *planner, const struct tensor
         .dim = 1, .extent = planner->g.groups, .step = channel_dim(planner, image) == 2 ? 1 : channels};
 }
 
-static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
+/* An image that is made (forward, data): from patches of `source` and a filter, at positions along `axes`. */
+struct image_plan {
+    const struct tensor *image, *source;
+    int64_t channels;
+    struct patches patches;
+    struct filter filter;
+    struct axis axes[3];
+};
 
-/* One product that makes an image (forward, data): patches x filter, or transposed. `axes` are those of the positions. */
-static void plan_image(struct planner *planner, struct piece *piece, const struct tensor *image, int64_t channels,
-                       const struct tensor *source, struct patches patches, struct filter filter,
-                       const struct axis *position_axes) {
+/* Whether images are computed one by one, channels as rows and positions as columns. */
+static bool image_is_turned(const struct planner *planner, const struct image_plan *plan) {
+    const struct tensor *image = plan->image;
+    int64_t positions = count_of(plan->patches.positions);
+    int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
+    bool lies_turned = image->strides.at[last] < image->strides.at[channel] && positions >= FEW_POSITIONS;
+    return (lies_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
+           walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+}
+
+/* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
+   channels, which are the groups of a depthwise filter. */
+static void walk_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, bool is_turned) {
     struct axis axes[WALK_AXES];
     int spatial = planner->g.spatial, count = 0;
-    int64_t positions = count_of(patches.positions);
-    int64_t depth = patches.channels * count_of(patches.taps), n = planner->g.n;
-    struct axis image_axis = {.dim = 0, .extent = n, .step = 1};
-    struct axis channel_axis = {.dim = channel_dim(planner, image), .extent = channels, .step = 1};
-    int last = (int)image->dims.count - 1;
-    bool lies_turned = image->strides.at[last] < image->strides.at[channel_axis.dim] && positions >= FEW_POSITIONS;
-    bool is_turned = (lies_turned || (channels < FEW_CHANNELS && positions > channels)) &&
-                     walk_merges(&planner->contraction->program, position_axes, spatial);
-    patches.batch_has_images = is_turned;
-    struct factor read = image_factor(planner, source, patches), weights = filter_factor(planner, filter);
-    piece->a = is_turned ? weights : read;
-    piece->b = is_turned ? read : weights;
+    struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
+    struct axis group = group_axis(planner, plan->image, plan->channels);
+    struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
     if (is_turned) {
-        piece->gemm = (struct gemm){.batch = n * planner->g.groups, .m = channels, .n = positions, .k = depth};
-        axes[count++] = image_axis;
-        axes[count++] = group_axis(planner, image, channels);
-        axes[count++] = channel_axis;
-        axes[count] = position_axes[spatial - 1];
-        axes[count++].extent = positions;
+        axes[count++] = image;
+        axes[count++] = group;
+        axes[count++] = channel;
+        axes[count] = plan->axes[spatial - 1];
+        axes[count++].extent = count_of(plan->patches.positions);
     } else {
-        piece->gemm = (struct gemm){.batch = planner->g.groups, .m = n * positions, .n = channels, .k = depth};
-        axes[count++] = group_axis(planner, image, channels);
-        axes[count++] = image_axis;
+        if (!piece->is_depthwise)
+            axes[count++] = group;
+        axes[count++] = image;
         for (int i = 0; i < spatial; i++)
-            axes[count++] = position_axes[i];
-        axes[count++] = channel_axis;
+            axes[count++] = plan->axes[i];
+        axes[count++] = piece->is_depthwise ? group : channel;
     }
     walk_make(&piece->walk, &planner->contraction->program, axes, count, false);
+}
+
+static void plan_image(struct planner *planner, struct piece *piece, struct image_plan *plan) {
+    const struct conv_geometry *g = &planner->g;
+    int64_t positions = count_of(plan->patches.positions),
+            depth = plan->patches.channels * count_of(plan->patches.taps);
+    piece->is_depthwise =
+        !planner->is_wide && plan->channels == 1 && plan->patches.channels == 1 && g->groups >= FEW_GROUPS;
+    bool is_turned = image_is_turned(planner, plan) && !(piece->is_depthwise && plan->patches.group_stride == 1);
+    plan->patches.batch_has_images = is_turned;
+    struct factor read = image_factor(planner, plan->source, plan->patches);
+    struct factor weights = filter_factor(planner, plan->filter, piece->is_depthwise);
+    piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
+    piece->a = read;
+    piece->b = weights;
+    if (is_turned && !piece->is_depthwise) {
+        piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
+        piece->a = weights;
+        piece->b = read;
+    }
+    walk_image(planner, piece, plan, is_turned);
 }
 
 /* ---- The three directions ---------------------------------------------------------------------------------------- */
 
 static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
-    struct axis axes[3];
+    struct image_plan plan = {.image = g->y.tensor,
+                              .source = g->x.tensor,
+                              .channels = g->k,
+                              .patches = forward_patches(planner),
+                              .filter = filter_of(planner, g->c, g->w.channel_stride, g->w.outer_stride)};
     int first = (int)g->y.tensor->dims.count - g->spatial;
     for (int i = 0; i < g->spatial; i++)
-        axes[i] = (struct axis){.dim = first + i, .extent = g->y.size[3 - g->spatial + i], .step = 1};
+        plan.axes[i] = (struct axis){.dim = first + i, .extent = g->y.size[3 - g->spatial + i], .step = 1};
     TRY(arena_alloc(arena, &planner->contraction->pieces, sizeof(struct piece)));
     planner->contraction->piece_count = 1;
-    plan_image(planner, planner->contraction->pieces, g->y.tensor, g->k, g->x.tensor, forward_patches(planner),
-               filter_of(planner, g->c, g->w.channel_stride, g->w.outer_stride), axes);
+    plan_image(planner, planner->contraction->pieces, &plan);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -212,24 +254,28 @@ static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place
 
 static void plan_phase(struct planner *planner, struct piece *piece, const int64_t *places) {
     const struct conv_geometry *g = &planner->g;
-    struct patches patches = patches_of(planner, &g->y, g->k);
-    struct filter filter = filter_of(planner, g->k, g->w.outer_stride, g->w.channel_stride);
-    struct axis axes[3];
+    struct image_plan plan = {.image = g->x.tensor,
+                              .source = g->y.tensor,
+                              .channels = g->c,
+                              .patches = patches_of(planner, &g->y, g->k),
+                              .filter = filter_of(planner, g->k, g->w.outer_stride, g->w.channel_stride)};
+    struct patches *patches = &plan.patches;
+    struct filter *filter = &plan.filter;
     int first = (int)g->x.tensor->dims.count - g->spatial;
     for (int i = 0; i < 3; i++) {
         struct phase phase = phase_of(g, i, places[i]);
         int64_t count = (g->x.size[i] - places[i] + g->stride[i] - 1) / g->stride[i];
-        patches.positions[i] = count;
-        patches.taps[i] = filter.taps[i] = phase.count;
-        patches.offset[i] = phase.offset;
-        patches.tap_step[i] = phase.tap_step;
-        filter.first += phase.first * filter.tap_stride[i];
-        filter.tap_stride[i] *= phase.step;
+        patches->positions[i] = count;
+        patches->taps[i] = filter->taps[i] = phase.count;
+        patches->offset[i] = phase.offset;
+        patches->tap_step[i] = phase.tap_step;
+        filter->first += phase.first * filter->tap_stride[i];
+        filter->tap_stride[i] *= phase.step;
         if (i >= 3 - g->spatial)
-            axes[i - 3 + g->spatial] = (struct axis){
+            plan.axes[i - 3 + g->spatial] = (struct axis){
                 .dim = first + i - 3 + g->spatial, .extent = count, .first = places[i], .step = g->stride[i]};
     }
-    plan_image(planner, piece, g->x.tensor, g->c, g->y.tensor, patches, filter, axes);
+    plan_image(planner, piece, &plan);
 }
 
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
@@ -284,4 +330,4 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     return WEFT_STATUS_INTERNAL_ERROR;
 }
 
-const struct contraction_kind conv_contraction = {check, factors, math, scales, plan};
+const struct contraction_kind conv_contraction = {check, product, plan};

@@ -5,18 +5,23 @@
 
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
-static weftDataType_t math(const struct node *node) { return (weftDataType_t)op_at(node)->parameters->math; }
-
-static void factors(const struct node *node, const struct tensor **a, const struct tensor **b, double *depth) {
-    *a = op_at(node)->a;
-    *b = op_at(node)->b;
-    *depth = (double)(*a)->dims.at[(*a)->dims.count - 1];
+/* Whether the transposed product is computed: its rows are the ones that lie in memory, or b is all but a vector. */
+static bool is_turned(const struct matmul_op *op) {
+    const struct tensor *c = op->c;
+    int64_t columns = c->dims.count - 1, rows = columns - 1, m = c->dims.at[rows], n = c->dims.at[columns];
+    return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
 }
 
-static void scales(const struct node *node, double *alpha, double *beta) {
-    (void)node;
-    *alpha = 1;
-    *beta = 0;
+static struct product product(const struct node *node) {
+    const struct matmul_op *op = op_at(node);
+    int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
+    return (struct product){.a = op->a,
+                            .b = op->b,
+                            .math = (weftDataType_t)op->parameters->math,
+                            .alpha = 1,
+                            .depth = (double)op->a->dims.at[last],
+                            .rows = is_turned(op) ? n : m,
+                            .columns = is_turned(op) ? m : n};
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
@@ -99,22 +104,20 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     const struct tensor *c = op->c;
     int64_t rows = c->dims.count - 2, columns = rows + 1, m = c->dims.at[rows], n = c->dims.at[columns];
     bool is_wide = kernel->type == WEFT_DATA_DOUBLE;
-    /* The transposed product where its rows are the ones that lie in memory, or b is a vector. */
-    bool is_turned = n < 8 ? m > n : c->strides.at[rows] == 1 && c->strides.at[columns] != 1 && m >= 8;
+    bool turned = is_turned(op);
     struct axis axes[WEFT_DIM_MAX];
     struct piece *piece;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
-    piece->gemm =
-        (struct gemm){.batch = 1, .m = is_turned ? n : m, .n = is_turned ? m : n, .k = op->a->dims.at[columns]};
+    piece->gemm = (struct gemm){.batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = op->a->dims.at[columns]};
     for (int i = 0; i < c->dims.count; i++)
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
         piece->gemm.batch *= c->dims.at[i];
     struct factor a = factor_of(graph, op->a, c, rows, columns, is_wide);
     struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
-    piece->a = is_turned ? b : a;
-    piece->b = is_turned ? a : b;
-    if (is_turned) {
+    piece->a = turned ? b : a;
+    piece->b = turned ? a : b;
+    if (turned) {
         struct axis row = axes[rows];
         axes[rows] = axes[columns];
         axes[columns] = row;
@@ -126,4 +129,4 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     return WEFT_STATUS_SUCCESS;
 }
 
-const struct contraction_kind matmul_contraction = {check, factors, math, scales, plan};
+const struct contraction_kind matmul_contraction = {check, product, plan};
