@@ -3,6 +3,7 @@
      "WEFTPLAN", u32 format, u32 library version, i64 bytes of the body, SHA-256 of the body, body
    body:       engine name (block), i64 knobs, each u32 type and i64 value, graph
    graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
+               the type's highest bit marks what was inferred, not set;
                descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph
    A reader trusts nothing: lengths are checked against the bytes that are there, values by the rows' own checks. */
 #include "plan/save.h"
@@ -14,6 +15,7 @@
 #include <string.h>
 
 enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 4 + 8 + 32, DESCRIPTORS_MAX = 65536, BODY_MAX = 16 << 20 };
+static const uint32_t INFERRED = UINT32_C(1) << 31; /* in a row's type */
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
 
 static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
@@ -62,14 +64,14 @@ static void list_descriptors(struct listing *listing, const struct descriptor *d
     listing->items[listing->count++] = descriptor;
 }
 
-static void put_row_head(struct byte_writer *writer, const struct row *row, int64_t count) {
+static void put_row_head(struct byte_writer *writer, const struct row *row, int64_t count, bool is_set) {
     byte_put_u32(writer, (uint32_t)row->name);
-    byte_put_u32(writer, (uint32_t)row->type);
+    byte_put_u32(writer, (uint32_t)row->type | (is_set ? 0 : INFERRED));
     byte_put_i64(writer, count);
 }
 
 static void put_dims(struct byte_writer *writer, const struct row *row, const int64_t *numbers, int64_t count) {
-    put_row_head(writer, row, count);
+    put_row_head(writer, row, count, true);
     byte_put_raw(writer, numbers, (size_t)count * sizeof *numbers);
 }
 
@@ -80,17 +82,18 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
     struct descriptor *const *held = NULL;
     int64_t count = row->storage == STORE_LIST ? list->count : row->storage == STORE_DIMS ? dims->count : 1;
     const void *items = row->storage == STORE_LIST ? list->items : row->storage == STORE_DIMS ? dims->at : (void *)list;
+    bool is_set = row == &name_row || descriptor_row_is_set(descriptor, row->name);
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         count = held_count(descriptor, row, &held);
-        put_row_head(writer, row, count);
+        put_row_head(writer, row, count, is_set);
         for (int64_t i = 0; i < count; i++)
             byte_put_i64(writer, find_listed(listing, held[i]));
     } else if (row->type == WEFT_TYPE_VOID_PTR) { /* the only one in a graph: a constant's bytes */
-        put_row_head(writer, row, 1);
+        put_row_head(writer, row, 1, is_set);
         byte_put_raw(writer, ((const struct tensor *)descriptor)->constant, 16);
     } else {
         size_t bytes = row->type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_type_bytes(row->type);
-        put_row_head(writer, row, count);
+        put_row_head(writer, row, count, is_set);
         byte_put_raw(writer, items, (size_t)count * bytes);
     }
 }
@@ -108,19 +111,30 @@ static int64_t find_override(const struct graph *graph, const struct variant_pac
     return -1;
 }
 
+/* Whether a row of a tensor that operations may infer holds something. */
+static bool is_known(const struct tensor *tensor, const struct row *row) {
+    return (row->name == WEFT_ATTR_TENSOR_DIMENSIONS && tensor->dims.count) ||
+           (row->name == WEFT_ATTR_TENSOR_STRIDES && tensor->strides.count) ||
+           (row->name == WEFT_ATTR_TENSOR_DATA_TYPE && tensor->type != TENSOR_NO_TYPE);
+}
+
+/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. With overrides
+   the shapes that follow from others are left out. */
 static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
                          const struct variant_pack *overrides) {
-    bool is_shape = row->name == WEFT_ATTR_TENSOR_DIMENSIONS || row->name == WEFT_ATTR_TENSOR_STRIDES;
-    if (row->type == WEFT_TYPE_HANDLE || row->role == ROLE_RESULT || !descriptor_row_is_set(descriptor, row->name))
+    bool is_set = descriptor_row_is_set(descriptor, row->name);
+    if (row->type == WEFT_TYPE_HANDLE || row->role == ROLE_RESULT)
         return false;
-    if (descriptor->schema != &tensor_schema || !is_shape || !overrides)
-        return true;
+    if (descriptor->schema != &tensor_schema)
+        return is_set;
     const struct tensor *tensor = (const struct tensor *)descriptor;
+    bool is_shape = row->name == WEFT_ATTR_TENSOR_DIMENSIONS || row->name == WEFT_ATTR_TENSOR_STRIDES;
     int value = graph_find_value(graph, tensor);
+    bool follows = value >= 0 && graph->values[value].producer >= 0 && (tensor->is_virtual || !is_set);
     int64_t offset;
-    if (find_override(graph, overrides, tensor, &offset) >= 0)
+    if (is_shape && overrides && (follows || find_override(graph, overrides, tensor, &offset) >= 0))
         return false;
-    return !(tensor->is_virtual && value >= 0 && graph->values[value].producer >= 0);
+    return is_set || is_known(tensor, row);
 }
 
 static void put_descriptor(struct byte_writer *writer, const struct listing *listing, const struct graph *graph,
@@ -139,8 +153,8 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
         if (row_is_saved(graph, descriptor, &schema->rows[i], overrides))
             put_row(writer, listing, descriptor, &schema->rows[i]);
     if (place >= 0) {
-        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS),
-                 overrides->override_shapes.i64 + offset, tensor->dims.count);
+        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS), overrides->override_shapes.i64 + offset,
+                 tensor->dims.count);
         put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_STRIDES), overrides->override_strides.i64 + offset,
                  tensor->dims.count);
     }
@@ -214,7 +228,8 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
         return arena_copy(&descriptor->arena, &tensor->constant_address, constant, sizeof constant);
     }
     size_t bytes = attribute_type_bytes(type);
-    if ((uint64_t)count * 8 > reader->length - reader->position && (uint64_t)count * bytes > reader->length - reader->position)
+    if ((uint64_t)count * 8 > reader->length - reader->position &&
+        (uint64_t)count * bytes > reader->length - reader->position)
         return fail_damaged("a list is longer than the bytes that are left");
     char *elements = calloc((size_t)count + 1, bytes);
     if (!elements)
@@ -244,7 +259,8 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
     TRY(descriptor_make(schema, &made[made_count]));
     for (uint32_t i = 0; i < rows; i++) {
         weftBackendAttributeName_t name = (weftBackendAttributeName_t)byte_get_u32(reader);
-        weftBackendAttributeType_t type = (weftBackendAttributeType_t)byte_get_u32(reader);
+        uint32_t marked_type = byte_get_u32(reader);
+        weftBackendAttributeType_t type = (weftBackendAttributeType_t)(marked_type & ~INFERRED);
         int64_t count = byte_get_count(reader, BODY_MAX);
         const struct row *row = NULL;
         for (int k = 0; k < schema->row_count && !row; k++)
@@ -252,9 +268,12 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
                 row = &schema->rows[k];
         if (name == name_row.name && type == name_row.type)
             row = &name_row;
-        if (!row || reader->bad || row->type == WEFT_TYPE_HANDLE)
+        bool is_constant = schema == &tensor_schema; /* only there an address stands for bytes */
+        if (!row || reader->bad || row->type == WEFT_TYPE_HANDLE || (row->type == WEFT_TYPE_VOID_PTR && !is_constant))
             return fail_damaged("it sets an attribute that the descriptor has not");
         TRY(get_elements(reader, made[made_count], row, made, made_count, count));
+        if (marked_type & INFERRED && row != &name_row)
+            made[made_count]->set_rows &= ~(UINT64_C(1) << (row - schema->rows));
     }
     if (reader->bad)
         return fail_damaged("it ends too early");
@@ -270,6 +289,8 @@ weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
     if (!status && (count == 0 || made[count - 1]->schema != &graph_schema))
         status = fail_damaged("it holds no graph");
     *graph = status ? NULL : (struct graph *)descriptor_retain(made[count - 1]);
+    if (*graph)
+        (*graph)->engine_count = engine_count;
     for (int64_t i = 0; made && i < count; i++)
         descriptor_release(made[i]);
     free(made);
@@ -289,7 +310,8 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
         return fail_damaged("it does not begin as one");
     if (format != FORMAT || version != library_version())
         FAIL(WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
-             "saved plan has format %u of version %u, this library reads format %d of version %u. Save it again with this "
+             "saved plan has format %u of version %u, this library reads format %d of version %u. Save it again with "
+             "this "
              "library.",
              format, version, FORMAT, library_version());
     if (length != blob->count - HEADER_BYTES)
