@@ -32,36 +32,50 @@ static const char *find_key(const char *json, const char *key) {
     return at ? at + strlen(quoted) : NULL;
 }
 
+/* The characters up to the closing quote, cut to `bytes`; escaped quotes and backslashes stand for themselves. */
+static void read_string(char *out, size_t bytes, const char *at) {
+    size_t length = 0;
+    for (; *at && *at != '"' && length + 1 < bytes; at++) {
+        at += *at == '\\' && at[1];
+        out[length++] = *at;
+    }
+    out[length] = '\0';
+}
+
 static weftStatus_t read_json(struct device *device, const struct descriptor *self, const char *json) {
     const char *kind = find_key(json, "kind"), *ordinal = find_key(json, "ordinal"),
                *threads = find_key(json, "threads"), *name = find_key(json, "name");
     bool is_cpu = kind && strncmp(kind, "\"cpu\"", 5) == 0;
     if (json[0] != '{' || !is_cpu)
         FAIL(WEFT_STATUS_BAD_PARAM,
-             "%s: json describes no device that Weft knows: '%.60s'. Use text that attribute json of another device gave.",
+             "%s: json describes no device that Weft knows: '%.60s'. Use text that attribute json of another device "
+             "gave.",
              descriptor_label(self), json);
     memset(device, 0, sizeof *device);
     device->kind = WEFT_DEVICE_CPU;
-    device->ordinal = ordinal ? (int32_t)strtol(ordinal, NULL, 10) : 0;
-    device->threads = threads ? (int)strtol(threads, NULL, 10) : 1;
-    if (device->ordinal < 0 || device->threads < 1 || device->threads > 4096)
+    long ordinal_said = ordinal ? strtol(ordinal, NULL, 10) : 0, threads_said = threads ? strtol(threads, NULL, 10) : 1;
+    if (ordinal_said < 0 || ordinal_said > INT32_MAX || threads_said < 1 || threads_said > 4096)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: json says ordinal %d and %d threads; legal are 0 or more, and 1..4096. Correct the text.",
-             descriptor_label(self), (int)device->ordinal, device->threads);
+             "%s: json says ordinal %ld and %ld threads; legal are 0 or more, and 1..4096. Correct the text.",
+             descriptor_label(self), ordinal_said, threads_said);
+    device->ordinal = (int32_t)ordinal_said;
+    device->threads = (int)threads_said;
     if (name && *name == '"')
-        snprintf(device->name, sizeof device->name, "%.*s", (int)strcspn(name + 1, "\""), name + 1);
+        read_string(device->name, sizeof device->name, name + 1);
     return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t set_chars(struct list *list, struct arena *arena, const char *chars) {
+    TRY(arena_copy(arena, &list->items, chars, strlen(chars) + 1));
     list->count = (int64_t)strlen(chars);
-    return arena_copy(arena, &list->items, chars, (size_t)list->count + 1);
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t write_json(struct device_properties *properties) {
     struct text text;
     text_init(&text);
-    text_add(&text, "{\"kind\":\"%s\",\"ordinal\":%d,\"threads\":%d,\"name\":", device_kind_name(properties->device.kind),
+    text_add(&text,
+             "{\"kind\":\"%s\",\"ordinal\":%d,\"threads\":%d,\"name\":", device_kind_name(properties->device.kind),
              (int)properties->device.ordinal, properties->device.threads);
     text_json_string(&text, properties->device.name);
     text_add(&text, "}");

@@ -17,7 +17,8 @@ static const struct row rows[] = {
               "operation_graph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
               .doc = "a graph whose kernels will be shared"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct kernel_cache, is_cached, WEFT_ATTR_KERNEL_CACHE_IS_ENGINECFG_KERNEL_CACHED,
-              "is_enginecfg_kernel_cached", .role = ROLE_RESULT, .doc = "whether this descriptor holds kernels itself: no"),
+              "is_enginecfg_kernel_cached", .role = ROLE_RESULT,
+              .doc = "whether this descriptor holds kernels itself: no"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct kernel_cache, json, WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION, "json",
               .storage = STORE_LIST, .doc = "the cache as text; it holds nothing that a plan would need"),
     VALUE_ROW(WEFT_TYPE_INT64, struct kernel_cache, revision, WEFT_ATTR_KERNEL_CACHE_REVISION, "revision",
@@ -31,8 +32,9 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     static const char empty[] = "{}";
     if (cache->json.count)
         return WEFT_STATUS_SUCCESS;
+    TRY(arena_copy(&descriptor->arena, &cache->json.items, empty, sizeof empty));
     cache->json.count = sizeof empty - 1;
-    return arena_copy(&descriptor->arena, &cache->json.items, empty, sizeof empty);
+    return WEFT_STATUS_SUCCESS;
 }
 
 const struct schema kernel_cache_schema = {

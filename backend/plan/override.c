@@ -86,6 +86,9 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
         status = descriptor_make(&plan_schema, &made);
     if (!status) {
         ((struct plan *)made)->handle = plan->handle;
+        if (plan->device_properties)
+            ((struct plan *)made)->device_properties =
+                (struct device_properties *)descriptor_retain(&plan->device_properties->base);
         ((struct plan *)made)->workspace_limit = plan->workspace_limit;
         void *held = config;
         status = descriptor_set(made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
@@ -103,7 +106,8 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t make_override(struct plan_override **out, const struct plan *plan, const struct variant_pack *pack) {
+static weftStatus_t make_override(struct plan_override **out, const struct plan *plan,
+                                  const struct variant_pack *pack) {
     TRY(check_overrides(plan, pack));
     struct plan_override *entry = calloc(1, sizeof *entry);
     if (!entry)
@@ -114,7 +118,8 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
     weftStatus_t status = plan_anew(&entry->plan, plan, pack);
     for (int i = 0; i < 3 && !status; i++)
-        status = arena_copy(&entry->arena, &lists[i]->items, lists[i]->items, (size_t)lists[i]->count * sizeof(int64_t));
+        status =
+            arena_copy(&entry->arena, &lists[i]->items, lists[i]->items, (size_t)lists[i]->count * sizeof(int64_t));
     if (status) {
         free_override(entry);
         return status;

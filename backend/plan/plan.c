@@ -16,11 +16,11 @@ static const struct row rows[] = {
               .doc = "the engine and its knobs; or set json"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_bytes, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, "workspace_size",
               .role = ROLE_RESULT, .doc = "bytes of workspace that an execution needs"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct plan, computed_intermediates,
-              WEFT_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS, "computed_intermediate_uids", .storage = STORE_LIST,
-              .role = ROLE_RESULT, .doc = "placeholder; always empty"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct plan, run_only_intermediates,
-              WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS, "run_only_intermediate_uids", .storage = STORE_LIST,
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, computed_intermediates, WEFT_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS,
+              "computed_intermediate_uids", .storage = STORE_LIST, .role = ROLE_RESULT,
+              .doc = "placeholder; always empty"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct plan, run_only_intermediates, WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS,
+              "run_only_intermediate_uids", .storage = STORE_LIST,
               .doc = "not supported: plans compute all of their graph"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, blob, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, "json",
               .storage = STORE_LIST, .doc = "get: the plan saved as bytes; set: those bytes, to load it"),
@@ -31,9 +31,10 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_CUDA_GRAPH_RETENTION, struct plan, retention, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_RETENTION,
               "cuda_graph_retention", .doc = "accepted for compatibility; plans keep nothing per CUDA graph"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, slot_uids, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "slot_unique_ids",
-              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "uids in the order in which weftExecute takes pointers"),
-    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, report, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, "report",
-              .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "what runs where and why, as JSON"),
+              .storage = STORE_LIST, .role = ROLE_RESULT,
+              .doc = "uids in the order in which weftExecute takes pointers"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, report, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, "report", .storage = STORE_LIST,
+              .role = ROLE_RESULT, .doc = "what runs where and why, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, tag, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, "tag", .storage = STORE_LIST,
               .role = ROLE_RESULT, .doc = "short name of engine and knobs: eng0_k2=3"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_limit, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT,
@@ -108,9 +109,7 @@ static weftStatus_t list_conflicts(struct plan *plan) {
             if (!a_written || a == b || (b_written && b < a) || !plan->slots[a].bytes || !plan->slots[b].bytes)
                 continue;
             plan->conflicts[plan->conflict_count++] = (struct conflict){
-                .a = a,
-                .b = b,
-                .allowed = allowed_overlap(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
+                .a = a, .b = b, .allowed = allowed_overlap(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
         }
     return WEFT_STATUS_SUCCESS;
 }
@@ -140,7 +139,8 @@ static weftStatus_t make_draft(struct plan *plan) {
     TRY(draft_make(&plan->draft, engine->graph, engines[engine->index], &device, &choices, &plan->base.arena));
     if (plan->draft.workspace_bytes > plan->workspace_limit)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take another engine.",
+             "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take another "
+             "engine.",
              descriptor_label(&plan->base), plan->draft.engine->name, (long long)plan->draft.workspace_bytes,
              (long long)plan->workspace_limit);
     return WEFT_STATUS_SUCCESS;
@@ -160,34 +160,37 @@ static void release_steps(struct plan *plan) {
     plan->draft.steps = NULL;
 }
 
+static weftStatus_t build(struct plan *plan) {
+    plan->slot_count = plan->conflict_count = 0;
+    TRY(make_draft(plan));
+    plan->workspace_bytes = plan->draft.workspace_bytes;
+    TRY(load_steps(plan));
+    TRY(list_slots(plan));
+    TRY(list_conflicts(plan));
+    TRY(write_tag(plan));
+    TRY(plan_write_report(plan));
+    return plan_save(plan);
+}
+
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
+    bool loads = !plan->config && plan->blob.count;
     if (plan->run_only_intermediates.count)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: run_only_intermediate_uids is set. Weft plans compute all of their graph.",
              descriptor_label(descriptor));
-    if (!plan->config && plan->blob.count)
+    if (loads)
         TRY(plan_load(plan));
     if (!plan->config)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: neither engine_config nor json is set. Set one of them.",
              descriptor_label(descriptor));
     pthread_mutex_init(&plan->override_lock, NULL);
-    plan->slot_count = plan->conflict_count = 0;
-    weftStatus_t status = make_draft(plan);
-    if (!status)
-        status = load_steps(plan);
-    plan->workspace_bytes = plan->draft.workspace_bytes;
-    if (!status)
-        status = list_slots(plan);
-    if (!status)
-        status = list_conflicts(plan);
-    if (!status)
-        status = write_tag(plan);
-    if (!status)
-        status = plan_write_report(plan);
-    if (!status)
-        status = plan_save(plan);
+    weftStatus_t status = build(plan);
     if (status)
         release_steps(plan);
+    if (status && loads) { /* the next attempt may have another blob */
+        descriptor_release(&plan->config->base);
+        plan->config = NULL;
+    }
     return status;
 }
 

@@ -40,6 +40,12 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
              "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
              descriptor_label(descriptor), (long long)pack->override_shapes.count,
              (long long)pack->override_strides.count);
+    for (int64_t i = 0; i < pack->override_uids.count; i++)
+        for (int64_t k = 0; k < i; k++)
+            if (pack->override_uids.i64[i] == pack->override_uids.i64[k])
+                FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
+                     "%s: override_unique_ids names uid %lld twice. Give each tensor one shape.",
+                     descriptor_label(descriptor), (long long)pack->override_uids.i64[i]);
     TRY(arena_alloc(&descriptor->arena, &pack->sorted, (size_t)pack->uids.count * sizeof *pack->sorted));
     for (int64_t i = 0; i < pack->uids.count; i++)
         pack->sorted[i] = (struct packed_pointer){.uid = pack->uids.i64[i], .pointer = pack->pointers.pointers[i]};
