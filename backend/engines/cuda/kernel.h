@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every CUDA family builds its steps from: kernels, each a file of kernels/ with printed text in front of it, and a
+   list of arguments. A family decides (accepts) and prints (build); compiling, loading, launching and releasing are the
+   same for all and live here. Sizes are arguments, never text, so that a new shape finds its kernel compiled. */
+#ifndef WEFT_ENGINES_CUDA_KERNEL_H
+#define WEFT_ENGINES_CUDA_KERNEL_H
+
+#include "base/text.h"
+#include "engines/engine.h"
+#include "runtime/module.h"
+
+enum argument_kind {
+    ARGUMENT_VALUE,   /* address of a value of the graph, plus `number` bytes */
+    ARGUMENT_HELD,    /* a by-value scalar or constant itself, `number` bytes of host memory */
+    ARGUMENT_SCRATCH, /* address in the step's workspace, `number` bytes from its start */
+    ARGUMENT_NUMBER,  /* a 64-bit number; also the two words of a divisor */
+};
+
+struct argument {
+    enum argument_kind kind;
+    int value;
+    int64_t number;
+};
+
+enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8 };
+
+struct cuda_kernel {
+    const char *file;    /* in kernels/: "map.cuh" */
+    const char *entry;   /* its function */
+    const char *program; /* the whole text but for the library's headers */
+    int argument_count;
+    const struct argument *arguments; /* the fields of the kernel's struct, 8 bytes each, in order */
+    uint32_t grid[3], block, shared_bytes;
+    const struct code *code;
+    struct kernel *loaded;
+};
+
+/* What step->state of every CUDA family is. */
+struct cuda_step {
+    struct device device;
+    int count;
+    struct cuda_kernel kernels[KERNELS_MAX];
+};
+
+/* ---- Printing ---- */
+
+/* A kernel under construction. `failed` of its texts and its count are asked once, by kernel_finish. */
+struct kernel_print {
+    struct text constants; /* using in_t = bf16; constexpr int VECTOR = 8; */
+    struct text fields;    /* of struct arguments */
+    struct text code;      /* functions printed from the graph */
+    const struct graph *graph;
+    int argument_count;
+    struct argument arguments[ARGUMENTS_MAX];
+};
+
+void kernel_print_init(struct kernel_print *print, const struct graph *graph);
+void print_constant(struct kernel_print *print, const char *name, int64_t value);
+/* using NAME = the storage type of a data type; */
+void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
+/* The name of a data type in CUDA text, or NULL where kernels cannot store it. */
+const char *cuda_type_name(weftDataType_t type);
+
+/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as held<T>, which holds the number and
+   turns into a pointer to it wherever one is wanted: code reads both alike. */
+void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
+void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);
+void print_number(struct kernel_print *print, int64_t number, const char *name);
+/* lib/index.cuh's divisor for n / value, n < 2^31. */
+void print_divisor(struct kernel_print *print, int64_t value, const char *name);
+
+/* Ends the printing: puts the program into the kernel, its parts into the arena, and frees the print. */
+weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
+                           struct arena *arena);
+
+/* ---- The part of a family that is the same for all ---- */
+
+weftStatus_t cuda_load(struct step *step, const struct device *device);
+weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
+void cuda_release(struct step *step);
+
+/* The files of kernels/, by the names under which they include each other. */
+const struct program_header *kernel_files(int *count);
+
+#endif

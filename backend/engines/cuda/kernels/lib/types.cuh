@@ -1,0 +1,140 @@
+/* types: integers of known size, and the storage types of tensors with their conversions to and from float and double.
+   NVRTC compiles this text alone: no CUDA header. Conversions round to nearest even; integers and fp8 saturate, NaN
+   becomes 0 in integers. */
+
+using i8 = signed char;
+using u8 = unsigned char;
+using i16 = short;
+using u16 = unsigned short;
+using i32 = int;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+#define DEVICE __device__ __forceinline__
+
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+struct e4m3 { u8 bits; };
+struct e5m2 { u8 bits; };
+struct bool8 { u8 bits; };
+
+/* ---- To float ---- */
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(double x) { return (float)x; }
+DEVICE float to_float(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE float to_float(i8 x) { return (float)x; }
+DEVICE float to_float(u8 x) { return (float)x; }
+DEVICE float to_float(i32 x) { return (float)x; }
+DEVICE float to_float(u32 x) { return (float)x; }
+DEVICE float to_float(i64 x) { return (float)x; }
+DEVICE float to_float(bool8 x) { return x.bits ? 1.0f : 0.0f; }
+
+/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on every
+   chip, subnormals included. */
+DEVICE float to_float(e4m3 x) {
+    u32 magnitude = x.bits & 0x7f, sign = (u32)(x.bits & 0x80) << 24;
+    float y = __uint_as_float(magnitude << 20) * 1.329227995784916e36f; /* 2^120 */
+    return __uint_as_float(sign | (magnitude == 0x7f ? 0x7fffffffu : __float_as_uint(y)));
+}
+DEVICE float to_float(e5m2 x) {
+    u32 magnitude = x.bits & 0x7f, sign = (u32)(x.bits & 0x80) << 24;
+    float y = __uint_as_float(magnitude << 21) * 5.192296858534828e33f; /* 2^112 */
+    u32 bits = magnitude > 0x7c ? 0x7fffffffu : magnitude == 0x7c ? 0x7f800000u : __float_as_uint(y);
+    return __uint_as_float(sign | bits);
+}
+
+/* ---- To double and to integer ---- */
+
+template <class T> DEVICE double to_double(T x) { return (double)to_float(x); }
+template <> DEVICE double to_double(double x) { return x; }
+template <> DEVICE double to_double(i32 x) { return (double)x; }
+template <> DEVICE double to_double(u32 x) { return (double)x; }
+template <> DEVICE double to_double(i64 x) { return (double)x; }
+
+DEVICE i64 round_to_integer(double x) { return x != x ? 0 : x >= 9.2233720368547758e18 ? 0x7fffffffffffffffll : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull : __double2ll_rn(x); }
+template <class T> DEVICE i64 to_integer(T x) { return round_to_integer(to_double(x)); }
+template <> DEVICE i64 to_integer(i8 x) { return x; }
+template <> DEVICE i64 to_integer(u8 x) { return x; }
+template <> DEVICE i64 to_integer(i32 x) { return x; }
+template <> DEVICE i64 to_integer(u32 x) { return x; }
+template <> DEVICE i64 to_integer(i64 x) { return x; }
+template <> DEVICE i64 to_integer(bool8 x) { return x.bits != 0; }
+
+/* Any arithmetic type from any storage type. */
+template <class A> struct as;
+template <> struct as<float> { template <class T> static DEVICE float of(T x) { return to_float(x); } };
+template <> struct as<double> { template <class T> static DEVICE double of(T x) { return to_double(x); } };
+template <> struct as<i64> { template <class T> static DEVICE i64 of(T x) { return to_integer(x); } };
+
+/* ---- From float ---- */
+
+DEVICE u8 pack_fp8(double x, int fraction_bits, int bias, u32 largest, u32 nan) {
+    u32 sign = __double2hiint(x) < 0 ? 0x80 : 0;
+    double magnitude = fabs(x);
+    if (x != x) return (u8)(sign | nan);
+    int exponent = (__double2hiint(magnitude) >> 20) - 1023;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    /* In units of the last place at this exponent; rounding up may carry into the exponent, as it should. */
+    double scale = __hiloint2double((1023 + fraction_bits - exponent) << 20, 0);
+    if (exponent > 40) return (u8)(sign | largest);
+    u32 code = (u32)((exponent + bias - 1) << fraction_bits) + (u32)__double2ll_rn(magnitude * scale);
+    return (u8)(sign | (code > largest ? largest : code));
+}
+
+template <class T> struct from;
+template <> struct from<float> {
+    static DEVICE float number(float x) { return x; }
+    static DEVICE float number(double x) { return (float)x; }
+    static DEVICE float number(i64 x) { return (float)x; }
+};
+template <> struct from<double> { template <class A> static DEVICE double number(A x) { return (double)x; } };
+template <> struct from<f16> {
+    static DEVICE f16 number(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+    static DEVICE f16 number(double x) { f16 y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; }
+    static DEVICE f16 number(i64 x) { return number((double)x); }
+};
+template <> struct from<bf16> {
+    static DEVICE bf16 number(float x) {
+        u32 bits = __float_as_uint(x);
+        if (x != x) return bf16{(u16)(bits >> 16 | 0x40)};
+        return bf16{(u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+    }
+    /* Rounds to odd first, so that the second rounding sees which way the first one went. */
+    static DEVICE bf16 number(double x) {
+        float y = __double2float_rz(x);
+        u32 inexact = (double)y != x && x == x;
+        return number(__uint_as_float(__float_as_uint(y) | inexact));
+    }
+    static DEVICE bf16 number(i64 x) { return number((double)x); }
+};
+template <> struct from<e4m3> { template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; } };
+template <> struct from<e5m2> { template <class A> static DEVICE e5m2 number(A x) { return e5m2{pack_fp8((double)x, 2, 15, 0x7b, 0x7e)}; } };
+template <> struct from<i64> {
+    template <class A> static DEVICE i64 number(A x) { return round_to_integer((double)x); }
+    static DEVICE i64 number(i64 x) { return x; }
+};
+template <i64 LOW, i64 HIGH> DEVICE i64 clamp(i64 x) { return x < LOW ? LOW : x > HIGH ? HIGH : x; }
+template <> struct from<i8> { template <class A> static DEVICE i8 number(A x) { return (i8)clamp<-128, 127>(from<i64>::number(x)); } };
+template <> struct from<u8> { template <class A> static DEVICE u8 number(A x) { return (u8)clamp<0, 255>(from<i64>::number(x)); } };
+template <> struct from<i32> { template <class A> static DEVICE i32 number(A x) { return (i32)clamp<-2147483648ll, 2147483647ll>(from<i64>::number(x)); } };
+template <> struct from<u32> { template <class A> static DEVICE u32 number(A x) { return (u32)clamp<0, 4294967295ll>(from<i64>::number(x)); } };
+template <> struct from<bool8> { template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; } };
+
+/* The value that storage of type T keeps of an arithmetic value. */
+template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
+
+/* ---- Runs of elements: up to 16 bytes in one access ---- */
+
+template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) run { T at[N]; };
+
+template <class T, int N> DEVICE run<T, N> load_run(const T* p) { return *(const run<T, N>*)p; }
+template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) { *(run<T, N>*)p = r; }
+
+/* A scalar that came with the arguments, where kernels expect a pointer. */
+template <class T> struct held {
+    u64 word;
+    DEVICE operator const T*() const { return (const T*)&word; }
+};

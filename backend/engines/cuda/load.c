@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compiling, loading and launching the kernels of a step: the same for every family. Running writes addresses into a copy
+   of the arguments on the stack and launches; it allocates nothing, takes no lock and does not wait. */
+#include "engines/cuda/kernel.h"
+#include "runtime/launch.h"
+
+#include <string.h>
+
+static const char *const options[] = {"-std=c++17"};
+
+static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
+    struct program program = {.name = kernel->file, .text = kernel->program, .option_count = 1, .options = options};
+    program.headers = kernel_files(&program.header_count);
+    char arch[16];
+    device_arch(arch, device);
+    TRY(cache_get(&kernel->code, &program, arch));
+    if (device->is_described)
+        return WEFT_STATUS_SUCCESS;
+    struct kernel_needs needs = {.shared_bytes = (int)kernel->shared_bytes,
+                                 .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};
+    return kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
+}
+
+weftStatus_t cuda_load(struct step *step, const struct device *device) {
+    struct cuda_step *state = step->state;
+    state->device = *device;
+    for (int i = 0; i < state->count; i++)
+        TRY(load_kernel(&state->kernels[i], device));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static uint64_t argument_word(const struct argument *argument, void *const *values, const char *workspace) {
+    uint64_t word = 0;
+    switch (argument->kind) {
+    case ARGUMENT_VALUE:
+        return (uint64_t)(uintptr_t)values[argument->value] + (uint64_t)argument->number;
+    case ARGUMENT_SCRATCH:
+        return (uint64_t)(uintptr_t)workspace + (uint64_t)argument->number;
+    case ARGUMENT_HELD:
+        memcpy(&word, values[argument->value], (size_t)argument->number);
+        return word;
+    case ARGUMENT_NUMBER:
+        return (uint64_t)argument->number;
+    }
+    return word;
+}
+
+static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *values, const void *workspace,
+                               weftStream_t stream) {
+    uint64_t words[kernel->argument_count + 1];
+    for (int i = 0; i < kernel->argument_count; i++)
+        words[i] = argument_word(&kernel->arguments[i], values, workspace);
+    struct launch launch = {.kernel = kernel->loaded,
+                            .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
+                            .block = {kernel->block, 1, 1},
+                            .shared_bytes = kernel->shared_bytes,
+                            .arguments = words};
+    return launch_kernel(&launch, stream);
+}
+
+weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    const struct cuda_step *state = step->state;
+    struct device_scope scope;
+    if (state->device.is_described)
+        FAIL(WEFT_STATUS_BAD_PARAM, "the plan was compiled for a device that is not of this machine, %s. Run it there.",
+             state->device.name);
+    TRY(device_enter(&scope, &state->device));
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    for (int i = 0; i < state->count && !status; i++)
+        status = run_kernel(&state->kernels[i], values, workspace, stream);
+    device_leave(&scope);
+    return status;
+}
+
+void cuda_release(struct step *step) {
+    struct cuda_step *state = step->state;
+    for (int i = 0; state && i < state->count; i++) {
+        kernel_release(state->kernels[i].loaded);
+        cache_release(state->kernels[i].code);
+    }
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Index spaces: made from tensors, ordered and merged so that kernels walk as few dimensions as memory allows. */
+#include "engines/cuda/operand.h"
+
+void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
+                       bool is_store) {
+    const struct tensor *tensor = graph->values[value].tensor;
+    *operand =
+        (struct operand){.value = value, .memory = value, .is_store = is_store, .type = (weftDataType_t)tensor->type};
+    bool scalar = tensor_elements(tensor) == 1;
+    for (int i = 0; i < space->rank && !scalar; i++)
+        operand->strides[i] = tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i];
+}
+
+int64_t space_elements(const struct space *space) {
+    int64_t elements = 1;
+    for (int i = 0; i < space->rank; i++)
+        elements *= space->extents[i];
+    return elements;
+}
+
+static void swap_dims(struct space *space, struct operand *operands, int count, int a, int b) {
+    int64_t extent = space->extents[a];
+    space->extents[a] = space->extents[b];
+    space->extents[b] = extent;
+    for (int k = 0; k < count; k++) {
+        int64_t stride = operands[k].strides[a];
+        operands[k].strides[a] = operands[k].strides[b];
+        operands[k].strides[b] = stride;
+    }
+}
+
+static void remove_dim(struct space *space, struct operand *operands, int count, int dim) {
+    space->rank--;
+    for (int i = dim; i < space->rank; i++) {
+        space->extents[i] = space->extents[i + 1];
+        for (int k = 0; k < count; k++)
+            operands[k].strides[i] = operands[k].strides[i + 1];
+    }
+}
+
+static bool merges(const struct space *space, const struct operand *operands, int count, int dim) {
+    for (int k = 0; k < count; k++)
+        if (operands[k].strides[dim] != operands[k].strides[dim + 1] * space->extents[dim + 1])
+            return false;
+    return true;
+}
+
+void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
+    for (int i = space->rank; i-- > 0;)
+        if (space->extents[i] == 1 && space->rank > 1)
+            remove_dim(space, operands, count, i);
+    for (int i = 1; i < space->rank; i++)
+        for (int at = i; at > 0 && operands[lead].strides[at - 1] < operands[lead].strides[at]; at--)
+            swap_dims(space, operands, count, at - 1, at);
+    for (int i = space->rank - 1; i-- > 0;)
+        if (merges(space, operands, count, i)) {
+            space->extents[i + 1] *= space->extents[i];
+            remove_dim(space, operands, count, i);
+        }
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
+    int last = space->rank - 1;
+    int64_t length = gcd(16, space->extents[last]);
+    for (int k = 0; k < count; k++) {
+        const struct operand *operand = &operands[k];
+        int64_t bytes = operand->memory < 0 ? 1 : dtype_bytes(operand->type, 1);
+        if (operand->memory < 0 || operand->strides[last] != 1)
+            continue;
+        int64_t fits = graph->values[operand->memory].tensor->alignment;
+        fits = gcd(fits, 16) / bytes;
+        length = gcd(length, fits > 1 ? fits : 1);
+        length = gcd(length, operand->offset ? operand->offset : length);
+        for (int i = 0; i < last; i++)
+            length = gcd(length, operand->strides[i] ? operand->strides[i] : length);
+    }
+    return (int)length;
+}

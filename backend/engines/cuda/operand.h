@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A tensor as a kernel walks it: an offset and a stride per dimension of the region's index space. Operations that only
+   move data (reshape, transpose, slice) turn into other strides here, and cost nothing. */
+#ifndef WEFT_ENGINES_CUDA_OPERAND_H
+#define WEFT_ENGINES_CUDA_OPERAND_H
+
+#include "engines/engine.h"
+
+struct operand {
+    int value;  /* of the graph: what is loaded or stored */
+    int memory; /* of the graph: whose memory it is; another's for a moved tensor, -1 for an index */
+    bool is_store;
+    weftDataType_t type;
+    int64_t offset;                /* in elements */
+    int64_t strides[WEFT_DIM_MAX]; /* 0 where it broadcasts */
+};
+
+/* An index space: the extents that a kernel walks, slowest first. */
+struct space {
+    int rank;
+    int64_t extents[WEFT_DIM_MAX];
+};
+
+/* The strides of a tensor over dims that it has or broadcasts to. */
+void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
+                       bool is_store);
+
+/* Orders the dims by the strides of operands[lead] and merges neighbours that every operand walks as one. */
+void space_coalesce(struct space *space, struct operand *operands, int count, int lead);
+
+int64_t space_elements(const struct space *space);
+
+/* How many neighbours along the last dim one access may take: 16 bytes of the smallest type at most, and for every
+   operand contiguous, broadcast, or one by one (*gathers). Every row begins at a multiple of it. */
+int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
+
+#endif
