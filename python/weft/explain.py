@@ -1,5 +1,5 @@
-"""Words for what the library reports as JSON: a plan as a table, with the families and engines that declined and why.
-Knows the report's keys and nothing of graphs."""
+"""Words for what the library reports as JSON: a plan as a table, with the families and engines that declined
+and why. Knows the report's keys and nothing of graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 WIDTH = 110
 # Below so many operations per byte moved, memory is what a step waits for, on any chip of today.
 BALANCE = 8.0
-_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9))
+_PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
 
 
 def amount(value: float, unit: str = "") -> str:
@@ -19,7 +19,7 @@ def amount(value: float, unit: str = "") -> str:
     >>> amount(0.0000015, "s"), amount(1234567, "FLOP"), amount(0, "B")
     ('1.5 µs', '1.23 MFLOP', '0 B')
     """
-    for prefix, factor in _PREFIXES:
+    for prefix, factor in _PREFIXES.items():
         digits = f"{value / factor:.3g}"
         if float(digits) >= 1:
             return f"{float(digits):g} {prefix}{unit}".rstrip()
@@ -64,32 +64,34 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _step_rows(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = [["step", "family", "operations fused", "FLOP", "bytes", "predicted", "bound", "how"]]
+    rows = [["step", "family", "operations fused", "FLOP", "bytes", "predicted", "bound"]]
     for number, step in enumerate(steps, 1):
         names = ", ".join(short_name(operation["name"]) for operation in step["operations"])
-        rows.append(
-            [
-                str(number),
-                step["family"],
-                _cut(names, 40),
-                amount(step["flops"]),
-                amount(step["bytes"]),
-                amount(step["seconds"], "s"),
-                bound(step["flops"], step["bytes"]),
-                _cut(step["detail"] or "", 48),
-            ]
-        )
-    if all(not row[-1] for row in rows[1:]):
-        return [row[:-1] for row in rows]
+        numbers = [amount(step["flops"]), amount(step["bytes"]), amount(step["seconds"], "s")]
+        waits_for = bound(step["flops"], step["bytes"])
+        rows.append([str(number), step["family"], _cut(names, 44), *numbers, waits_for])
     return rows
 
 
+def _details(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each step says of how it works, once for those that say the same."""
+    said: dict[str, list[str]] = {}
+    for number, step in enumerate(steps, 1):
+        if step["detail"]:
+            said.setdefault(step["detail"], []).append(str(number))
+    named = [f"step {', '.join(where)}: {words}" for words, where in said.items()]
+    return [line for words in named for line in _wrapped(words, "  ")]
+
+
 def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each refusal once, with the steps that it was given for."""
+    """Each refusal once, with the steps that it was given for; "matmul 'fc'" is "matmul" in it."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for number, step in enumerate(steps, 1):
         for refusal in step["declined"]:
-            reasons.setdefault((refusal["family"], refusal["reason"]), []).append(str(number))
+            reason = refusal["reason"]
+            for operation in step["operations"]:
+                reason = reason.replace(operation["name"], operation["name"].partition(" '")[0])
+            reasons.setdefault((refusal["family"], reason), []).append(str(number))
     return [
         line
         for (family, reason), where in reasons.items()
@@ -112,7 +114,10 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
 
 
 def explain_text(
-    report: Mapping[str, Any], support: Sequence[Mapping[str, Any]] = (), measured: float | None = None
+    report: Mapping[str, Any],
+    support: Sequence[Mapping[str, Any]] = (),
+    measured: float | None = None,
+    brief: bool = False,
 ) -> str:
     """A plan in words.
 
@@ -120,6 +125,7 @@ def explain_text(
         report: the plan's report, as Plan.report gives it.
         support: what every engine answered, as Graph.support gives it.
         measured: seconds that one execution took, to stand beside the prediction.
+        brief: leave out the sections below the table.
     """
     device, steps = report["device"], report["steps"]
     threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
@@ -133,9 +139,11 @@ def explain_text(
         "",
         *table(_step_rows(steps), right=(0, 3, 4, 5), indent="  "),
     ]
-    declined, engines = _declined(steps), _engines(support, report["engine"])
-    if declined:
-        lines += ["", "families that declined", *declined]
-    if engines:
-        lines += ["", "other engines", *engines]
+    sections = {
+        "how": _details(steps),
+        "families that declined": _declined(steps),
+        "other engines": _engines(support, report["engine"]),
+    }
+    for heading, section in sections.items():
+        lines += ["", heading, *section] if section and not brief else []
     return "\n".join(lines)
