@@ -1,0 +1,990 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engines, knobs, heuristics, plans, packs, overridden shapes and saved plans: what they refuse and in which words, that
+   results are right, and that no blob, however damaged, does harm. The oracle for results is plain double arithmetic. */
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "harness.h"
+
+#include <math.h>
+
+/* ---- The graph most tests run: y = relu(((x @ w) + bias) * alpha * 2.5) -------------------------------------------- */
+
+enum { ROWS_X = 4, K = 8, N = 6, MOST_ROWS = 64 };
+enum { UID_X = 1, UID_W, UID_BIAS, UID_ALPHA, UID_Y };
+static const int64_t SLOTS[] = {UID_X, UID_W, UID_BIAS, UID_ALPHA, UID_Y};
+enum { SLOT_COUNT = sizeof SLOTS / sizeof *SLOTS };
+
+struct memory {
+    _Alignas(64) float x[MOST_ROWS * K], w[K * N], bias[N], alpha, y[MOST_ROWS * N];
+    _Alignas(64) char workspace[1 << 16];
+};
+
+/* x of [rows, K]; the caller drops the graph. */
+static desc mlp_graph(const char *name) {
+    desc x = tensor(UID_X, DIMS(ROWS_X, K)), w = tensor(UID_W, DIMS(K, N)), bias = tensor(UID_BIAS, DIMS(1, N));
+    desc alpha = open_tensor(UID_ALPHA, UNSET), y = tensor(UID_Y, DIMS(ROWS_X, N)), scale = constant(12, 2.5f);
+    desc product = virtual_tensor(10), sum = virtual_tensor(11), scaled = virtual_tensor(13), more = virtual_tensor(14);
+    MUST(set_flag(alpha, WEFT_ATTR_TENSOR_IS_BY_VALUE, true));
+    MUST(weftBackendFinalize(alpha));
+    desc list[5];
+    list[0] = matmul(x, w, product);
+    list[1] = pointwise(WEFT_POINTWISE_ADD, product, bias, sum);
+    list[2] = pointwise(WEFT_POINTWISE_MUL, sum, alpha, scaled);
+    list[3] = pointwise(WEFT_POINTWISE_MUL, scaled, scale, more);
+    list[4] = pointwise(WEFT_POINTWISE_RELU_FWD, more, NULL, y);
+    desc graph = open_graph(5, list);
+    if (name)
+        MUST(set_text(graph, WEFT_ATTR_NAME_EXT, name));
+    MUST(weftBackendFinalize(graph));
+    for (int i = 0; i < 5; i++)
+        drop(list[i]);
+    drop(x), drop(w), drop(bias), drop(alpha), drop(y), drop(scale), drop(product), drop(sum), drop(scaled), drop(more);
+    return graph;
+}
+
+static void fill(struct memory *m) {
+    memset(m, 0, sizeof *m);
+    for (int i = 0; i < MOST_ROWS * K; i++)
+        m->x[i] = (float)((i * 7) % 13) - 6;
+    for (int i = 0; i < K * N; i++)
+        m->w[i] = (float)((i * 5) % 11) * 0.25f - 1;
+    for (int i = 0; i < N; i++)
+        m->bias[i] = (float)i - 2.5f;
+    m->alpha = 0.5f;
+    for (int i = 0; i < MOST_ROWS * N; i++)
+        m->y[i] = NAN;
+}
+
+static void check_results(const struct memory *m, int rows, const char *when) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < N; c++) {
+            double sum = m->bias[c];
+            for (int k = 0; k < K; k++)
+                sum += (double)m->x[r * K + k] * m->w[k * N + c];
+            double expected = fmax(sum * m->alpha * 2.5, 0), got = m->y[r * N + c];
+            CHECK(fabs(got - expected) <= 1e-5 * (1 + fabs(expected)), "%s: y[%d,%d] is %g, not %g", when, r, c, got,
+                  expected);
+        }
+    CHECK(rows == MOST_ROWS || isnan(m->y[rows * N]), "%s: y is written past its end", when);
+}
+
+static void list_pointers(struct memory *m, void *pointers[SLOT_COUNT]) {
+    void *all[SLOT_COUNT] = {m->x, m->w, m->bias, &m->alpha, m->y};
+    memcpy(pointers, all, sizeof all);
+}
+
+static weftStatus_t run_flat(desc plan, struct memory *m) {
+    void *pointers[SLOT_COUNT];
+    uint64_t addresses[SLOT_COUNT];
+    list_pointers(m, pointers);
+    for (int i = 0; i < SLOT_COUNT; i++)
+        addresses[i] = (uint64_t)(uintptr_t)pointers[i];
+    return weftExecute(plan, SLOT_COUNT, addresses, m->workspace, NULL);
+}
+
+static desc mlp_pack(struct memory *m) {
+    void *pointers[SLOT_COUNT];
+    list_pointers(m, pointers);
+    desc pack = open_pack(SLOT_COUNT, SLOTS, pointers);
+    MUST(set_workspace(pack, m->workspace));
+    return pack;
+}
+
+/* ---- Engines ----------------------------------------------------------------------------------------------------- */
+
+static void test_engines(void) {
+    desc graph = mlp_graph("mlp");
+    int64_t count = get_number(graph, WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
+    CHECK(count >= 1, "%lld engines", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR);
+        MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
+        MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, i));
+        MUST(weftBackendFinalize(engine));
+        char *name = get_text(engine, WEFT_ATTR_ENGINE_NAME_EXT, NULL);
+        CHECK(i < count - 1 || !strcmp(name, "cpu.reference"), "the last engine is %s", name);
+        free(name), drop(engine);
+    }
+    for (int64_t wrong = -1; wrong <= count; wrong += count + 1) {
+        desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR);
+        MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
+        REFUSED(
+            weftBackendFinalize(engine), WEFT_STATUS_BAD_PARAM,
+            "engine: attribute global_index (%d) is required and was not set. Set it: 0 .. engine_global_count - 1.",
+            WEFT_ATTR_ENGINE_GLOBAL_INDEX);
+        MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, wrong));
+        REFUSED(weftBackendFinalize(engine), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                "engine: global_index is %lld, there are engines 0..%lld. Use one of these.", (long long)wrong,
+                (long long)count - 1);
+        drop(engine);
+    }
+    drop(graph);
+}
+
+static desc knob_choice(int32_t type, int64_t value) {
+    desc choice = make(WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    MUST(set_enum(choice, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, type));
+    MUST(set_number(choice, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, value));
+    return finalized(choice);
+}
+
+static weftStatus_t finalize_with_knob(desc graph, int64_t engine, int32_t type, int64_t value, desc *config) {
+    desc choice = knob_choice(type, value);
+    *config = open_config(graph, engine);
+    MUST(set_held(*config, WEFT_ATTR_ENGINECFG_KNOB_CHOICES, choice));
+    drop(choice);
+    return weftBackendFinalize(*config);
+}
+
+/* Each knob that an engine lists takes its extreme values and no others; the plan's tag and saved form keep them. */
+static void check_knob(desc graph, int64_t index, const char *engine, desc info) {
+    int32_t type;
+    desc config;
+    MUST(weftBackendGetAttribute(info, WEFT_ATTR_KNOB_INFO_TYPE, WEFT_TYPE_KNOB_TYPE, 1, NULL, &type));
+    long long least = get_number(info, WEFT_ATTR_KNOB_INFO_MINIMUM_VALUE),
+              most = get_number(info, WEFT_ATTR_KNOB_INFO_MAXIMUM_VALUE),
+              stride = get_number(info, WEFT_ATTR_KNOB_INFO_STRIDE);
+    CHECK(least <= most && stride >= 1, "%s: knob %d: %lld..%lld in steps of %lld", engine, type, least, most, stride);
+    for (long long wrong = least - 1; wrong <= most + 1; wrong += most - least + 2) {
+        REFUSED(finalize_with_knob(graph, index, type, wrong, &config), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.", type, wrong,
+                engine, least, most, stride);
+        drop(config);
+    }
+    MUST(finalize_with_knob(graph, index, type, least, &config));
+    desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR), loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
+    MUST(weftBackendFinalize(plan));
+    int64_t bytes;
+    char *blob = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &bytes);
+    MUST(weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, blob));
+    MUST(weftBackendFinalize(loaded));
+    char *tag = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, NULL), expected[64];
+    char *loaded_tag = get_text(loaded, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, NULL);
+    snprintf(expected, sizeof expected, "eng%lld_k%d=%lld", (long long)index, type, least);
+    CHECK(!strcmp(tag, expected) && !strcmp(loaded_tag, expected), "tags '%s' and '%s'", tag, loaded_tag);
+    free(blob), free(tag), free(loaded_tag);
+    drop(plan), drop(loaded), drop(config);
+}
+
+static void test_knobs(void) {
+    desc graph = mlp_graph(NULL), config;
+    for (int64_t i = 0; i <= reference_index(graph); i++) {
+        desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR), infos[64];
+        MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
+        MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, i));
+        MUST(weftBackendFinalize(engine));
+        char *name = get_text(engine, WEFT_ATTR_ENGINE_NAME_EXT, NULL);
+        int64_t count;
+        MUST(
+            weftBackendGetAttribute(engine, WEFT_ATTR_ENGINE_KNOB_INFO, WEFT_TYPE_BACKEND_DESCRIPTOR, 0, &count, NULL));
+        for (int64_t k = 0; k < count; k++)
+            infos[k] = make(WEFT_BACKEND_KNOB_INFO_DESCRIPTOR);
+        if (count)
+            MUST(weftBackendGetAttribute(engine, WEFT_ATTR_ENGINE_KNOB_INFO, WEFT_TYPE_BACKEND_DESCRIPTOR, count,
+                                         &count, infos));
+        drop(engine);
+        for (int64_t k = 0; k < count; k++) {
+            check_knob(graph, i, name, infos[k]);
+            drop(infos[k]);
+        }
+        REFUSED(finalize_with_knob(graph, i, WEFT_KNOB_TYPE_USE_TEX, 1, &config), WEFT_STATUS_BAD_PARAM,
+                "engine config: %s has no knob %d. See its attribute knob_info.", name, WEFT_KNOB_TYPE_USE_TEX);
+        free(name), drop(config);
+    }
+    drop(graph);
+}
+
+static void test_heuristics(void) {
+    desc graph = mlp_graph(NULL);
+    desc h = make(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    REFUSED(set_enum(h, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 4), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "heuristics: attribute mode is 4, legal are 0..3. Give one of these.");
+    drop(h);
+    for (int32_t mode = WEFT_HEUR_MODE_INSTANT; mode <= WEFT_HEUR_MODE_A; mode++) {
+        h = make(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
+        MUST(set_enum(h, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, mode));
+        MUST(set_held(h, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph));
+        MUST(weftBackendFinalize(h));
+        int64_t count, all = mode == WEFT_HEUR_MODE_FALLBACK ? 1 : reference_index(graph) + 1;
+        MUST(weftBackendGetAttribute(h, WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_TYPE_BACKEND_DESCRIPTOR, 0, &count, NULL));
+        CHECK(count == all, "mode %d: %lld results, not %lld", mode, (long long)count, (long long)all);
+        desc results[64];
+        for (int64_t i = 0; i < count; i++)
+            results[i] = make(WEFT_BACKEND_ENGINECFG_DESCRIPTOR);
+        MUST(weftBackendGetAttribute(h, WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_TYPE_BACKEND_DESCRIPTOR, count, &count,
+                                     results));
+        double before = 0, seconds;
+        for (int64_t i = 0; i < count; i++) {
+            MUST(weftBackendGetAttribute(results[i], WEFT_ATTR_ENGINECFG_PREDICTED_SECONDS_EXT, WEFT_TYPE_DOUBLE, 1,
+                                         NULL, &seconds));
+            CHECK(seconds > 0 && seconds >= before, "mode %d: result %lld takes %g s after %g s", mode, (long long)i,
+                  seconds, before);
+            before = seconds;
+            drop(results[i]);
+        }
+        drop(h);
+    }
+    drop(graph);
+}
+
+/* ---- Plans ------------------------------------------------------------------------------------------------------- */
+
+static void test_workspace_limit(void) {
+    desc graph = mlp_graph(NULL), config = finalized(open_config(graph, reference_index(graph)));
+    long long needed = get_number(config, WEFT_ATTR_ENGINECFG_WORKSPACE_SIZE);
+    CHECK(needed > 0 && needed % 64 == 0, "workspace of %lld bytes", needed);
+    desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    REFUSED(weftBackendFinalize(plan), WEFT_STATUS_BAD_PARAM,
+            "execution plan: neither engine_config nor json is set. Set one of them.");
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
+    REFUSED(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "execution plan: attribute workspace_limit is -1, legal are 0..9223372036854775807. Give one of these.");
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed - 1));
+    REFUSED(
+        weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
+        "execution plan: engine cpu.reference needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit "
+        "or take another engine.",
+        needed, needed - 1);
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed));
+    int64_t uid = 10;
+    MUST(set_numbers(plan, WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS, 1, &uid));
+    REFUSED(weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
+            "execution plan: run_only_intermediate_uids is set. Weft plans compute all of their graph.");
+    MUST(set_numbers(plan, WEFT_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS, 0, NULL));
+    MUST(weftBackendFinalize(plan));
+    CHECK(get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) == needed, "the plan needs what its config says");
+    drop(graph), drop(config), drop(plan);
+}
+
+/* A strict reader of JSON: returns where a value ends, or NULL. */
+static const char *json_value(const char *at);
+
+static const char *json_space(const char *at) { return at ? at + strspn(at, " \t\r\n") : NULL; }
+
+static const char *json_string(const char *at) {
+    if (*at++ != '"')
+        return NULL;
+    for (; *at != '"'; at++) {
+        if ((unsigned char)*at < 0x20)
+            return NULL;
+        if (*at != '\\')
+            continue;
+        at++;
+        if (*at == 'u' && strspn(at + 1, "0123456789abcdefABCDEF") < 4)
+            return NULL;
+        if (!*at || !strchr("\"\\/bfnrtu", *at))
+            return NULL;
+    }
+    return at + 1;
+}
+
+static const char *json_items(const char *at, char end, bool keys) {
+    at = json_space(at + 1);
+    if (*at == end)
+        return at + 1;
+    for (;;) {
+        if (keys) {
+            at = json_space(json_string(json_space(at)));
+            if (!at || *at++ != ':')
+                return NULL;
+        }
+        at = json_space(json_value(json_space(at)));
+        if (!at || (*at != ',' && *at != end))
+            return NULL;
+        if (*at++ == end)
+            return at;
+        at = json_space(at);
+    }
+}
+
+static const char *json_value(const char *at) {
+    static const char *const words[] = {"true", "false", "null"};
+    if (*at == '{' || *at == '[')
+        return json_items(at, *at == '{' ? '}' : ']', *at == '{');
+    if (*at == '"')
+        return json_string(at);
+    for (int i = 0; i < 3; i++)
+        if (!strncmp(at, words[i], strlen(words[i])))
+            return at + strlen(words[i]);
+    char *end;
+    bool starts = *at == '-' ? at[1] >= '0' && at[1] <= '9' : *at >= '0' && *at <= '9';
+    strtod(at, &end);
+    return starts ? end : NULL;
+}
+
+static bool is_json(const char *text) {
+    const char *end = json_space(json_value(json_space(text)));
+    return end && !*end;
+}
+
+static void test_report(void) {
+    static const char *const bad[] = {"",    "{",    "{\"a\":}", "[1,]",   "{\"a\" 1}", "\"\\x\"",
+                                      "tru", "{}{}", "[1 2]",    "\"\n\"", "{,}",       "nan"};
+    static const char *const good[] = {"{}", "[]", " {\"a\":[1,-2.5e3,\"\\u00ff\\n\",true,null]} "};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK(!is_json(bad[i]), "the checker takes '%s'", bad[i]);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        CHECK(is_json(good[i]), "the checker refuses '%s'", good[i]);
+
+    desc graph = mlp_graph("a \"quoted\\\" name\nof two lines, \xc3\xa4 and \xff"), plan = plan_of(graph);
+    char *report = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, NULL);
+    CHECK(is_json(report), "%s", report);
+    static const char *const said[] = {"a \\\"quoted\\\\\\\" name\\nof two lines, \xc3\xa4 and \\ufffd",
+                                       "\"engine\":\"cpu.reference\"", "\"steps\":[{\"family\":\"cpu.reference\"",
+                                       "\"uid\":14", "\"dims\":[4,6]"};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        CHECK(strstr(report, said[i]), "the report lacks %s: %s", said[i], report);
+    char text[1 << 14];
+    MUST(weftQuerySupport(graph, NULL, text, sizeof text, NULL));
+    CHECK(is_json(text), "%s", text);
+    size_t size;
+    MUST(weftDescribe(NULL, 0, &size));
+    char *all = malloc(size);
+    MUST(weftDescribe(all, size, NULL));
+    CHECK(is_json(all), "weftDescribe");
+    free(all), free(report);
+    drop(graph), drop(plan);
+}
+
+static void test_slots(void) {
+    desc graph = mlp_graph(NULL), plan = plan_of(graph);
+    int64_t count, *uids = get_list(plan, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64, 8, &count);
+    CHECK(count == SLOT_COUNT && !memcmp(uids, SLOTS, sizeof SLOTS),
+          "%lld slots: by uid, neither virtual tensors nor constants", (long long)count);
+    free(uids);
+    drop(graph), drop(plan);
+}
+
+static void test_run(void) {
+    static struct memory m;
+    desc graph = mlp_graph(NULL);
+    for (int64_t i = 0; i <= reference_index(graph); i++) {
+        desc plan = finalized(open_plan(graph, i));
+        fill(&m);
+        MUST(run_flat(plan, &m));
+        check_results(&m, ROWS_X, "flat");
+        drop(plan);
+    }
+    desc plan = plan_of(graph), pack = finalized(mlp_pack(&m));
+    weftHandle_t handle = cpu_handle();
+    fill(&m);
+    MUST(weftBackendExecute(handle, plan, pack));
+    check_results(&m, ROWS_X, "pack");
+    MUST(weftDestroy(handle));
+    drop(graph), drop(plan), drop(pack);
+}
+
+/* ---- Execution: misuse ------------------------------------------------------------------------------------------- */
+
+static void test_flat_misuse(void) {
+    static struct memory m;
+    fill(&m);
+    desc graph = mlp_graph("mlp"), plan = plan_of(graph);
+    long long needed = get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+    uint64_t good[SLOT_COUNT] = {(uintptr_t)m.x, (uintptr_t)m.w, (uintptr_t)m.bias, (uintptr_t)&m.alpha,
+                                 (uintptr_t)m.y};
+    uint64_t p[SLOT_COUNT];
+    static const char count[] =
+        "weftExecute: %d pointers for 5 slots. Give one per slot, in the order of attribute slot_unique_ids.";
+    REFUSED(weftExecute(plan, 4, good, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, count, 4);
+    REFUSED(weftExecute(plan, 6, good, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, count, 6);
+    REFUSED(weftExecute(plan, -1, good, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, count, -1);
+    REFUSED(weftExecute(plan, 5, NULL, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "weftExecute: pointers is NULL. Give an array of 5 addresses.");
+    memcpy(p, good, sizeof p), p[2] = 0;
+    REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "tensor (uid 3): its pointer is NULL. Give the address of 24 bytes.");
+    memcpy(p, good, sizeof p), p[3] = 0;
+    REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "tensor (uid 4): its pointer is NULL. Give the address of 4 bytes.");
+    memcpy(p, good, sizeof p), p[0] += 4;
+    REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+            "tensor (uid 1): pointer %p is no multiple of its alignment, 16 bytes. Align the memory, or set a smaller "
+            "alignment on the tensor.",
+            (void *)(m.x + 1));
+    memcpy(p, good, sizeof p), p[4] = p[0] + 64;
+    REFUSED(weftExecute(plan, 5, p, m.workspace, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 5) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
+    REFUSED(weftExecute(plan, 5, good, NULL, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "execution plan: the workspace is NULL. Give %lld bytes, aligned to 64.", needed);
+    REFUSED(weftExecute(plan, 5, good, m.workspace + 16, NULL), WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+            "execution plan: the workspace at %p is not aligned to 64 bytes. Align it.", (void *)(m.workspace + 16));
+    CHECK(isnan(m.y[0]), "refused executions write nothing");
+
+    struct { /* by-value scalars are host memory of any alignment */
+        char shift;
+        float alpha;
+    } __attribute__((packed)) odd = {0, 0.5f};
+    memcpy(p, good, sizeof p), p[3] = (uint64_t)((uintptr_t)&odd + 1);
+    MUST(weftExecute(plan, 5, p, m.workspace, NULL));
+    check_results(&m, ROWS_X, "unaligned scalar");
+    memcpy(p, good, sizeof p), p[1] = p[0]; /* inputs may overlap each other */
+    MUST(weftExecute(plan, 5, p, m.workspace, NULL));
+    drop(graph), drop(plan);
+}
+
+static desc one_op_plan(desc op) {
+    desc graph = graph_of(1, &op), plan = plan_of(graph);
+    drop(graph);
+    return plan;
+}
+
+static void test_aliasing(void) {
+    _Alignas(64) float memory[64] = {1, 2, 3, 4, 5, 6, 7, 8};
+    desc x = tensor(1, DIMS(8)), y = tensor(2, DIMS(8)), b = tensor(3, DIMS(1));
+    desc plan = one_op_plan(pointwise(WEFT_POINTWISE_MUL, x, b, y));
+    uint64_t at = (uintptr_t)memory, far = (uintptr_t)(memory + 32);
+    memory[32] = 10;
+    MUST(weftExecute(plan, 3, (uint64_t[]){at, at, far}, NULL, NULL));
+    CHECK(memory[0] == 10 && memory[7] == 80, "in place: %g .. %g", memory[0], memory[7]);
+    REFUSED(
+        weftExecute(plan, 3, (uint64_t[]){at, at + 16, far}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+        "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own, or exactly the "
+        "same memory.");
+    REFUSED(weftExecute(plan, 3, (uint64_t[]){far, at, at}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 2) and tensor (uid 3) overlap in memory. Give the output memory of its own.");
+    MUST(weftExecute(plan, 3, (uint64_t[]){at, at + 32, far}, NULL, NULL)); /* side by side */
+    drop(plan), drop(x), drop(y), drop(b);
+
+    desc a = tensor(1, DIMS(2, 2)), c = tensor(2, DIMS(2, 2));
+    plan = one_op_plan(matmul(a, a, c));
+    REFUSED(weftExecute(plan, 2, (uint64_t[]){at, at}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
+    memcpy(memory, (float[]){1, 2, 3, 4}, 16);
+    MUST(weftExecute(plan, 2, (uint64_t[]){at, far}, NULL, NULL));
+    CHECK(memory[32] == 7 && memory[35] == 22, "a squared");
+    drop(plan), drop(a), drop(c);
+
+    /* Same dims in another order: element i of x is not where element i of y is. */
+    x = tensor(1, DIMS(2, 3)), y = open_tensor(2, DIMS(2, 3));
+    MUST(set_numbers(y, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){1, 2}));
+    MUST(weftBackendFinalize(y));
+    plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
+    REFUSED(weftExecute(plan, 2, (uint64_t[]){at, at}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
+    drop(plan), drop(x), drop(y);
+
+    /* y may not take the place of x, which a later step reads. */
+    x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4));
+    desc z = tensor(3, DIMS(4)),
+         ops[2] = {pointwise(WEFT_POINTWISE_NEG, x, NULL, y), pointwise(WEFT_POINTWISE_ADD, x, y, z)};
+    desc graph = graph_of(2, ops);
+    plan = plan_of(graph);
+    REFUSED(weftExecute(plan, 3, (uint64_t[]){at, at, far}, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 2) and tensor (uid 1) overlap in memory. Give the output memory of its own.");
+    MUST(weftExecute(plan, 3, (uint64_t[]){at, far, at}, NULL, NULL)); /* z may: it is made last */
+    CHECK(memory[0] == 0 && memory[3] == 0, "x - x");
+    drop(graph), drop(plan), drop(x), drop(y), drop(z);
+
+    /* Empty tensors need no memory. */
+    x = tensor(1, DIMS(0, 3)), y = tensor(2, DIMS(0, 3));
+    plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
+    MUST(weftExecute(plan, 2, (uint64_t[]){0, 0}, NULL, NULL));
+    drop(plan), drop(x), drop(y);
+}
+
+static void test_packs(void) {
+    static struct memory m;
+    fill(&m);
+    desc graph = mlp_graph(NULL), plan = plan_of(graph), pack = mlp_pack(&m);
+    long long needed = get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+    weftHandle_t handle = cpu_handle();
+
+    desc empty = make(WEFT_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    REFUSED(weftBackendFinalize(empty), WEFT_STATUS_BAD_PARAM,
+            "variant pack: attribute unique_ids (%d) is required and was not set. Set it: uids of the tensors, in any "
+            "order.",
+            WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS);
+    drop(empty);
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 2, (int64_t[]){1, 2}));
+    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "variant pack: 2 unique_ids for 5 data_pointers. Give one for each.");
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 5, (int64_t[]){1, 2, 3, 1, 5}));
+    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
+            "variant pack: uid 1 stands twice. Give each tensor one pointer.");
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, 5, (int64_t[]){1, 2, 3, 400, 5}));
+    MUST(set_text(pack, WEFT_ATTR_NAME_EXT, "step 7"));
+    MUST(weftBackendFinalize(pack));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM,
+            "variant pack 'step 7' has no pointer for tensor (uid 4). Add its uid and address.");
+    drop(pack);
+
+    pack = mlp_pack(&m);
+    MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, 10));
+    MUST(weftBackendFinalize(pack));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "execution plan: the workspace has 10 bytes, %lld are needed. Give more.", needed);
+    drop(pack);
+    pack = mlp_pack(&m);
+    MUST(set_workspace(pack, NULL));
+    MUST(weftBackendFinalize(pack));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "execution plan: the workspace is NULL. Give %lld bytes, aligned to 64.", needed);
+    drop(pack);
+    CHECK(isnan(m.y[0]), "refused executions write nothing");
+
+    /* In any order, with uids that the plan does not know. */
+    void *pointers[7] = {m.y, NULL, &m.alpha, m.bias, m.w, m.x, NULL};
+    pack = open_pack(7, (int64_t[]){5, 99, 4, 3, 2, 1, -1}, pointers);
+    MUST(set_workspace(pack, m.workspace));
+    MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, needed));
+    MUST(weftBackendFinalize(pack));
+    MUST(weftBackendExecute(handle, plan, pack));
+    check_results(&m, ROWS_X, "pack in another order");
+    drop(pack), drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+}
+
+/* ---- Overridden shapes ------------------------------------------------------------------------------------------- */
+
+static desc override_pack(struct memory *m, int64_t rows, int64_t rows_of_y) {
+    desc pack = mlp_pack(m);
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){UID_Y, UID_X}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 4, (int64_t[]){rows_of_y, N, rows, K}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 4, (int64_t[]){N, 1, K, 1}));
+    return pack;
+}
+
+static void test_overrides(void) {
+    static struct memory m;
+    desc graph = mlp_graph("mlp"), plan = plan_of(graph);
+    weftHandle_t handle = cpu_handle();
+    /* More shapes than the plan keeps, then the first ones again. */
+    for (int64_t i = 0; i < 44; i++) {
+        int64_t rows = i % 40 + 1;
+        desc pack = finalized(override_pack(&m, rows, rows));
+        size_t bytes = 0;
+        fill(&m);
+        MUST(weftGetExecutionPlanWorkspaceSize(handle, plan, pack, &bytes));
+        CHECK(bytes > 0 && bytes <= sizeof m.workspace, "workspace for %lld rows is %zu", (long long)rows, bytes);
+        MUST(weftBackendExecute(handle, plan, pack));
+        check_results(&m, (int)rows, "overridden");
+        drop(pack);
+    }
+    desc pack = finalized(mlp_pack(&m));
+    fill(&m);
+    MUST(weftBackendExecute(handle, plan, pack));
+    check_results(&m, ROWS_X, "own shapes after overrides");
+    drop(pack);
+
+    fill(&m);
+    pack = finalized(override_pack(&m, 5, 4));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "overridden shapes: pointwise: x with dims [5,6] does not broadcast to [4,6]. Make each of its dims 1 or "
+            "equal, "
+            "of the same rank.");
+    drop(pack);
+    pack = finalized(override_pack(&m, -5, 4));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "overridden shapes: tensor (uid 1): dims [-5,8]: dimension 0 is negative. Extents are 0 or more elements.");
+    drop(pack);
+    pack = override_pack(&m, 5, 5);
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){UID_Y, 77}));
+    MUST(weftBackendFinalize(pack));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM,
+            "variant pack overrides uid 77, which graph 'mlp' has not. Name a tensor of the graph.");
+    drop(pack);
+    pack = override_pack(&m, 5, 5);
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));
+    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "variant pack: override_shapes has 3 numbers, override_strides 4. Give both for each overridden tensor.");
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 3, (int64_t[]){N, 1, K}));
+    MUST(weftBackendFinalize(pack));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "variant pack: override_shapes has 3 numbers, the overridden tensors have 4 dims in all. Give each dim.");
+    drop(pack);
+    pack = override_pack(&m, 5, 5);
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){UID_X, UID_X}));
+    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
+            "variant pack: override_unique_ids names uid 1 twice. Give each tensor one shape.");
+    drop(pack);
+    CHECK(isnan(m.y[0]), "refused executions write nothing");
+    MUST(weftDestroy(handle));
+    drop(graph), drop(plan);
+}
+
+/* ---- Saved plans ------------------------------------------------------------------------------------------------- */
+
+enum { HEADER_BYTES = 56, VERSION_AT = 12, HASH_AT = 24 };
+
+static desc open_loaded(const void *blob, int64_t bytes) {
+    desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, blob));
+    return plan;
+}
+
+static char *save(desc plan, int64_t *bytes) {
+    return get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, bytes);
+}
+
+static void fix_hash(char *blob, int64_t bytes) {
+    struct sha256 hash;
+    sha256_init(&hash);
+    sha256_update(&hash, blob + HEADER_BYTES, (size_t)(bytes - HEADER_BYTES));
+    sha256_final((uint8_t *)blob + HASH_AT, &hash);
+}
+
+static void test_save_and_load(void) {
+    static struct memory m, again;
+    desc graph = mlp_graph("mlp");
+    for (int64_t i = 0; i <= reference_index(graph); i++) {
+        desc plan = finalized(open_plan(graph, i));
+        int64_t bytes, loaded_bytes;
+        char *blob = save(plan, &bytes);
+        desc loaded = finalized(open_loaded(blob, bytes));
+        char *loaded_blob = save(loaded, &loaded_bytes);
+        CHECK(bytes == loaded_bytes && !memcmp(blob, loaded_blob, (size_t)bytes), "saved again, the same bytes");
+        int64_t count,
+            *uids = get_list(loaded, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64, 8, &count);
+        CHECK(count == SLOT_COUNT && !memcmp(uids, SLOTS, sizeof SLOTS), "the same slots");
+        fill(&m), fill(&again);
+        MUST(run_flat(plan, &m));
+        drop(plan);
+        MUST(run_flat(loaded, &again));
+        CHECK(!memcmp(m.y, again.y, sizeof m.y), "bitwise equal results");
+        check_results(&again, ROWS_X, "loaded");
+
+        desc config = make(WEFT_BACKEND_ENGINECFG_DESCRIPTOR), engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR);
+        desc inner = make(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+        MUST(weftBackendGetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1,
+                                     NULL, &config));
+        MUST(weftBackendGetAttribute(config, WEFT_ATTR_ENGINECFG_ENGINE, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, NULL,
+                                     &engine));
+        MUST(weftBackendGetAttribute(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, NULL,
+                                     &inner));
+        CHECK(get_number(inner, WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT) == reference_index(graph) + 1,
+              "a loaded graph knows how many engines there are");
+        desc pack = finalized(override_pack(&m, 7, 7));
+        weftHandle_t handle = cpu_handle();
+        fill(&m);
+        MUST(weftBackendExecute(handle, loaded, pack));
+        check_results(&m, 7, "loaded and overridden");
+        MUST(weftDestroy(handle));
+        free(blob), free(loaded_blob), free(uids);
+        drop(loaded), drop(config), drop(engine), drop(inner), drop(pack);
+    }
+    drop(graph);
+}
+
+/* Runs a plan with two slots of eight floats and its loaded twin: the second slot must come out the same. */
+static void check_twin(desc plan, const char *what) {
+    _Alignas(16) float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[2][8] = {{0}};
+    int64_t bytes;
+    char *blob = save(plan, &bytes);
+    desc loaded = finalized(open_loaded(blob, bytes));
+    MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[0]}, NULL, NULL));
+    MUST(weftExecute(loaded, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[1]}, NULL, NULL));
+    CHECK(!memcmp(out[0], out[1], sizeof out[0]), "%s: %g %g %g, loaded %g %g %g", what, out[0][0], out[0][1],
+          out[0][2], out[1][0], out[1][1], out[1][2]);
+    free(blob);
+    drop(plan), drop(loaded);
+}
+
+/* What was inferred when the plan was made holds in the loaded one, however the tensors came by it. */
+static void test_load_keeps_inferred_layouts(void) {
+    desc x = open_tensor(1, DIMS(2, 4)), y = tensor(2, DIMS(2, 4)), z = open_tensor(3, DIMS(2, 4));
+    MUST(set_numbers(x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){1, 2}));
+    MUST(weftBackendFinalize(x));
+    MUST(set_numbers(z, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){4, 1}));
+    MUST(weftBackendFinalize(z));
+    desc first = pointwise(WEFT_POINTWISE_NEG, x, NULL, y); /* y is column-major, as x is */
+    check_twin(one_op_plan(pointwise(WEFT_POINTWISE_ABS, y, NULL, z)), "an input laid out by an operation elsewhere");
+    drop(first), drop(y);
+
+    y = tensor(2, DIMS(2, 4));
+    desc second = pointwise(WEFT_POINTWISE_ABS, y, NULL, z); /* the reader first: y is row-major */
+    check_twin(one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y)), "an output laid out by its reader");
+    drop(second), drop(x), drop(y), drop(z);
+}
+
+/* y without dims follows x, in a loaded plan too. */
+static void test_load_keeps_outputs_open(void) {
+    desc x = tensor(1, DIMS(2, 4)), y = tensor(2, UNSET), plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
+    int64_t bytes;
+    char *blob = save(plan, &bytes);
+    desc plans[2] = {plan, finalized(open_loaded(blob, bytes))};
+    weftHandle_t handle = cpu_handle();
+    for (int i = 0; i < 2; i++) {
+        _Alignas(16) float in[3] = {1, 2, 3}, out[4] = {0, 0, 0, 9};
+        desc pack = open_pack(2, (int64_t[]){1, 2}, (void *[]){in, out});
+        MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 1));
+        MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 2, (int64_t[]){3, 1}));
+        MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 2, (int64_t[]){1, 1}));
+        MUST(weftBackendFinalize(pack));
+        MUST(weftBackendExecute(handle, plans[i], pack));
+        CHECK(out[0] == -1 && out[2] == -3 && out[3] == 9, "plan %d: %g %g %g %g", i, out[0], out[1], out[2], out[3]);
+        drop(pack), drop(plans[i]);
+    }
+    MUST(weftDestroy(handle));
+    free(blob);
+    drop(x), drop(y);
+}
+
+static void test_constants_survive(void) {
+    desc x = tensor(1, DIMS(8)), y = tensor(2, DIMS(8)), c = constant(3, 0.1f); /* its float is gone by now */
+    int64_t bytes;
+    desc plan = one_op_plan(pointwise(WEFT_POINTWISE_MUL, x, c, y));
+    drop(x), drop(y), drop(c);
+    char *blob = save(plan, &bytes);
+    desc loaded = finalized(open_loaded(blob, bytes));
+    memset(blob, 0, (size_t)bytes);
+    free(blob);
+    _Alignas(16) float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8];
+    MUST(weftExecute(loaded, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out}, NULL, NULL));
+    for (int i = 0; i < 8; i++)
+        CHECK(out[i] == (float)((double)in[i] * (double)0.1f), "y[%d] is %.9g", i, out[i]);
+    drop(loaded);
+    check_twin(plan, "constant");
+}
+
+/* A plan that failed to load takes another blob. */
+static void test_load_is_repaired(void) {
+    desc graph = mlp_graph(NULL), x = tensor(1, DIMS(4)), y = tensor(2, DIMS(4));
+    desc plan = plan_of(graph), other = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
+    int64_t bytes, other_bytes, count;
+    char *blob = save(plan, &bytes), *other_blob = save(other, &other_bytes);
+    desc loaded = open_loaded(blob, bytes);
+    MUST(set_number(loaded, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, 0));
+    CHECK(weftBackendFinalize(loaded) == WEFT_STATUS_NOT_SUPPORTED, "over the limit: %s", last_error());
+    MUST(weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, other_bytes,
+                                 other_blob));
+    MUST(weftBackendFinalize(loaded));
+    MUST(weftBackendGetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64, 0, &count,
+                                 NULL));
+    CHECK(count == 2, "the second blob's plan has 2 slots, got %lld", (long long)count);
+    free(blob), free(other_blob);
+    drop(graph), drop(x), drop(y), drop(plan), drop(other), drop(loaded);
+}
+
+static void test_damaged_blobs(void) {
+    desc graph = mlp_graph(NULL), plan = plan_of(graph);
+    int64_t bytes;
+    char *blob = save(plan, &bytes), *copy = malloc((size_t)bytes + 1);
+    for (int64_t cut = 0; cut < bytes; cut++) {
+        desc loaded = open_loaded(blob, cut);
+        if (cut == 0)
+            REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM,
+                    "execution plan: neither engine_config nor json is set. Set one of them.");
+        else
+            REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
+                    "saved plan is damaged: %s. Save the plan again.",
+                    cut < HEADER_BYTES ? "it does not begin as one" : "its length is not what it says");
+        drop(loaded);
+    }
+    /* The same cuts of the body behind a header that agrees with them. */
+    for (int64_t cut = HEADER_BYTES; cut < bytes; cut++) {
+        int64_t length = cut - HEADER_BYTES;
+        memcpy(copy, blob, (size_t)bytes);
+        memcpy(copy + 16, &length, sizeof length);
+        fix_hash(copy, cut);
+        desc loaded = open_loaded(copy, cut);
+        weftStatus_t status = weftBackendFinalize(loaded);
+        CHECK(status == WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "%lld of %lld bytes: %s: %s", (long long)cut,
+              (long long)bytes, weftGetErrorString(status), last_error());
+        drop(loaded);
+    }
+    for (int64_t at = 0; at < bytes; at++) {
+        memcpy(copy, blob, (size_t)bytes);
+        copy[at] ^= 0x10;
+        desc loaded = open_loaded(copy, bytes);
+        weftStatus_t status = weftBackendFinalize(loaded);
+        CHECK(status == (at >= 8 && at < 16 ? WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH
+                                            : WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT),
+              "byte %lld altered: %s: %s", (long long)at, weftGetErrorString(status), last_error());
+        drop(loaded);
+    }
+    memcpy(copy, blob, (size_t)bytes);
+    copy[bytes] = 0;
+    desc loaded = open_loaded(copy, bytes + 1);
+    REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
+            "saved plan is damaged: its length is not what it says. Save the plan again.");
+    drop(loaded);
+    uint32_t newer = (uint32_t)weftGetVersion() + 100;
+    memcpy(copy + VERSION_AT, &newer, sizeof newer);
+    loaded = open_loaded(copy, bytes);
+    REFUSED(
+        weftBackendFinalize(loaded), WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
+        "saved plan has format 1 of version %u, this library reads format 1 of version %zu. Save it again with this "
+        "library.",
+        newer, weftGetVersion());
+    drop(loaded);
+    free(blob), free(copy);
+    drop(graph), drop(plan);
+}
+
+/* A blob that sets an address on an operation: attributes of that type are a constant's bytes in a tensor, else nothing. */
+static void test_blob_with_address(void) {
+    desc graph = mlp_graph(NULL), plan = plan_of(graph);
+    int64_t bytes;
+    char *blob = save(plan, &bytes);
+    struct byte_writer w;
+    byte_writer_init(&w);
+    byte_put_raw(&w, blob, HEADER_BYTES);
+    byte_put_block(&w, "cpu.reference", 13);
+    byte_put_i64(&w, 0);
+    byte_put_i64(&w, 1);
+    byte_put_u32(&w, WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    byte_put_u32(&w, 1);
+    byte_put_u32(&w, WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES);
+    byte_put_u32(&w, WEFT_TYPE_VOID_PTR);
+    byte_put_i64(&w, 1);
+    byte_put_raw(&w, "sixteen bytes...", 16);
+    int64_t length = (int64_t)w.length - HEADER_BYTES;
+    memcpy(w.data + 16, &length, sizeof length);
+    fix_hash((char *)w.data, (int64_t)w.length);
+    desc loaded = open_loaded(w.data, (int64_t)w.length);
+    REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
+            "saved plan is damaged: it sets an attribute that the descriptor has not. Save the plan again.");
+    byte_writer_free(&w);
+    free(blob);
+    drop(loaded), drop(graph), drop(plan);
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+/* Bytes flipped behind a hash that agrees, so that the parser itself meets them. */
+static void test_mutations(void) {
+    enum { ROUNDS = 20000 };
+    desc graph = mlp_graph("fuzz"), plan = plan_of(graph);
+    int64_t bytes, survived = 0;
+    char *blob = save(plan, &bytes), *copy = malloc((size_t)bytes);
+    uint64_t state = 88172645463325252u;
+    for (int round = 0; round < ROUNDS; round++) {
+        memcpy(copy, blob, (size_t)bytes);
+        for (uint64_t flips = 1 + next_random(&state) % 3; flips > 0; flips--) {
+            uint64_t at = HEADER_BYTES + next_random(&state) % (uint64_t)(bytes - HEADER_BYTES);
+            uint64_t random = next_random(&state);
+            copy[at] = (char)(random % 4 ? (uint64_t)copy[at] ^ UINT64_C(1) << random / 4 % 8 : random / 4);
+        }
+        fix_hash(copy, bytes);
+        desc loaded = open_loaded(copy, bytes);
+        weftStatus_t status = weftBackendFinalize(loaded);
+        survived += status == WEFT_STATUS_SUCCESS;
+        CHECK(status == WEFT_STATUS_SUCCESS || *last_error(), "round %d: %s without a word", round,
+              weftGetErrorString(status));
+        drop(loaded);
+    }
+    CHECK(survived > 0 && survived < ROUNDS, "%lld of %d blobs load", (long long)survived, ROUNDS);
+    free(blob), free(copy);
+    drop(graph), drop(plan);
+}
+
+/* ---- Device properties ------------------------------------------------------------------------------------------- */
+
+static weftStatus_t finalize_device(const char *json, desc *device) {
+    *device = make(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
+    MUST(set_text(*device, WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, json));
+    return weftBackendFinalize(*device);
+}
+
+static void test_device_properties(void) {
+    desc here = finalized(make(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR)), there;
+    char *json = get_text(here, WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, NULL);
+    CHECK(is_json(json), "%s", json);
+    MUST(finalize_device(json, &there));
+    char *again = get_text(there, WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, NULL);
+    CHECK(!strcmp(json, again), "'%s' became '%s'", json, again);
+    CHECK(get_number(here, WEFT_ATTR_DEVICEPROP_THREADS_EXT) == get_number(there, WEFT_ATTR_DEVICEPROP_THREADS_EXT),
+          "threads");
+    free(json), free(again), drop(there), drop(here);
+
+    MUST(finalize_device("{\"kind\":\"cpu\",\"ordinal\":0,\"threads\":96,\"name\":\"a big \\\"one\\\"\"}", &there));
+    char *name = get_text(there, WEFT_ATTR_DEVICEPROP_NAME_EXT, NULL);
+    CHECK(!strcmp(name, "a big \"one\"") && get_number(there, WEFT_ATTR_DEVICEPROP_THREADS_EXT) == 96 &&
+              get_number(there, WEFT_ATTR_DEVICEPROP_KIND_EXT) == WEFT_DEVICE_CPU,
+          "'%s'", name);
+    free(name);
+    desc graph = mlp_graph(NULL), plan = open_plan(graph, reference_index(graph));
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, there));
+    MUST(weftBackendFinalize(plan));
+    char *report = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, NULL);
+    CHECK(strstr(report, "\"threads\":96") && is_json(report), "a plan for a device elsewhere: %s", report);
+    free(report);
+    drop(plan), drop(graph), drop(there);
+
+    static const char unknown[] = "device properties: json describes no device that Weft knows: '%s'. Use text that "
+                                  "attribute json of another device gave.";
+    static const char range[] =
+        "device properties: json says ordinal %s and %s threads; legal are 0 or more, and 1..4096. "
+        "Correct the text.";
+    static const char *const no_devices[] = {"x", "{}", "[1]", "{\"kind\":\"tpu\"}", "\"kind\":\"cpu\""};
+    for (size_t i = 0; i < sizeof no_devices / sizeof *no_devices; i++) {
+        REFUSED(finalize_device(no_devices[i], &there), WEFT_STATUS_BAD_PARAM, unknown, no_devices[i]);
+        drop(there);
+    }
+    static const char *const numbers[][2] = {{"0", "0"},  {"0", "-1"},         {"0", "4097"},
+                                             {"-1", "4"}, {"0", "4294967297"}, {"4294967296", "1"}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "{\"kind\":\"cpu\",\"ordinal\":%s,\"threads\":%s}", numbers[i][0], numbers[i][1]);
+        REFUSED(finalize_device(text, &there), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, range, numbers[i][0], numbers[i][1]);
+        drop(there);
+    }
+    desc gpu = make(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
+    MUST(set_enum(gpu, WEFT_ATTR_DEVICEPROP_DEVICE_ID, WEFT_TYPE_INT32, 1));
+    REFUSED(weftBackendFinalize(gpu), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "no device cpu:1: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+            "cuda:0.");
+    REFUSED(set_number(gpu, WEFT_ATTR_DEVICEPROP_KIND_EXT, 2), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "device properties: attribute kind is 2, legal are 0..1. Give one of these.");
+    drop(gpu);
+}
+
+/* A plan for another device than the handle's is refused at execution. */
+static void test_wrong_device(void) {
+    static struct memory m;
+    desc there, graph = mlp_graph(NULL), plan = open_plan(graph, reference_index(graph)),
+                pack = finalized(mlp_pack(&m));
+    weftHandle_t handle = cpu_handle();
+    MUST(finalize_device("{\"kind\":\"cpu\",\"ordinal\":3,\"threads\":2}", &there));
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, there));
+    MUST(weftBackendFinalize(plan));
+    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM,
+            "weftBackendExecute: the plan is for cpu:3, the handle for cpu:0. Use a handle of the plan's device.");
+    MUST(weftDestroy(handle));
+    drop(there), drop(graph), drop(plan), drop(pack);
+}
+
+static void test_kernel_cache(void) {
+    desc cache = finalized(make(WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR)),
+         again = make(WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR);
+    char *json = get_text(cache, WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION, NULL);
+    CHECK(!strcmp(json, "{}"), "'%s'", json);
+    MUST(set_text(again, WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION, json));
+    MUST(weftBackendFinalize(again));
+    free(json);
+    desc graph = mlp_graph(NULL), plan = open_plan(graph, reference_index(graph));
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE, again));
+    MUST(weftBackendFinalize(plan));
+    drop(cache), drop(again), drop(graph), drop(plan);
+}
+
+int main(void) {
+    test_engines();
+    test_knobs();
+    test_heuristics();
+    test_workspace_limit();
+    test_report();
+    test_slots();
+    test_run();
+    test_flat_misuse();
+    test_aliasing();
+    test_packs();
+    test_overrides();
+    test_save_and_load();
+    test_load_keeps_inferred_layouts();
+    test_load_keeps_outputs_open();
+    test_constants_survive();
+    test_load_is_repaired();
+    test_damaged_blobs();
+    test_blob_with_address();
+    test_mutations();
+    test_device_properties();
+    test_wrong_device();
+    test_kernel_cache();
+    return harness_end();
+}
