@@ -14,6 +14,7 @@ enum {
     FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
     FEW_CHANNELS = 16,   /* half of a kernel's columns */
     FEW_GROUPS = 8,      /* too few for vectors over depthwise channels */
+    MOST_PHASES = 4096,  /* of a data gradient's stride, each a product of its own */
 };
 
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
@@ -22,6 +23,12 @@ static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1]
 
 static bool is_depthwise(const struct conv_geometry *g) {
     return g->direction != CONV_FILTER && g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS;
+}
+
+/* Places within a step of the stride that x has. */
+static void count_phases(const struct conv_geometry *g, int64_t *phases) {
+    for (int i = 0; i < 3; i++)
+        phases[i] = g->stride[i] < g->x.size[i] ? g->stride[i] : g->x.size[i] > 0 ? g->x.size[i] : 1;
 }
 
 static struct product product(const struct node *node) {
@@ -56,6 +63,13 @@ static weftStatus_t check(const struct node *node) {
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has elements of %d bits. Convert it to 8 bits or more.",
                  descriptor_label(node->op), descriptor_label(&operands[i]->base),
                  dtype_of((weftDataType_t)operands[i]->type)->bits);
+    struct conv_geometry g = conv_geometry(node->op);
+    int64_t phases[3];
+    count_phases(&g, phases);
+    if (g.direction == CONV_DATA && (double)phases[0] * (double)phases[1] * (double)phases[2] > MOST_PHASES)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: its stride %s makes more than %d products, one for each place within a step. Use a smaller stride.",
+             descriptor_label(node->op), numbers_text(g.stride + 3 - g.spatial, g.spatial), MOST_PHASES);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -281,8 +295,7 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     int64_t phases[3], places[3];
-    for (int i = 0; i < 3; i++)
-        phases[i] = g->stride[i] < g->x.size[i] ? g->stride[i] : g->x.size[i] > 0 ? g->x.size[i] : 1;
+    count_phases(g, phases);
     TRY(arena_alloc(arena, &planner->contraction->pieces, (size_t)count_of(phases) * sizeof(struct piece)));
     for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases))
         plan_phase(planner, &planner->contraction->pieces[planner->contraction->piece_count++], places);

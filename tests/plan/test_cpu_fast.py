@@ -1,0 +1,218 @@
+"""The CPU's fast engine: what it fuses into one step, what it leaves to whom and why, and that its numbers
+are right through the planner, on any number of threads, in place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+Steps = list[tuple[str, list[str]]]
+
+
+def steps_of(g: weft.Graph) -> Steps:
+    """Family and operations of each step of a graph on cpu.fast."""
+    names = [answer["engine"] for answer in g.support()]
+    g.create_execution_plan(names.index("cpu.fast"))
+    g.build_plan_at_index(0)
+    return [
+        (step["family"], [operation["name"].split("'")[1] for operation in step["operations"]])
+        for step in g.plan.report["steps"]
+    ]
+
+
+def declined(g: weft.Graph, step: int) -> str:
+    """What the better families said of a step."""
+    return " ".join(refusal["reason"] for refusal in g.plan.report["steps"][step]["declined"])
+
+
+def new_graph() -> weft.Graph:
+    return weft.Graph(handle=checks.handle(), intermediate_data_type="f32", compute_data_type="f32")
+
+
+# ---- What is fused -----------------------------------------------------------------------------------------
+
+
+def test_epilogue_is_one_step() -> None:
+    g = new_graph()
+    x, w = g.tensor([2, 5, 8], data_type="f32"), g.tensor([1, 8, 6], data_type="f32")
+    bias, residual = g.tensor([1, 1, 6], data_type="f32"), g.tensor([2, 5, 6], data_type="f32")
+    h = g.bias(g.matmul(x, w, name="product"), bias, name="biased")
+    g.add(g.gelu(h, name="activated"), residual, name="summed")
+    assert steps_of(g) == [("cpu.contraction", ["product", "biased", "activated", "summed"])]
+
+
+def test_prologue_is_a_step_of_its_own() -> None:
+    g = new_graph()
+    x, w = g.tensor([4, 8], data_type="f32"), g.tensor([8, 6], data_type="f32")
+    g.relu(g.matmul(g.tanh(x, name="before"), w, name="product"), name="after")
+    assert steps_of(g) == [("cpu.contraction", ["product", "after"]), ("cpu.map", ["before"])][::-1]
+
+
+def test_map_takes_several_outputs_and_inputs() -> None:
+    g = new_graph()
+    x, y = g.tensor([3, 7], data_type="f32"), g.tensor([1, 7], data_type="bf16")
+    a = g.add(x, y, name="a").set_output(True)
+    g.mul(g.exp(a, name="b"), x, name="c").set_output(True)
+    assert steps_of(g) == [("cpu.map", ["a", "b", "c"])]
+
+
+def test_small_values_are_computed_once() -> None:
+    """The reciprocal root of a variance per channel is not taken anew for every pixel."""
+    g = new_graph()
+    x, variance = g.tensor([2, 3, 4, 4], data_type="f32"), g.tensor([1, 3, 1, 1], data_type="f32")
+    g.relu(g.mul(x, g.rsqrt(variance, name="root"), name="scaled"), name="clipped")
+    assert steps_of(g) == [("cpu.map", ["root"]), ("cpu.map", ["scaled", "clipped"])]
+
+
+def test_two_products_are_two_steps() -> None:
+    g = new_graph()
+    x, v, w = (g.tensor([6, 6], data_type="f32") for _ in range(3))
+    g.matmul(g.relu(g.matmul(x, v, name="one"), name="between"), w, name="two")
+    assert steps_of(g) == [("cpu.contraction", ["one", "between"]), ("cpu.contraction", ["two"])]
+
+
+def test_overrides_go_to_the_reference() -> None:
+    g = new_graph()
+    a, b = g.tensor([2, 4, 8], data_type="f32"), g.tensor([2, 8, 4], data_type="f32")
+    rows = g.tensor([2, 1, 1], data_type="i32")
+    g.matmul(a, b, m_override=rows, name="product")
+    assert steps_of(g) == [("cpu.reference", ["product"])]
+    assert declined(g, 0).startswith(
+        "matmul 'product' has overrides of M, N or K, which the packed product does not read. Mask the "
+        "result, or split the batch."
+    )
+
+
+def test_large_strides_of_gradients_go_to_the_reference() -> None:
+    g = new_graph()
+    dy, w = g.tensor([1, 1, 2], data_type="f32"), g.tensor([1, 1, 3], data_type="f32")
+    dx = g.conv_dgrad(dy, w, stride=[5000], name="gradient")
+    dx.set_dim([1, 1, 5003])
+    assert steps_of(g) == [("cpu.reference", ["gradient"])]
+    assert declined(g, 0).startswith(
+        "conv_dgrad 'gradient': its stride [5000] makes more than 4096 products, one for each place within a "
+        "step. Use a smaller stride."
+    )
+
+
+# ---- Numbers -----------------------------------------------------------------------------------------------
+
+# Intermediate f32 results are rounded, by the reference too, and sums of them may cancel all but some bits.
+ROUNDED_BETWEEN = 4096
+
+
+def gelu_tanh(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("rows", [1, 13, 200])
+def test_mlp(dtype: str, rows: int) -> None:
+    x, w = checks.random((3, rows, 70), dtype), checks.random((1, 70, 45), dtype, seed=1)
+    b, r = checks.random((1, 1, 45), dtype, seed=2), checks.random((3, rows, 45), dtype, seed=3)
+    want = gelu_tanh(checks.exact(x) @ checks.exact(w) + checks.exact(b)) + checks.exact(r)
+    checks.check(
+        lambda g, x, w, b, r: g.add(g.gelu_approx_tanh(g.bias(g.matmul(x, w), b)), r),
+        {"x": x, "w": w, "b": b, "r": r},
+        want,
+        out=dtype,
+        ulps=ROUNDED_BETWEEN if dtype == "f32" else 2,
+        magnitude=300,
+        graph={"intermediate_data_type": "f32"},
+    )
+
+
+@pytest.mark.parametrize(("groups", "channels"), [(1, 16), (2, 4), (12, 1)])
+def test_convolution_bias_relu(groups: int, channels: int) -> None:
+    x = checks.random((2, groups * channels, 9, 11))
+    w = checks.random((groups * channels, channels, 3, 3), seed=1)
+    b = checks.random((1, groups * channels, 1, 1), seed=2)
+    padded = np.pad(checks.exact(x), ((0, 0), (0, 0), (1, 1), (1, 1))).reshape(2, groups, channels, 11, 13)
+    filters = checks.exact(w).reshape(groups, channels, channels, 3, 3)
+    sums = np.zeros((2, groups, channels, 9, 11))
+    for i in range(3):
+        for j in range(3):
+            sums += np.einsum("ngchw,gkc->ngkhw", padded[..., i : i + 9, j : j + 11], filters[..., i, j])
+    want = np.maximum(sums.reshape(2, -1, 9, 11) + checks.exact(b), 0)
+    checks.check(
+        lambda g, x, w, b: g.relu(g.bias(g.conv_fprop(x, w, padding=[1, 1]), b)),
+        {"x": x, "w": w, "b": b},
+        want,
+        layouts=checks.LAYOUTS,
+        ulps=ROUNDED_BETWEEN,
+        magnitude=4.0 * 9 * channels,
+        graph={"intermediate_data_type": "f32"},
+    )
+
+
+def test_int8_sums_are_exact() -> None:
+    """4000 products of +-127 pass what float holds exactly."""
+    a, b = checks.random((3, 4000), "i8", 126, 127), checks.random((4000, 5), "i8", -127, -126, seed=1)
+    checks.check(
+        lambda g, a, b: g.matmul(a, b),
+        {"a": a, "b": b},
+        a.astype(np.int64) @ b.astype(np.int64),
+        out="i32",
+        graph={"compute_data_type": "i32"},
+    )
+
+
+def test_masked_softmax_input() -> None:
+    """Generated indices, comparisons and a selection: integers, booleans and floats in one sweep."""
+    s = checks.random((2, 3, 6, 6))
+    row, column = np.indices((6, 6))
+
+    def build(g: weft.Graph, s: Any) -> Any:
+        shown = g.cmp_ge(g.gen_index(s, axis=2), g.gen_index(s, axis=3))
+        return g.binary_select(s, g.tensor_scalar(-1e9, data_type="f32"), shown)
+
+    checks.check(build, {"s": s}, np.where(row >= column, checks.exact(s), -1e9), magnitude=1e9)
+
+
+# ---- Threads and memory ------------------------------------------------------------------------------------
+
+PROGRAM = """
+import hashlib, numpy as np, weft
+g = weft.Graph(handle=weft.create_handle("cpu"), intermediate_data_type="f32", compute_data_type="f32")
+x = g.tensor([2, 32, 40, 40], data_type="f32", name="x")
+w = g.tensor([48, 32, 3, 3], data_type="f32", name="w")
+y = g.swish(g.conv_fprop(x, w, padding=[1, 1]), name="y").set_output(True)
+g.build()
+assert g.plan.engine == "cpu.fast"
+numbers = np.random.default_rng(7)
+arrays = {s.name: numbers.standard_normal(s.dims, np.float32) for s in g.plan.slots if not s.is_output}
+print(hashlib.sha256(np.ascontiguousarray(g.plan(**arrays)).tobytes()).hexdigest())
+"""
+
+
+def test_threads_do_not_change_bits() -> None:
+    found = set()
+    for threads in ("1", "2", "64"):
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "WEFT_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        found.add(run.stdout)
+    assert len(found) == 1
+
+
+def test_output_may_be_the_residual() -> None:
+    x, w, r = checks.random((40, 30)), checks.random((30, 20), seed=1), checks.random((40, 20), seed=2)
+    want = checks.exact(x) @ checks.exact(w) + checks.exact(r)
+    g = new_graph()
+    tx, tw, tr = (g.tensor_like(a) for a in (x, w, r))
+    y = g.add(g.matmul(tx, tw), tr).set_output(True).set_data_type("f32")
+    assert [family for family, _ in steps_of(g)] == ["cpu.contraction"]
+    g.execute({tx: x, tw: w, tr: r, y: r})
+    assert not checks.compare(r, want, weft.data_type.FLOAT, engine="cpu.fast", magnitude=120)
