@@ -38,7 +38,7 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
 }
 
 weftStatus_t arena_copy(struct arena *arena, void *out, const void *source, size_t bytes) {
-    void *copy;
+    void *copy = NULL;
     TRY(arena_alloc(arena, &copy, bytes));
     if (bytes)
         memcpy(copy, source, bytes);

@@ -23,8 +23,10 @@ weftStatus_t formula_accepts(const struct descriptor *op) {
 
 /* A double in CUDA text, exactly. */
 static void print_real(struct text *code, double number) {
+    unsigned long long bits;
+    memcpy(&bits, &number, sizeof bits);
     if (isinf(number) || number != number)
-        text_add(code, "__longlong_as_double(0x%llxll)", *(const unsigned long long *)&number);
+        text_add(code, "__longlong_as_double(0x%llxll)", bits);
     else
         text_add(code, "%a", number);
 }

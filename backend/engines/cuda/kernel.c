@@ -39,7 +39,10 @@ static void add_argument(struct kernel_print *print, struct argument argument) {
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
     const struct tensor *tensor = print->graph->values[value].tensor;
     bool is_held = tensor->is_by_value || tensor->is_constant;
-    text_add(&print->fields, is_held ? "    held<%s> %s;\n" : "    %s* %s;\n", cuda_type_name(type), name);
+    const char *type_name = cuda_type_name(type);
+    if (!type_name) /* families ask before they print */
+        type_name = "void";
+    text_add(&print->fields, is_held ? "    held<%s> %s;\n" : "    %s* %s;\n", type_name, name);
     if (is_held)
         add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
     else

@@ -4,12 +4,15 @@
 #include "engines/cuda/kernel.h"
 #include "runtime/launch.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const char *const options[] = {"-std=c++17"};
 
 static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
-    struct program program = {.name = kernel->file, .text = kernel->program, .option_count = 1, .options = options};
+    char name[64];
+    snprintf(name, sizeof name, "%s.cu", kernel->entry);
+    struct program program = {.name = name, .text = kernel->program, .option_count = 1, .options = options};
     program.headers = kernel_files(&program.header_count);
     char arch[16];
     device_arch(arch, device);
