@@ -43,9 +43,14 @@ B, S, E, HEADS, GROUPS, D = 2, 128, 128, 8, 2, 16
 # ---- The network as graphs ----
 
 
+def _graph(name: str) -> weft.Graph:
+    """An empty graph for the CPU, where NumPy's memory is."""
+    return weft.Graph(name, io_data_type="f32", handle=weft.create_handle("cpu"))
+
+
 def forward_graph(images: int, training: bool) -> weft.Graph:
     """From images to logits; in training also to the loss, with what the backward graph reads."""
-    with weft.Graph("digits: forward", io_data_type="f32") as g:
+    with _graph("digits: forward") as g:
         x = g.tensor([images, 1, 8, 8], name="x")
         w1, b1, w2, b2, w3, b3 = (g.tensor(shape, name=name) for name, shape in SHAPES.items())
         a1 = g.relu(g.add(g.conv_fprop(x, w1, padding=PADDING, name="conv1"), b1, name="bias1"), name="relu1")
@@ -74,7 +79,7 @@ def forward_graph(images: int, training: bool) -> weft.Graph:
 
 def backward_graph(images: int) -> weft.Graph:
     """From the error of the probabilities to the gradient of every parameter."""
-    with weft.Graph("digits: backward", io_data_type="f32") as g:
+    with _graph("digits: backward") as g:
         x, a1 = g.tensor([images, 1, 8, 8], name="x"), g.tensor([images, 16, 8, 8], name="a1")
         p1, a2 = g.tensor([images, 16, 4, 4], name="p1"), g.tensor([images, 32, 4, 4], name="a2")
         index = g.tensor([images, 16, 4, 4], data_type="i32", name="index")
@@ -104,7 +109,7 @@ def backward_graph(images: int) -> weft.Graph:
 
 def update_graph(count: int) -> weft.Graph:
     """Adam, in place, on all parameters as one vector. The rate carries the bias corrections of the step."""
-    with weft.Graph("digits: update", io_data_type="f32") as g:
+    with _graph("digits: update") as g:
         parameter, gradient = g.tensor([count], name="parameter"), g.tensor([count], name="gradient")
         mean, square = g.tensor([count], name="mean"), g.tensor([count], name="square")
         rate = g.tensor([1], data_type="f32", is_pass_by_value=True, name="rate")
@@ -242,7 +247,7 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
 
 def attention_graph() -> weft.Graph:
     """A block of causal attention with its projections; query heads share fewer heads of keys and values."""
-    with weft.Graph("attention", io_data_type="f32") as g:
+    with _graph("attention") as g:
         x = g.tensor([B, S, E], name="x")
         heads = {"q": HEADS, "k": GROUPS, "v": GROUPS}
         parts = []

@@ -1,0 +1,106 @@
+"""The command `python -m weft`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DESCRIPTION = "Weft: deep-learning primitives as graphs, planned and run on CPUs and NVIDIA GPUs."
+EPILOG = """examples:
+  python -m weft demo                    train a small network, compare attention, draw the graphs
+  python -m weft doctor                  is everything installed, and does it compute?
+  python -m weft explain plan.weft       what a saved plan (Graph.serialize) does, step by step
+  python -m weft support                 which kernel family serves which operation
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    main_parser = argparse.ArgumentParser(
+        "python -m weft",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    main_parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = main_parser.add_subparsers(dest="command", metavar="command")
+
+    demo = commands.add_parser("demo", help="train a small network through graphs, and show what ran")
+    demo.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for pictures (build/demo)")
+    demo.add_argument("--epochs", type=int, default=None, help="passes over the training images")
+
+    doctor = commands.add_parser("doctor", help="examine the installation, and say how to repair it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
+    explain = commands.add_parser("explain", help="print what a saved plan does")
+    explain.add_argument("file", type=Path, help="the bytes that Graph.serialize gave")
+    explain.add_argument("--svg", type=Path, help="also draw the plan into this file")
+
+    support = commands.add_parser("support", help="print which kernel family serves which operation")
+    support.add_argument("--markdown", action="store_true", help="as docs/support.md has it")
+    return main_parser
+
+
+def _explain(file: Path, svg: Path | None) -> int:
+    import weft
+    from weft.explain import explain_text
+    from weft.plot import plot
+
+    plan = weft.Graph().deserialize(file.read_bytes()).plan
+    print(explain_text(plan.report))
+    if svg is not None:
+        plot(plan, svg)
+        print(f"\npicture: {svg}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status is 0 if all went well, 1 if not, 2 if it was asked wrongly."""
+    given = parser().parse_args(arguments)
+    if given.version:
+        import weft
+
+        print(weft.__version__)
+        return 0
+    try:
+        return _run(given)
+    except BrokenPipeError:  # the reader has seen enough, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        print(f"{error}\n`python -m weft doctor` examines the installation.", file=sys.stderr)
+        return 1
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether the message tells a user enough. Known by name, as bindings may be missing."""
+    return isinstance(error, OSError) or any(kind.__name__ == "WeftError" for kind in type(error).__mro__)
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "doctor":
+        from weft import doctor
+
+        return doctor.run(given.json)
+    if given.command == "demo":
+        from weft import demo
+
+        return demo.run(given.out, given.epochs or demo.EPOCHS)
+    if given.command == "explain":
+        return _explain(given.file, given.svg)
+    if given.command == "support":
+        from weft import support
+
+        print(support.markdown() if given.markdown else support.text(), end="" if given.markdown else "\n")
+        return 0
+    parser().print_help()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

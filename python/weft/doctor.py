@@ -1,0 +1,270 @@
+"""`python -m weft doctor`: what is installed, what is loaded, whether it computes, and the command that
+repairs what is wrong. Every probe is guarded: a broken installation is what it is for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("cffi", "numpy", "torch", "ml_dtypes", "scikit-learn")
+VARIABLES = ("WEFT_LOG", "WEFT_THREADS", "WEFT_LIBRARY")
+# The extensions that Weft's kernels, or those that users compare it with, are written for.
+FEATURES: tuple[str, ...] = (
+    "sse4_2",
+    "avx",
+    "f16c",
+    "fma",
+    "avx2",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+)
+FEATURES += ("avx512_fp16", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm")
+
+REBUILD = "make build (in a source tree), or python -m pip install --force-reinstall weft"
+
+
+class Problem(dict[str, str]):
+    """Something wrong, and the command that repairs it."""
+
+    def __init__(self, what: str, repair: str) -> None:
+        super().__init__(what=what, repair=repair)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that is known, as the JSON output has it."""
+    problems: list[Problem] = []
+    found: dict[str, Any] = {
+        "weft": _weft(problems),
+        "devices": _guarded(_devices, []),
+        "cpu": _guarded(_cpu, {}),
+        "python": {
+            "version": platform.python_version(),
+            "executable": sys.executable,
+            "platform": platform.platform(),
+        },
+        "packages": {name: _package_version(name) for name in PACKAGES},
+        "environment": {name: os.environ.get(name) for name in _variables()},
+        "smoke_test": {"ok": False, "seconds": None},
+    }
+    if not problems:
+        found["smoke_test"] = _smoke_test(problems)
+    problems += _environment_problems()
+    found["problems"] = problems
+    return found
+
+
+def _guarded(probe: Callable[[], Any], otherwise: Any) -> Any:
+    try:
+        return probe()
+    except Exception:  # a probe that fails has nothing to tell; its cause is told where Weft itself is probed
+        return otherwise
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _variables() -> list[str]:
+    return sorted({*VARIABLES, *(name for name in os.environ if name.startswith("WEFT_"))})
+
+
+# ---- Weft itself ----
+
+
+def _weft(problems: list[Problem]) -> dict[str, Any]:
+    """The package, the bindings and the library, and whether they belong together."""
+    import weft
+
+    found: dict[str, Any] = {
+        "version": weft.__version__,
+        "package": str(Path(weft.__file__).parent),
+        "library": None,
+        "library_version": None,
+        "engines": [],
+    }
+    if find_spec("cffi") is None:
+        problems.append(Problem("the package cffi is missing", "python -m pip install cffi"))
+        return found
+    if find_spec("weft_cffi") is None:
+        problems.append(Problem("the generated bindings (weft_cffi) are missing", REBUILD))
+        return found
+    try:
+        backend = import_module("weft.backend")
+        found["library_version"] = _version_text(backend.get_version())
+    except Exception as error:  # whatever it is, it is what the user came for
+        problems.append(Problem(str(error), _library_repair()))
+        return found
+    found["library"] = _loaded_library()
+    _compare(found, problems)
+    found["engines"] = _guarded(_engines, [])
+    return found
+
+
+def _version_text(number: int) -> str:
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _library_repair() -> str:
+    chosen = os.environ.get("WEFT_LIBRARY")
+    if chosen and not Path(chosen).exists():
+        return "unset WEFT_LIBRARY (it names no file), or set it to the path of a libweft.so.1"
+    return REBUILD
+
+
+def _loaded_library() -> str | None:
+    """Where the library that runs was loaded from, as the kernel knows it."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "libweft" in line}
+    return ", ".join(sorted(paths)) or None
+
+
+def _compare(found: dict[str, Any], problems: list[Problem]) -> None:
+    """Whether package, bindings and library speak of the same operations."""
+    ours, theirs = found["version"].split(".")[:2], found["library_version"].split(".")[:2]
+    if ours != theirs:
+        what = f"the package is {found['version']}, the library {found['library_version']}"
+        problems.append(Problem(what, REBUILD))
+        return
+    backend, graph = import_module("weft.backend"), import_module("weft.graph").Graph
+    methods = [
+        m["name"] for operation in backend.describe()["operations"] for m in operation["methods"] or []
+    ]
+    lacking = [name for name in methods if not hasattr(graph, name)]
+    if lacking:
+        what = f"the library has operations that the bindings lack: {', '.join(lacking)}"
+        problems.append(
+            Problem(what, f"make bindings (in a source tree); elsewhere {REBUILD.split(', or ')[1]}")
+        )
+
+
+def _engines() -> list[dict[str, Any]]:
+    """The engines, from their answers for a small graph."""
+    weft: Any = import_module("weft")
+    g = weft.Graph(io_data_type="f32")
+    g.relu(g.tensor([4]))
+    return [{"name": answer["engine"], "serves_this_device": answer["supported"]} for answer in g.support()]
+
+
+# ---- The machine ----
+
+
+def _devices() -> list[dict[str, Any]]:
+    """Every device that the library opens."""
+    weft: Any = import_module("weft")
+    devices: Any = import_module("weft.devices")
+    found = []
+    for kind in ("cpu", "cuda"):
+        for ordinal in range(64):
+            try:
+                handle = weft.create_handle(kind, ordinal)
+            except weft.WeftError:
+                break
+            found.append(json.loads(devices.DeviceProperties(handle=handle).serialize()))
+    return found
+
+
+def _cpu() -> dict[str, Any]:
+    """The processor's name, its cores, and the extensions that matter."""
+    text = Path("/proc/cpuinfo").read_text()
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        values.setdefault(name.strip(), value.strip())
+    flags = set((values.get("flags") or values.get("Features") or "").split())
+    return {
+        "name": values.get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "features": [name for name in FEATURES if name in flags],
+    }
+
+
+def _smoke_test(problems: list[Problem]) -> dict[str, Any]:
+    """relu(A B + c) on small whole numbers, without NumPy; the result must be exact."""
+    weft: Any = import_module("weft")
+    start = time.perf_counter()
+    try:
+        # On the CPU, whose memory this program can fill by itself.
+        with weft.Graph("smoke test", io_data_type="f32", handle=weft.create_handle("cpu")) as g:
+            a, b, c = g.tensor([2, 3], name="a"), g.tensor([3, 2], name="b"), g.tensor([1, 2], name="c")
+            g.relu(g.add(g.matmul(a, b), c)).set_name("y").set_output(True)
+        floats = ctypes.c_float * 6
+        memory = {
+            "a": floats(1, 2, 3, 4, 5, 6),
+            "b": floats(1, 0, 0, 1, 1, -1),
+            "c": floats(-5, 1),
+            "y": floats(),
+        }
+        g.execute({name: ctypes.addressof(array) for name, array in memory.items()})
+        got = list(memory["y"])[:4]
+    except Exception as error:
+        problems.append(Problem(f"the smoke test failed: {error}", REBUILD))
+        return {"ok": False, "seconds": None}
+    is_right = got == [0.0, 0.0, 5.0, 0.0]
+    if not is_right:
+        what = f"the smoke test computed {got} instead of [0, 0, 5, 0]"
+        problems.append(Problem(what, "WEFT_THREADS=1 python -m weft doctor, and report both outputs"))
+    return {"ok": is_right, "seconds": time.perf_counter() - start, "engine": g.plan.engine}
+
+
+def _environment_problems() -> list[Problem]:
+    problems = []
+    levels = ("error", "warn", "info", "plan", "exec")
+    log, threads = os.environ.get("WEFT_LOG"), os.environ.get("WEFT_THREADS")
+    if log and log not in levels:
+        what = f"WEFT_LOG={log} is no level of the log"
+        problems.append(Problem(what, f"export WEFT_LOG=warn (or one of {', '.join(levels)})"))
+    if threads and not (threads.isdigit() and int(threads) > 0):
+        problems.append(Problem(f"WEFT_THREADS={threads} is no number of threads", "unset WEFT_THREADS"))
+    return problems
+
+
+# ---- Words ----
+
+
+def report(found: dict[str, Any]) -> str:
+    """What was found, for a terminal."""
+    own, smoke = found["weft"], found["smoke_test"]
+    rows: list[tuple[str, str]] = [("weft", f"{own['version']} in {own['package']}")]
+    rows.append(("library", f"{own['library_version'] or 'not loaded'} {own['library'] or ''}".strip()))
+    rows += [("engine", engine["name"]) for engine in own["engines"]]
+    for device in found["devices"]:
+        threads = f", {device['threads']} threads" if "threads" in device else ""
+        rows.append(("device", f"{device['kind']}:{device['ordinal']} {device.get('name', '')}{threads}"))
+    cpu = found["cpu"]
+    if cpu:
+        rows.append(("cpu", f"{cpu['cores']} cores; {' '.join(cpu['features'])}"))
+    rows.append(("python", f"{found['python']['version']} {found['python']['executable']}"))
+    rows.append(("platform", found["python"]["platform"]))
+    packages = [f"{name} {version or '(none)'}" for name, version in found["packages"].items()]
+    rows.append(("packages", ", ".join(packages)))
+    rows += [("variable", f"{name} {value or '(unset)'}") for name, value in found["environment"].items()]
+    took = f" in {smoke['seconds'] * 1e3:.1f} ms on {smoke['engine']}" if smoke["ok"] else ""
+    rows.append(("smoke test", ("ok" if smoke["ok"] else "not passed") + took))
+    lines = [f"{name:<12}{value}" for name, value in rows]
+    for problem in found["problems"]:
+        lines += ["", f"PROBLEM     {problem['what']}", f"repair      {problem['repair']}"]
+    lines += [""] if found["problems"] else ["", "All is well."]
+    return "\n".join(lines).rstrip()
+
+
+def run(as_json: bool = False) -> int:
+    """Prints the findings; the exit status is 0 if nothing is wrong."""
+    found = examine()
+    print(json.dumps(found, indent=2) if as_json else report(found))
+    return 1 if found["problems"] else 0

@@ -1,0 +1,181 @@
+"""`python -m weft support`: which kernel family of each engine serves each operation, found by asking.
+
+Every method that the library describes is put into a small, plain graph of its own in float32, and
+weftQuerySupport answers for every engine. What is fused with what is another matter: Graph.explain tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import weft
+from weft import backend
+from weft.explain import table
+
+TRAINING = weft.norm_forward_phase.TRAINING
+FULL, CHANNEL, ROW, LAST = (4, 16, 8, 8), (1, 16, 1, 1), (4, 16, 1, 1), (1, 1, 1, 8)
+
+
+class _Example:
+    """A graph in the making, with tensors by shape: t(2, 3)."""
+
+    def __init__(self) -> None:
+        self.g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
+
+    def t(self, *dims: int) -> Any:
+        return self.g.tensor(dims)
+
+    def norm_backward(
+        self, method: str, kept: tuple[int, ...], scale: tuple[int, ...], **options: Any
+    ) -> None:
+        statistics = {"mean": self.t(*kept)} if method != "rmsnorm_backward" else {}
+        make = getattr(self.g, method)
+        make(
+            self.t(*FULL), self.t(*FULL), self.t(*scale), inv_variance=self.t(*kept), **statistics, **options
+        )
+
+
+# One graph per method that takes more than tensors of one shape.
+_EXAMPLES: dict[str, Callable[[_Example], Any]] = {
+    "gen_index": lambda e: e.g.gen_index(e.t(4, 8), axis=1),
+    "leaky_relu": lambda e: e.g.leaky_relu(e.t(4, 8), 0.1),
+    "leaky_relu_backward": lambda e: e.g.leaky_relu_backward(e.t(4, 8), e.t(4, 8), 0.1),
+    "matmul": lambda e: e.g.matmul(e.t(2, 4, 8), e.t(2, 8, 4)),
+    "conv_fprop": lambda e: e.g.conv_fprop(e.t(*FULL), e.t(8, 16, 3, 3), padding=[1, 1]),
+    "conv_dgrad": lambda e: e.g.conv_dgrad(e.t(*FULL), e.t(16, 8, 3, 3), padding=[1, 1]).set_dim(
+        [4, 8, 8, 8]
+    ),
+    "conv_wgrad": lambda e: e.g.conv_wgrad(e.t(*FULL), e.t(4, 8, 8, 8), padding=[1, 1]).set_dim(
+        [8, 16, 3, 3]
+    ),
+    "resample": lambda e: e.g.resample(e.t(*FULL), window=[2, 2], stride=[2, 2], generate_index=True),
+    "resample_backward": lambda e: e.g.resample_backward(
+        e.t(4, 16, 4, 4), input=e.t(*FULL), window=[2, 2], stride=[2, 2]
+    ).set_dim(FULL),
+    "layernorm": lambda e: e.g.layernorm(TRAINING, e.t(*FULL), e.t(*LAST), e.t(*LAST), 1e-5),
+    "adalayernorm": lambda e: e.g.adalayernorm(TRAINING, e.t(*FULL), e.t(4, 1, 1, 8), e.t(4, 1, 1, 8), 1e-5),
+    "instancenorm": lambda e: e.g.instancenorm(TRAINING, e.t(*FULL), e.t(*CHANNEL), e.t(*CHANNEL), 1e-5),
+    "groupnorm": lambda e: e.g.groupnorm(
+        TRAINING, e.t(*FULL), e.t(*CHANNEL), e.t(*CHANNEL), epsilon=1e-5, groups=4
+    ),
+    "rmsnorm": lambda e: e.g.rmsnorm(TRAINING, e.t(*FULL), e.t(*LAST), epsilon=1e-5),
+    "batchnorm": lambda e: e.g.batchnorm(
+        e.t(*FULL), e.t(*CHANNEL), e.t(*CHANNEL), e.t(*CHANNEL), e.t(*CHANNEL), 1e-5, 0.1
+    ),
+    "batchnorm_inference": lambda e: e.g.batchnorm_inference(e.t(*FULL), *(e.t(*CHANNEL) for _ in range(4))),
+    "layernorm_backward": lambda e: e.norm_backward("layernorm_backward", (4, 16, 8, 1), LAST),
+    "adalayernorm_backward": lambda e: e.norm_backward("adalayernorm_backward", (4, 16, 8, 1), (4, 1, 1, 8)),
+    "instancenorm_backward": lambda e: e.norm_backward("instancenorm_backward", ROW, CHANNEL),
+    "groupnorm_backward": lambda e: e.norm_backward("groupnorm_backward", (4, 4, 1, 1), CHANNEL, groups=4),
+    "rmsnorm_backward": lambda e: e.norm_backward("rmsnorm_backward", (4, 16, 8, 1), LAST),
+    "batchnorm_backward": lambda e: e.norm_backward("batchnorm_backward", CHANNEL, CHANNEL),
+    "genstats": lambda e: e.g.genstats(e.t(*FULL)),
+    "bn_finalize": lambda e: e.g.bn_finalize(
+        e.t(*CHANNEL), e.t(*CHANNEL), e.t(*CHANNEL), e.t(*CHANNEL), epsilon=1e-5, accum_count=256
+    ),
+    "dbn_weight": lambda e: e.g.dbn_weight(e.t(*FULL), e.t(*FULL), *(e.t(*CHANNEL) for _ in range(3))),
+    "softmax": lambda e: e.g.softmax(e.t(4, 8)),
+    "reduction": lambda e: e.g.reduction(e.t(4, 8), "ADD", dims=[1]),
+    "reshape": lambda e: e.g.reshape(e.t(4, 8)).set_dim([32]),
+    "transpose": lambda e: e.g.transpose(e.t(4, 8), [1, 0]),
+    "strided_slice": lambda e: e.g.slice(e.t(4, 8), [slice(0, 2), slice(0, 8, 2)]),
+    "concatenate": lambda e: e.g.concatenate([e.t(4, 8), e.t(4, 8)], axis=0),
+    "rng": lambda e: e.g.rng(seed=1).set_dim([4, 8]),
+    "sdpa_fwd": lambda e: e.g.sdpa(
+        e.t(2, 4, 8, 16), e.t(2, 2, 8, 16), e.t(2, 2, 8, 16), use_causal_mask=True
+    ),
+    "sdpa_bwd": lambda e: e.g.sdpa_backward(
+        e.t(2, 4, 8, 16),
+        e.t(2, 2, 8, 16),
+        e.t(2, 2, 8, 16),
+        e.t(2, 4, 8, 16),
+        e.t(2, 4, 8, 16),
+        e.t(2, 4, 8, 1),
+        use_causal_mask=True,
+    ),
+}
+# What the frontend calls methods that the library spells by all their attributes.
+_SPOKEN = {"sdpa_fwd": "sdpa", "sdpa_bwd": "sdpa_backward", "strided_slice": "slice"}
+
+
+class Row(NamedTuple):
+    """What serves some methods of an operation."""
+
+    operation: str
+    methods: list[str]
+    answers: list[str]
+    """By engine: its kernel families, "no", or "error"."""
+
+
+def _example(method: dict[str, Any]) -> weft.Graph:
+    """A graph of the method alone; by default every argument without a default is a tensor [4, 8]."""
+    made = _Example()
+    if method["name"] in _EXAMPLES:
+        _EXAMPLES[method["name"]](made)
+    else:
+        count = sum("=" not in argument for argument in method["arguments"].split())
+        getattr(made.g, method["name"])(*(made.t(4, 8) for _ in range(count)))
+    return made.g
+
+
+def _methods(described: dict[str, Any], operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """The methods of an operation; of pointwise also those of its modes."""
+    own = list(operation["methods"] or [])
+    if operation["name"] != "pointwise":
+        return own
+    modes = described["pointwise_modes"]
+    return [{"name": mode["method"], "arguments": mode["arguments"]} for mode in modes] + own
+
+
+def _answer(engine: dict[str, Any]) -> str:
+    return " + ".join(dict.fromkeys(engine["families"])) if engine["supported"] else "no"
+
+
+def matrix() -> tuple[list[str], list[Row]]:
+    """The engines, and a row for each group of methods that all engines serve alike."""
+    engines: list[str] = []
+    rows: list[Row] = []
+    described = backend.describe()
+    for operation in described["operations"]:
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for method in _methods(described, operation):
+            support = _example(method).support()
+            engines = [engine["engine"] for engine in support]
+            answers = tuple(_answer(engine) for engine in support)
+            groups.setdefault(answers, []).append(_SPOKEN.get(method["name"], method["name"]))
+        rows += [Row(operation["name"], methods, list(answers)) for answers, methods in groups.items()]
+    return engines, rows
+
+
+def text() -> str:
+    """The matrix for a terminal: long lists of methods are counted."""
+    engines, rows = matrix()
+    lines = [["operation", "methods", *engines]]
+    for row in rows:
+        methods = ", ".join(row.methods)
+        shown = (
+            methods if len(methods) <= 44 else f"{row.methods[0]} … {row.methods[-1]} ({len(row.methods)})"
+        )
+        lines.append([row.operation, shown, *row.answers])
+    return "\n".join(table(lines))
+
+
+def markdown() -> str:
+    """The page docs/support.md."""
+    engines, rows = matrix()
+    lines = [
+        "<!-- Generated by `python -m weft support --markdown`. Do not edit. -->",
+        "# What serves what",
+        "",
+        "Each operation alone, in float32 on the CPU: the kernel family of each engine that runs it, as",
+        "`weftQuerySupport` tells. Every valid graph runs: where no faster family serves an operation,",
+        "`cpu.fast` runs it by the reference family. `Graph.explain()` tells what is fused, and who declined.",
+        "",
+        f"| operation | methods | {' | '.join(f'`{engine}`' for engine in engines)} |",
+        "|---" * (2 + len(engines)) + "|",
+    ]
+    for row in rows:
+        methods = ", ".join(f"`{method}`" for method in row.methods)
+        lines.append(f"| {row.operation} | {methods} | {' | '.join(row.answers)} |")
+    return "\n".join(lines) + "\n"
