@@ -22,6 +22,7 @@ import weft
 from weft import buffers, dtypes
 from weft.enums import data_type
 
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU; needs torch
 POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
 FENCE = 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
@@ -177,6 +178,16 @@ class Memory:
             f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
         )
 
+    def to_device(self) -> Any:
+        """A copy of all bytes in device memory, as a torch tensor."""
+        import torch
+
+        return torch.from_numpy(self._raw).to(DEVICE)
+
+    def from_device(self, copy: Any) -> None:
+        """Takes all bytes back."""
+        self._raw[:] = copy.cpu().numpy()
+
     def snapshot(self) -> np.ndarray[Any, Any]:
         """A copy of all bytes, fences included."""
         return self._raw.copy()
@@ -197,7 +208,8 @@ def tolerance(
     want: np.ndarray[Any, Any], type_: data_type, engine: str, ulps: float, magnitude: float | None
 ) -> np.ndarray[Any, Any]:
     """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's
-    type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on top."""
+    type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on
+    top."""
     spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
@@ -248,9 +260,9 @@ _handles: dict[str, weft.backend.Handle] = {}
 
 def handle() -> weft.backend.Handle:
     """The handle that tests share."""
-    if "cpu" not in _handles:
-        _handles["cpu"] = weft.create_handle("cpu")
-    return _handles["cpu"]
+    if DEVICE not in _handles:
+        _handles[DEVICE] = weft.create_handle(DEVICE)
+    return _handles[DEVICE]
 
 
 def check(
@@ -287,7 +299,7 @@ def check(
             try:
                 case.build(engine)
             except weft.NotSupportedError:
-                if engine == "cpu.reference":
+                if engine in ("cpu.reference", "cuda"):
                     raise
                 continue
             found[engine] = case.run()
@@ -314,10 +326,10 @@ def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: A
 
 
 def engine_names() -> list[str]:
-    """The engines of the CPU, the reference first."""
+    """The engines of the device, the reference first."""
     g = weft.Graph(handle=handle())
     g.identity(g.tensor([1], data_type="f32"))
-    names = [answer["engine"] for answer in g.support() if answer["engine"].startswith("cpu.")]
+    names = [answer["engine"] for answer in g.support() if answer["engine"].split(".")[0] == DEVICE]
     return sorted(names, key=lambda name: name != "cpu.reference")
 
 
@@ -377,13 +389,12 @@ class _Case:
         """Runs twice on poisoned memory; the runs must agree to the bit and touch their outputs' elements
         only."""
         before = {tensor: memory.snapshot() for tensor, memory in self.memory.items()}
-        pack = {tensor: memory.address for tensor, memory in self.memory.items()}
         results = []
         for _ in range(2):
             for tensor in self.outputs:
                 if tensor is not None:
                     self.memory[tensor].bytes[:] = POISON
-            self.graph.execute(pack)
+            self._execute()
             results.append([None if t is None else self.memory[t].read() for t in self.outputs])
         for first, second in zip(*results, strict=True):
             assert first is None or first.tobytes() == second.tobytes(), "two runs differ"
@@ -393,6 +404,16 @@ class _Case:
             else:
                 assert (memory.snapshot() == before[tensor]).all(), f"input {tensor!r} was changed"
         return results[0]
+
+    def _execute(self) -> None:
+        pack = {tensor: memory.address for tensor, memory in self.memory.items()}
+        if DEVICE == "cpu":
+            self.graph.execute(pack)
+            return
+        copies = {t: memory.to_device() for t, memory in self.memory.items() if not t.get_is_pass_by_value()}
+        self.graph.execute(pack | {tensor: copy.data_ptr() + FENCE for tensor, copy in copies.items()})
+        for tensor, copy in copies.items():
+            self.memory[tensor].from_device(copy)
 
     def reproducer(self, engine: str) -> str:
         """One line that runs the case again."""

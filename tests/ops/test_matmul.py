@@ -1,0 +1,123 @@
+"""matmul against NumPy in float64."""
+
+import checks
+import numpy as np
+import pytest
+
+DTYPES = ["f32", "f64", "f16", "bf16", "e4m3", "e5m2"]
+
+
+def product(a, b):
+    """a @ b in float64 with batch extents that divide each other, and the largest sum of magnitudes."""
+    wide = []
+    for operand in (a, b):
+        x = checks.exact(operand)
+        for i in range(x.ndim - 2):
+            x = np.repeat(x, max(a.shape[i], b.shape[i]) // max(x.shape[i], 1), axis=i)
+        wide.append(x)
+    magnitude = float(np.max(np.abs(wide[0]) @ np.abs(wide[1]), initial=0))
+    return wide[0] @ wide[1], magnitude
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(1, 1, 1), (3, 5, 7), (16, 16, 16), (33, 65, 17), (64, 1, 130), (1, 70, 3)])
+def test_types_and_sizes(dtype, dims):
+    m, n, k = dims
+    a, b = checks.random((2, m, k), dtype), checks.random((2, k, n), dtype, seed=1)
+    want, magnitude = product(a, b)
+    for out in (None, "f32"):
+        checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want, magnitude=magnitude, out=out)
+
+
+@pytest.mark.parametrize("order", ["rr", "rc", "cr", "cc"])
+def test_row_and_column_major_operands(order):
+    m, n, k = 19, 23, 29
+    a, b = checks.random((3, m, k), "bf16"), checks.random((3, k, n), "bf16", seed=1)
+    a_strides = (m * k, k, 1) if order[0] == "r" else (m * k, 1, m)
+    b_strides = (k * n, n, 1) if order[1] == "r" else (k * n, 1, k)
+    want, magnitude = product(a, b)
+    checks.check(
+        lambda g, a, b: g.matmul(a, b),
+        {"a": (a, a_strides), "b": (b, b_strides)},
+        want,
+        magnitude=magnitude,
+        layouts=checks.LAYOUTS,
+    )
+
+
+@pytest.mark.parametrize(
+    "batches", [((4,), (1,)), ((1,), (3,)), ((6,), (2,)), ((2, 6), (2, 3)), ((1, 4), (3, 2)), ((), ())]
+)
+def test_batches_broadcast_and_share(batches):
+    a = checks.random((*batches[0], 5, 8))
+    b = checks.random((*batches[1], 8, 6), seed=1)
+    want, magnitude = product(a, b)
+    checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want, magnitude=magnitude)
+
+
+@pytest.mark.parametrize("padding", [0.0, 0.5])
+def test_overrides(padding):
+    m, n, k = 6, 5, 7
+    a, b = checks.random((3, m, k)), checks.random((3, k, n), seed=1)
+    sizes = {name: np.array(v, np.int32).reshape(3, 1, 1) for name, v in
+             {"m": [6, 2, 0], "n": [5, 1, 3], "k": [7, 0, 4]}.items()}  # fmt: skip
+    wide_a, wide_b = checks.exact(a).copy(), checks.exact(b).copy()
+    for i in range(3):
+        wide_a[i, int(sizes["m"][i, 0, 0]) :] = padding
+        wide_a[i, :, int(sizes["k"][i, 0, 0]) :] = padding
+        wide_b[i, int(sizes["k"][i, 0, 0]) :] = padding
+        wide_b[i, :, int(sizes["n"][i, 0, 0]) :] = padding
+
+    def build(g, a, b, m, n, k):
+        return g.matmul(a, b, padding=padding, m_override=m, n_override=n, k_override=k)
+
+    checks.check(build, {"a": a, "b": b, **sizes}, wide_a @ wide_b, magnitude=40)
+
+
+def test_int8_sums_in_int32():
+    a, b = checks.random((2, 9, 300), "i8", -128, 127), checks.random((2, 300, 11), "i8", -128, 127, seed=1)
+    want = a.astype(np.int64) @ b.astype(np.int64)
+    graph = {"compute_data_type": "i32"}
+    checks.check(
+        lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want.astype(np.int32), graph=graph, out="i32"
+    )
+
+
+def test_empty_depth_gives_zeros():
+    a, b = np.zeros((2, 3, 0), np.float32), np.zeros((2, 0, 4), np.float32)
+    checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, np.zeros((2, 3, 4)), layouts=["packed"])
+
+
+def test_fused_bias_activation_residual():
+    a, b = checks.random((2, 20, 33), "bf16"), checks.random((2, 33, 18), "bf16", seed=1)
+    bias, rest = checks.random((1, 1, 18), "f32", seed=2), checks.random((2, 20, 18), "bf16", seed=3)
+    want, magnitude = product(a, b)
+    want = np.maximum(want + checks.exact(bias), 0) + checks.exact(rest)
+
+    def build(g, a, b, bias, rest):
+        return g.add(g.relu(g.bias(g.matmul(a, b), bias)), rest)
+
+    graph = {"io_data_type": "bf16", "intermediate_data_type": "f32", "compute_data_type": "f32"}
+    checks.check(
+        build, {"a": a, "b": b, "bias": bias, "rest": rest}, want, magnitude=magnitude, graph=graph
+    )  # fmt: skip
+
+
+def test_refusals():
+    checks.refuses(
+        lambda g, a, b: g.matmul(a, b, name="qk"),
+        {"a": ((8, 128, 64), "f32"), "b": ((8, 32, 128), "f32")},
+        "matmul 'qk': inner sizes differ: A is [8,128,64] (K=64), B is [8,32,128] (K=32). Swap B's last "
+        "two dims and strides if it is [N,K].",
+    )
+    checks.refuses(
+        lambda g, a, b: g.matmul(a, b, name="m"),
+        {"a": ((4, 8, 8), "f32"), "b": ((3, 8, 8), "f32")},
+        "matmul 'm': batch dimension 0 is 4 in A [4,8,8] and 3 in B [3,8,8]. Make one divide the other.",
+    )
+    checks.refuses(
+        lambda g, a, b: g.matmul(a, b, name="m"),
+        {"a": ((8, 8), "f32"), "b": ((1, 8, 8), "f32")},
+        "matmul 'm': A has 2 dims [8,8], B has 3 dims [1,8,8]. Give both the same rank, with extents "
+        "of 1 in front.",
+    )
