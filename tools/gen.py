@@ -246,7 +246,13 @@ def methods_of(op: Json, modes: list[Json]) -> list[Json]:
     if op["name"] != "pointwise":
         return spelled
     of_modes = [
-        {"name": m["method"], "doc": m["doc"], "formula": m["formula"], "arguments": m["arguments"]}
+        {
+            "name": m["method"],
+            "doc": m["doc"],
+            "formula": m["formula"],
+            "arguments": m["arguments"],
+            "form": m["form"],
+        }
         | {"fixed": f"mode={m['name']}", "results": "dx" if m["form"] == "backward" else "y"}
         for m in modes
         if m["method"]
@@ -323,22 +329,36 @@ def fixed_values(method: Json, rows: dict[str, list[Json]], names: Names) -> lis
     return found
 
 
-def argument_doc(argument: Json, names: Names) -> str:
+def argument_doc(argument: Json, names: Names, doc: str) -> str:
     """What an argument is: the row's sentence, its shape, its default."""
     row = argument["rows"][0]
-    text = f"{argument['name']}: {row['doc']}"
+    if len(argument["keys"]) > 1:
+        doc = f"{' and '.join(argument['keys'])} in one"
+    doc = re.sub(r"^[A-Z][A-Z_]+: |: weft[A-Z][a-zA-Z]*_t", "", doc)
+    text = f"{argument['name']}: {doc}"
     if row["shape"]:
         text += f", {row['shape']}"
+    if argument["default"] == "[]":
+        return text + ("." if "unset" in doc else "; optional.")
     if argument["default"] not in (None, "None"):
-        text += f"; default {python_default(argument, names).removeprefix('enums.').replace('()', 'none')}"
-    elif argument["default"] == "None":
-        initial = row["initial"]
-        text += (
-            f"; default {initial:g}"
-            if initial is not None and row["type"] in ("FLOAT", "DOUBLE")
-            else "; optional"
+        return (
+            text + f"; default {python_default(argument, names).rpartition('.')[2] or argument['default']}."
         )
+    if argument["default"] == "None":
+        initial = row["initial"]
+        has_number = initial is not None and row["type"] in ("FLOAT", "DOUBLE")
+        text += f"; default {initial:g}" if has_number else "" if "unset" in doc else "; optional"
     return text + "."
+
+
+# What operands are in each form of pointwise operation, whose rows speak of all forms at once.
+POINTWISE_DOCS = {
+    "unary": {"x": "operand", "y": "result"},
+    "binary": {"x": "first operand", "b": "second operand", "y": "result"},
+    "select": {"x": "taken where the mask is not 0", "b": "taken where it is 0", "t": "mask", "y": "result"},
+    "backward": {"dy": "gradient of the result", "x": "the forward operand", "dx": "gradient of the operand"},
+    "index": {"x": "gives the shape alone", "y": "result"},
+}
 
 
 def write_method(
@@ -362,20 +382,25 @@ def write_method(
     lines = [one_line] if len(one_line) <= 110 else [f"    def {method['name']}("]
     if len(lines) == 1 and lines[0] is not one_line:
         lines += [f"        {p}," for p in parameters] + [f"    ) -> {returned}:"]
+    docs = POINTWISE_DOCS.get(method.get("form"), {})
     text = method["doc"][0].upper() + method["doc"][1:]
     lines += [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
-        lines += [*wrapped(method["formula"], 12, 4), ""]
+        lines += [*wrapped(re.sub(r"\bC\(([^()]*)\)", r"\1", method["formula"]), 12, 4), ""]
     lines += ["        Args:"]
     for a in arguments:
-        lines += wrapped(argument_doc(a, names), 12, 4)
-    lines += ["            compute_data_type: type to calculate in; default the graph's, else FLOAT."]
+        doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
+        lines += wrapped(argument_doc(a, names, doc), 12, 4)
+    of_type = "type to calculate in; default the graph's, else FLOAT"
+    if "compute_data_type" not in rows:
+        of_type = "accepted by all operations; this one calculates nothing"
+    lines += [f"            compute_data_type: {of_type}."]
     lines += ["            name: the operation's name in messages and pictures.", "        Returns:"]
     for key, is_optional in zip(results, optional, strict=True):
         row = rows[key][0]
         shape = f", {row['shape']}" if row["shape"] else ""
         none = "; None where it is not computed" if is_optional and len(results) > 1 else ""
-        lines += wrapped(f"{key}: {row['doc']}{shape}{none}.", 12, 4)
+        lines += wrapped(f"{key}: {docs.get(key) or row['doc']}{shape}{none}.", 12, 4)
     lines += [
         "        Raises:",
         "            BadParameterError: at build, when the operands break a rule of the operation.",
@@ -392,7 +417,10 @@ def write_method(
     ]
     lines += [f"        results = ({keys})"]
     which = f'"{method["name"]}", "{op["name"]}"'
-    lines += [f"        made = self._operation({which}, values, results, compute_data_type, name)"]
+    call = f"{which}, values, results, compute_data_type, name"
+    lines += [f"        made = self._operation({call})"]
+    if len(lines[-1]) > 110:
+        lines[-1:] = ["        made = self._operation(", f"            {call}", "        )"]
     if len(results) == 1:
         return [*lines, "        return made[0]", ""]
     return [*lines, f"        return {', '.join(f'made[{i}]' for i in range(len(results)))}", ""]

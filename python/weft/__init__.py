@@ -119,6 +119,8 @@ _MODULES = ("enums", "errors", "dtypes", "tensor", "plan", "frontend", "graph")
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first asked for."""
+    if name == "graph":  # the module: it answers the call, too
+        return import_module("weft.graph")
     if name in __all__:
         for module in _MODULES:
             found = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)

@@ -55,9 +55,17 @@ def is_array(value: object) -> bool:
     return any(hasattr(kind, name) for name in names)
 
 
+def is_numpy_scalar(value: object) -> bool:
+    """Whether a value is a number of NumPy's, which has no memory of its own."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 def describe(value: Any) -> Buffer:
     """What an array, tensor or DLPack object says of its memory."""
     kind = type(value)
+    if is_numpy_scalar(value):
+        return describe(sys.modules["numpy"].asarray(value))
     if hasattr(kind, "data_ptr"):
         return _describe_torch(value)
     if hasattr(kind, "__array_interface__"):
@@ -100,20 +108,21 @@ def _describe_interface(
     """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
     type_ = dtypes.data_type_of(dtype if dtype is not None else interface["typestr"])
     assert type_ is not None
-    dims = tuple(interface["shape"])
-    strides = packed_strides(dims)
-    if interface.get("strides"):
-        item = dtypes.of(type_).bits // 8
-        if any(step % item for step, extent in zip(interface["strides"], dims, strict=True) if extent > 1):
-            raise BadParameterError(
-                f"buffer: strides of {interface['strides']} bytes are no multiples of {item} bytes per "
-                "element. Copy the array with numpy.ascontiguousarray."
-            )
-        strides = tuple(step // item for step in interface["strides"])
+    dims, steps = interface["shape"], interface.get("strides")
+    strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, dtypes.of(type_).bits // 8)
     pointer, is_read_only = interface["data"]
     return Buffer(
         pointer or 0, dims or (1,), strides or (1,), type_, device, ordinal, not is_read_only, value
     )
+
+
+def _in_elements(dims: tuple[int, ...], steps: tuple[int, ...], item: int) -> tuple[int, ...]:
+    if any(step % item for step, extent in zip(steps, dims, strict=True) if extent > 1):
+        raise BadParameterError(
+            f"buffer: strides of {list(steps)} bytes are no multiples of {item} bytes per element. Copy the "
+            "array with numpy.ascontiguousarray."
+        )
+    return tuple(step // item for step in steps)
 
 
 # ---- DLPack ------------------------------------------------------------------------------------------------
@@ -202,12 +211,22 @@ def pointer_of(value: Any) -> int:
         return _add_reader(type(value))(value)
 
 
-def _add_reader(kind: type) -> Callable[[Any], int]:
-    def from_description(value: Any) -> int:
-        return describe(value).pointer
+def _no_pointer(value: Any) -> int:
+    raise BadParameterError(
+        f"buffer: {type(value).__name__} is a number without memory of its own. Give an array of one element."
+    )
 
-    reader = from_description
-    if hasattr(kind, "data_ptr"):
+
+def _described_pointer(value: Any) -> int:
+    return describe(value).pointer
+
+
+def _add_reader(kind: type) -> Callable[[Any], int]:
+    numpy = sys.modules.get("numpy")
+    reader = _described_pointer
+    if numpy is not None and issubclass(kind, numpy.generic):
+        reader = _no_pointer
+    elif hasattr(kind, "data_ptr"):
         reader = _torch_pointer
     elif hasattr(kind, "__array_interface__"):
         reader = _interface_pointer

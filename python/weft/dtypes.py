@@ -46,7 +46,7 @@ _TABLE = [
     DataType(data_type.BOOLEAN, "bool1", 1, ""),
     DataType(data_type.BYTE_BOOLEAN, "bool8", 8, "bool"),
 ]
-_BY_TYPE = {row.type: row for row in _TABLE}
+_BY_TYPE: dict[int, DataType] = {row.type: row for row in _TABLE}
 _ALIASES = {"fp32": "f32", "fp64": "f64", "fp16": "f16", "bool_": "bool", "float": "f32", "double": "f64"}
 _ALIASES |= {"float4_e2m1fn": "e2m1", "float4_e2m1fn_x2": "e2m1", "int4": "i4", "uint4": "u4", "half": "f16"}
 _BY_NAME = {row.name: row.type for row in _TABLE}
@@ -57,8 +57,7 @@ _BY_NAME |= {alias: _BY_NAME[name] for alias, name in _ALIASES.items()}
 
 def of(type_: int) -> DataType:
     """The row of a data type; one that arrays cannot store has a row too."""
-    member = data_type(type_)
-    return _BY_TYPE.get(member) or DataType(member, member.name.lower(), 0, "")
+    return _BY_TYPE.get(type_) or DataType(data_type(type_), data_type(type_).name.lower(), 0, "")
 
 
 def data_type_of(value: DataTypeLike | None) -> data_type | None:
@@ -75,13 +74,18 @@ def data_type_of(value: DataTypeLike | None) -> data_type | None:
         return value
     if isinstance(value, type) and value in (float, int, bool):
         return {float: data_type.FLOAT, int: data_type.INT64, bool: data_type.BYTE_BOOLEAN}[value]
-    found = _BY_NAME.get(_name_of(value))
-    if found is None:
+    try:
+        return _look_up(value)
+    except (TypeError, KeyError):
         raise BadParameterError(
             f"data type: {value!r} is none that Weft knows. Give a data_type, a dtype of NumPy, ml_dtypes or "
             f"torch, or one of {', '.join(row.name for row in _TABLE)}."
-        )
-    return found
+        ) from None
+
+
+@cache
+def _look_up(value: object) -> data_type:
+    return _BY_NAME[_name_of(value)]
 
 
 def _name_of(value: object) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from weft_cffi._weft import ffi
@@ -88,6 +88,10 @@ class Graph(Sugar):
         self._io_type = dtypes.data_type_of(io_data_type)
         self._intermediate_type = dtypes.data_type_of(intermediate_data_type)
         self._compute_type = dtypes.data_type_of(compute_data_type)
+        if not isinstance(handle, Handle) and handle not in (None, "auto"):
+            raise BadParameterError(
+                f"{self._label}: handle is {handle!r}. Give what create_handle() returns, or None."
+            )
         self._handle = handle if isinstance(handle, Handle) else None
         self._follows_torch = self._handle is None
         self._sm_count = sm_count
@@ -187,7 +191,7 @@ class Graph(Sugar):
     def _new_tensor(self, name: str, producer: Any = None) -> Tensor:
         if self.is_validated:
             raise BadParameterError(
-                f"{self!r}: it is validated and takes no more tensors. Make another graph."
+                f"{self._label}: it is validated and takes no more tensors. Make another graph."
             )
         tensor = Tensor(self, name, producer)
         self._tensors.append(tensor)
@@ -319,7 +323,9 @@ class Graph(Sugar):
             return self._made_planner
         self.validate()
         if not self._operations:
-            raise BadParameterError(f"{self!r}: it has no operations. Add one, for example matmul(A, B).")
+            raise BadParameterError(
+                f"{self._label}: it has no operations. Add one, for example matmul(A, B)."
+            )
         graph = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
         if self.name:
             graph.set(attribute_name.NAME_EXT, "CHAR", self.name)
@@ -333,7 +339,7 @@ class Graph(Sugar):
             graph.set(attribute_name.OPERATIONGRAPH_IS_OVERRIDE_SHAPE_ENABLED, "BOOLEAN", [True])
         graph.finalize()
         planner = Planner(graph, handle, self._device_property, self._kernel_cache, self._sm_count)
-        planner.label = f"graph '{self.name}'" if self.name else "graph"
+        planner.label = self._label
         self._made_planner = planner
         return planner
 
@@ -454,7 +460,7 @@ class Graph(Sugar):
     def plan(self) -> Plan:
         """The plan that execute runs."""
         if self._plan is None:
-            raise BadParameterError(f"{self!r}: it has no plan yet. Call build() first.")
+            raise BadParameterError(f"{self._label}: it has no plan yet. Call build() first.")
         return self._plan
 
     def get_execution_plan_count(self) -> int:
@@ -494,7 +500,7 @@ class Graph(Sugar):
         found = next((tensor for tensor in self._tensors if tensor._uid == uid), None)
         if found is None:
             uids = ", ".join(str(tensor._uid) for tensor in self._tensors if tensor._uid is not None)
-            raise BadParameterError(f"{self!r}: no tensor has uid {uid}. It has {uids}.")
+            raise BadParameterError(f"{self._label}: no tensor has uid {uid}. It has {uids}.")
         return found
 
     def key(self) -> int:
@@ -509,6 +515,16 @@ class Graph(Sugar):
             words.append(f"{operation.kind} {operation.compute_data_type} {self._compute_type}")
             words += [f"{key}={_key_text(value)}" for key, value in sorted(values.items())]
         return int.from_bytes(hashlib.sha256("\n".join(words).encode()).digest()[:8], "little")
+
+    def plot(self, path: str | None = None) -> str:
+        """The graph as SVG, with the plan's steps as frames once it is built; also written to a path if one
+        is given."""
+        from weft.plot import plot
+
+        return plot(self, path)
+
+    def _repr_svg_(self) -> str:
+        return self.plot()
 
     def support(self) -> list[dict[str, Any]]:
         """Every engine's answer for this graph: a predicted time, or why it declines."""
@@ -557,7 +573,7 @@ class Graph(Sugar):
         if overrides is not None:
             self._execute_with_overrides(plan, variant_pack, workspace, handle, overrides)
             return
-        keys, bound = self._keys, 0
+        keys, bound = self._keys, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
             if i is None:  # virtual, or of no use to any operation
@@ -565,24 +581,24 @@ class Graph(Sugar):
             if i < 0:
                 raise self._unknown(key)
             plan.bind(i, value)
-            bound += 1
-        if bound < len(plan.slots):
-            self._bind_rest(plan, {keys.get(key) for key in variant_pack})
+            bound.add(i)
+        if len(bound) < len(plan.slots):
+            self._bind_rest(plan, bound)
         plan.launch(workspace, self._stream(plan, handle))
 
     def _unknown(self, key: object) -> BadParameterError:
         return BadParameterError(
-            f"{self!r}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, uids or "
-            "names."
+            f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, uids "
+            "or names."
         )
 
-    def _bind_rest(self, plan: Plan, bound: set[int | None]) -> None:
+    def _bind_rest(self, plan: Plan, bound: set[int]) -> None:
         """Binds values that were given as operands; what then has no memory is missing."""
         for i, slot in enumerate(plan.slots):
             if i in bound:
                 continue
             if slot.uid not in plan.values:
-                raise BadParameterError(f"{self!r}: the variant pack has no buffer for {slot}. Add it.")
+                raise BadParameterError(f"{self._label}: the variant pack has no buffer for {slot}. Add it.")
             value = plan.values[slot.uid]
             plan.bind(i, float(value) if isinstance(value, (int, float)) else value)
 
@@ -607,10 +623,21 @@ class Graph(Sugar):
         plan = self._planner().plans[self._planner().checked(index)]
         if plan is None:
             raise BadParameterError(
-                f"{self!r}: plan {index} is not built. Call build_plan_at_index({index})."
+                f"{self._label}: plan {index} is not built. Call build_plan_at_index({index})."
             )
         overrides = (override_uids, override_shapes or (), override_strides or ()) if override_uids else None
         self._execute(plan, variant_pack, workspace, handle, overrides)
+
+    def populate_cuda_graph(self, handle: Handle, variant_pack: Any, workspace: Any, cuda_graph: int) -> None:
+        """Not offered: execute may run while its stream is captured into a CUDA graph, which does the
+        same."""
+        raise NotSupportedError(
+            f"{self._label}: plans are not written into CUDA graphs directly. Capture the stream of "
+            "execute() instead.",
+            enums.status.NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+        )
+
+    update_cuda_graph = populate_cuda_graph
 
     def _execute_with_overrides(
         self,
@@ -677,7 +704,7 @@ class Graph(Sugar):
             if operation.name == owner and isinstance(bound, Tensor):
                 return bound
         names = ", ".join(tensor._name for tensor in self._tensors if tensor._name)
-        raise BadParameterError(f"{self!r}: no tensor is named '{key}'. It has {names}.")
+        raise BadParameterError(f"{self._label}: no tensor is named '{key}'. It has {names}.")
 
     # ---- Saving ----
 
@@ -722,6 +749,10 @@ class Graph(Sugar):
         if kind is None and self._plan is None:
             self.build()
 
+    @property
+    def _label(self) -> str:
+        return f"graph '{self.name}'" if self.name else "graph"
+
     def __repr__(self) -> str:
         results = self._results()
         if self._operations:
@@ -737,6 +768,18 @@ class Graph(Sugar):
         called = f"'{self.name}': " if self.name else ""
         counts = {"op": len(self._operations), "input": len(inputs), "output": len(outputs)}
         return f"Graph({called}{', '.join(_count(number, what) for what, number in counts.items())}, {state})"
+
+
+class _Module(ModuleType):
+    """This module, which is called, too: weft.graph(handle) is cuDNN's context manager of the same name."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        from weft.frontend import graph
+
+        return graph(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Module
 
 
 def _key_text(value: Any) -> str:

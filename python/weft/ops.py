@@ -44,12 +44,12 @@ class Ops:
             x + b
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -74,12 +74,12 @@ class Ops:
             x - b
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -101,15 +101,15 @@ class Ops:
     ) -> Tensor:
         """Product.
 
-            x * b
+            x *b
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -134,12 +134,12 @@ class Ops:
             x / b
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -164,12 +164,12 @@ class Ops:
             x + b * b
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -194,12 +194,12 @@ class Ops:
             (x > b || x != x) ? x : b
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -224,12 +224,12 @@ class Ops:
             (x < b || x != x) ? x : b
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -254,12 +254,12 @@ class Ops:
             fmod(x, b)
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -284,12 +284,12 @@ class Ops:
             x - floor(x / b) * b
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -314,12 +314,12 @@ class Ops:
             pow(x, b)
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -344,12 +344,12 @@ class Ops:
             atan2(x, b)
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input0: first operand, [d..] or 1s.
+            input1: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -368,11 +368,11 @@ class Ops:
             fabs(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -390,11 +390,11 @@ class Ops:
             ceil(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -412,11 +412,11 @@ class Ops:
             floor(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -434,11 +434,11 @@ class Ops:
             cos(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -456,11 +456,11 @@ class Ops:
             sin(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -478,11 +478,11 @@ class Ops:
             tan(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -500,11 +500,11 @@ class Ops:
             exp(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -522,11 +522,11 @@ class Ops:
             log(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -544,11 +544,11 @@ class Ops:
             -x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -566,11 +566,11 @@ class Ops:
             sqrt(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -585,14 +585,14 @@ class Ops:
     def rsqrt(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Reciprocal of the square root.
 
-            C(1) / sqrt(x)
+            1 / sqrt(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -612,14 +612,14 @@ class Ops:
     ) -> Tensor:
         """Reciprocal.
 
-            C(1) / x
+            1 / x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -637,11 +637,11 @@ class Ops:
             erf(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -664,11 +664,11 @@ class Ops:
             x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -691,17 +691,17 @@ class Ops:
     ) -> Tensor:
         """Rectifier with clips and a slope below the lower one.
 
-            x < lower ? lower + slope * (x - lower) : x > upper ? upper : x
+            x<lower ? lower + slope * (x - lower) : x> upper ? upper : x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            negative_slope: RELU: slope below the lower clip; default 0.
-            lower_clip: RELU: below it the slope applies; default 0.
-            upper_clip: RELU: the largest value; optional.
+            input: operand, [d..] or 1s.
+            negative_slope: slope below the lower clip; default 0.
+            lower_clip: below it the slope applies; default 0.
+            upper_clip: the largest value; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
 
@@ -728,11 +728,11 @@ class Ops:
             tanh(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -752,14 +752,14 @@ class Ops:
     ) -> Tensor:
         """Logistic function.
 
-            C(1) / (C(1) + exp(-x))
+            1 / (1 + exp(-x))
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -780,15 +780,15 @@ class Ops:
     ) -> Tensor:
         """Exponential linear unit.
 
-            x > C(0) ? x : alpha * expm1(x)
+            x > 0 ? x : alpha * expm1(x)
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            elu_alpha: ELU: limit of -y for large negative x; default 1.
+            input: operand, [d..] or 1s.
+            elu_alpha: limit of -y for large negative x; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -804,14 +804,14 @@ class Ops:
     def gelu(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
         """Gaussian error linear unit, exact.
 
-            C(0.5) * x * (C(1) + erf(x * C(0.7071067811865476)))
+            0.5 * x * (1 + erf(x * 0.7071067811865476))
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -832,15 +832,15 @@ class Ops:
     ) -> Tensor:
         """Log(1 + exp(beta x)) / beta.
 
-            ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta
+            ((beta * x > 0 ? beta * x : 0) + log1p(exp(-fabs(beta * x)))) / beta
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            softplus_beta: SOFTPLUS: sharpness; default 1.
+            input: operand, [d..] or 1s.
+            softplus_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -862,15 +862,15 @@ class Ops:
     ) -> Tensor:
         """X times sigmoid(beta x).
 
-            x / (C(1) + exp(-beta * x))
+            x / (1 + exp(-beta * x))
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            swish_beta: SWISH: sharpness; default 1.
+            input: operand, [d..] or 1s.
+            swish_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -891,14 +891,14 @@ class Ops:
     ) -> Tensor:
         """Gaussian error linear unit, tanh approximation.
 
-            C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)))
+            0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -922,18 +922,18 @@ class Ops:
     ) -> Tensor:
         """Gradient of relu.
 
-            x <= lower ? dy * slope : x >= upper ? C(0) : dy
+            x <= lower ? dy * slope : x >= upper ? 0 : dy
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            negative_slope: RELU: slope below the lower clip; default 0.
-            lower_clip: RELU: below it the slope applies; default 0.
-            upper_clip: RELU: the largest value; optional.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
+            negative_slope: slope below the lower clip; default 0.
+            lower_clip: below it the slope applies; default 0.
+            upper_clip: the largest value; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -958,15 +958,15 @@ class Ops:
     ) -> Tensor:
         """Gradient of tanh.
 
-            dy * (C(1) - tanh(x) * tanh(x))
+            dy *(1 - tanh(x) * tanh(x))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -988,15 +988,15 @@ class Ops:
     ) -> Tensor:
         """Gradient of sigmoid.
 
-            dy / ((C(1) + exp(-x)) * (C(1) + exp(x)))
+            dy / ((1 + exp(-x)) * (1 + exp(x)))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1019,16 +1019,16 @@ class Ops:
     ) -> Tensor:
         """Gradient of elu.
 
-            x > C(0) ? dy : dy * alpha * exp(x)
+            x > 0 ? dy : dy * alpha * exp(x)
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            elu_alpha: ELU: limit of -y for large negative x; default 1.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
+            elu_alpha: limit of -y for large negative x; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1051,16 +1051,15 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu.
 
-            dy * (C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) *
-                x * x))
+            dy *(0.5 * (1 + erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * exp(-0.5 * x * x))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1083,16 +1082,16 @@ class Ops:
     ) -> Tensor:
         """Gradient of softplus.
 
-            dy / (C(1) + exp(-beta * x))
+            dy / (1 + exp(-beta * x))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            softplus_beta: SOFTPLUS: sharpness; default 1.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
+            softplus_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1116,17 +1115,16 @@ class Ops:
     ) -> Tensor:
         """Gradient of swish.
 
-            dy * (C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta *
-                x))))
+            dy *(1 / (1 + exp(-beta * x)) + beta * x / ((1 + exp(-beta * x)) * (1 + exp(beta * x))))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            swish_beta: SWISH: sharpness; default 1.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
+            swish_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1149,18 +1147,17 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu_approx_tanh.
 
-            dy * (C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) + C(0.5) * x *
-                (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
-                tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) * C(0.7978845608028654) * (C(1) +
-                C(0.134145) * x * x))
+            dy *(0.5 * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) + 0.5 * x * (1 -
+                tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)) * tanh(0.7978845608028654 * (x +
+                0.044715 * x * x * x))) * 0.7978845608028654 * (1 + 0.134145 * x * x))
 
         Args:
-            loss: gradient of the output, of backward modes, [d..] or 1s.
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            loss: gradient of the result, [d..] or 1s.
+            input: the forward operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+            dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1170,7 +1167,9 @@ class Ops:
             "mode": enums.pointwise_mode.GELU_APPROX_TANH_BWD,
         }
         results = ("dx",)
-        made = self._operation("gelu_approx_tanh_backward", "pointwise", values, results, compute_data_type, name)
+        made = self._operation(
+            "gelu_approx_tanh_backward", "pointwise", values, results, compute_data_type, name
+        )
         return made[0]
 
     def cmp_eq(
@@ -1185,12 +1184,12 @@ class Ops:
             x == b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1215,12 +1214,12 @@ class Ops:
             x != b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1245,12 +1244,12 @@ class Ops:
             x > b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1275,12 +1274,12 @@ class Ops:
             x >= b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1305,12 +1304,12 @@ class Ops:
             x < b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1335,12 +1334,12 @@ class Ops:
             x <= b
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            comparison: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            input: first operand, [d..] or 1s.
+            comparison: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1362,15 +1361,15 @@ class Ops:
     ) -> Tensor:
         """1 where both are not 0, else 0.
 
-            x != C(0) && b != C(0)
+            x != 0 && b != 0
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1392,15 +1391,15 @@ class Ops:
     ) -> Tensor:
         """1 where either is not 0, else 0.
 
-            x != C(0) || b != C(0)
+            x != 0 || b != 0
 
         Args:
-            a: first operand; of a backward mode the forward input, [d..] or 1s.
-            b: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
+            a: first operand, [d..] or 1s.
+            b: second operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1421,14 +1420,14 @@ class Ops:
     ) -> Tensor:
         """1 where 0, else 0.
 
-            x == C(0)
+            x == 0
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
+            input: operand, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1450,16 +1449,16 @@ class Ops:
     ) -> Tensor:
         """First operand where the mask is not 0, else the second.
 
-            t != C(0) ? x : b
+            t != 0 ? x : b
 
         Args:
-            input0: first operand; of a backward mode the forward input, [d..] or 1s.
-            input1: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
-            mask: mask of BINARY_SELECT, [d..] or 1s.
+            input0: taken where the mask is not 0, [d..] or 1s.
+            input1: taken where it is 0, [d..] or 1s.
+            mask: mask, [d..] or 1s.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1485,12 +1484,12 @@ class Ops:
             x
 
         Args:
-            input: first operand; of a backward mode the forward input, [d..] or 1s.
-            axis: GEN_INDEX: the dimension whose index is generated.
+            input: gives the shape alone, [d..] or 1s.
+            axis: the dimension whose index is generated.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result of forward modes, [d..], the operands' broadcast.
+            y: result, [d..], the operands' broadcast.
         Raises:
             BadParameterError: at build, when the operands break a rule of the operation.
         """
@@ -1576,7 +1575,7 @@ class Ops:
 
         Args:
             input: first operand; of a backward mode the forward input, [d..] or 1s.
-            negative_slope: RELU: slope below the lower clip.
+            negative_slope: slope below the lower clip.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1608,7 +1607,7 @@ class Ops:
         Args:
             loss: gradient of the output, of backward modes, [d..] or 1s.
             input: first operand; of a backward mode the forward input, [d..] or 1s.
-            negative_slope: RELU: slope below the lower clip.
+            negative_slope: slope below the lower clip.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1644,7 +1643,7 @@ class Ops:
         Args:
             A: left operand, [batch.., M, K].
             B: right operand, [batch.., K, N].
-            padding: value of the elements of A and B outside the overrides; default 0.0.
+            padding: value of the elements of A and B outside the overrides; default 0.
             m_override: rows in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             n_override: columns in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             k_override: depth in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
@@ -1693,14 +1692,13 @@ class Ops:
         Args:
             image: image, [N, C, x..].
             weight: filters, [K, C / groups, w..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0; default none.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; default none.
-            stride: step of the filter in elements, per spatial dimension; unset: 1; default none.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                default none.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
+            stride: step of the filter in elements, per spatial dimension; unset: 1.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
-                convolution_mode.CROSS_CORRELATION.
-            padding: zeros before the start of each spatial dimension; unset: 0; optional.
+                CROSS_CORRELATION.
+            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1741,14 +1739,13 @@ class Ops:
         Args:
             loss: gradient of the result, [N, K, y..].
             filter: filters, [K, C / groups, w..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0; default none.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; default none.
-            stride: step of the filter in elements, per spatial dimension; unset: 1; default none.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                default none.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
+            stride: step of the filter in elements, per spatial dimension; unset: 1.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
-                convolution_mode.CROSS_CORRELATION.
-            padding: zeros before the start of each spatial dimension; unset: 0; optional.
+                CROSS_CORRELATION.
+            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1789,14 +1786,13 @@ class Ops:
         Args:
             image: image, [N, C, x..].
             loss: gradient of the result, [N, K, y..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0; default none.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; default none.
-            stride: step of the filter in elements, per spatial dimension; unset: 1; default none.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
-                default none.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
+            stride: step of the filter in elements, per spatial dimension; unset: 1.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
-                convolution_mode.CROSS_CORRELATION.
-            padding: zeros before the start of each spatial dimension; unset: 0; optional.
+                CROSS_CORRELATION.
+            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1839,23 +1835,22 @@ class Ops:
 
         Args:
             loss: gradient of the result, [N, C, y..].
-            index: MAXPOOL: the positions that the forward operation wrote, [N, C, y..]; optional.
+            index: the positions that the forward operation wrote, [N, C, y..]; optional.
             input: MAXPOOL without index: the forward input, whose first maximum takes the gradient, [N, C,
                 x..]; optional.
             output: the forward result; accepted, not needed, [N, C, y..]; optional.
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
-                unset: 1; default none.
+                unset: 1.
             stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
-                for interpolation only; default none.
+                for interpolation only.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
-                unset: 0; default none.
+                unset: 0.
             post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
-                pre_padding; default none.
-            mode: how the window becomes one value: weftResampleMode_t; default resample_mode.MAXPOOL.
+                pre_padding.
+            mode: how the window becomes one value; default MAXPOOL.
             padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
-                EDGE_VAL_PAD for NEAREST and BILINEAR; optional.
-            padding: elements before the start of each spatial dimension where the first window begins; unset:
-                0; optional.
+                EDGE_VAL_PAD for NEAREST and BILINEAR.
+            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1876,7 +1871,9 @@ class Ops:
             "padding_mode": padding_mode,
         }
         results = ("dx",)
-        made = self._operation("resample_backward", "resample_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "resample_backward", "resample_backward", values, results, compute_data_type, name
+        )
         return made[0]
 
     def layernorm(
@@ -1894,7 +1891,7 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
                 when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
@@ -1941,7 +1938,7 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
                 when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
@@ -1988,7 +1985,7 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
                 when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
@@ -2036,7 +2033,7 @@ class Ops:
             y = scale * (x - mean) * inv_variance + bias
 
         Args:
-            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
                 when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
@@ -2044,7 +2041,7 @@ class Ops:
             bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
-            groups: GROUP_NORM: number of groups that the channels are cut into; optional.
+            groups: number of groups that the channels are cut into; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -2085,7 +2082,7 @@ class Ops:
             y = scale * x * inv_variance + bias
 
         Args:
-            norm_forward_phase: INFERENCE: batch norm takes its statistics from its operands.
+            norm_forward_phase: batch norm takes its statistics from its operands.
             input: input, [N, C, spatial..] or [batch.., normalised..].
             scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
                 when it is absent all but the first, [1,C,1..]; layer norms: x's extents on the normalised
@@ -2143,7 +2140,7 @@ class Ops:
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
             momentum: scalar f of batch norm: running = (1 - f) * running + f * batch, [1..]; optional.
-            peer_stats: buffers to share sums with other devices; must be empty; default none.
+            peer_stats: buffers to share sums with other devices; must be empty; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -2279,7 +2276,9 @@ class Ops:
             "mode": enums.norm_mode.LAYER_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation("layernorm_backward", "norm_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "layernorm_backward", "norm_backward", values, results, compute_data_type, name
+        )
         return made[0], made[1], made[2]
 
     def adalayernorm_backward(
@@ -2330,7 +2329,9 @@ class Ops:
             "mode": enums.norm_mode.ADA_LAYER_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation("adalayernorm_backward", "norm_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "adalayernorm_backward", "norm_backward", values, results, compute_data_type, name
+        )
         return made[0], made[1], made[2]
 
     def instancenorm_backward(
@@ -2381,7 +2382,9 @@ class Ops:
             "mode": enums.norm_mode.INSTANCE_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation("instancenorm_backward", "norm_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "instancenorm_backward", "norm_backward", values, results, compute_data_type, name
+        )
         return made[0], made[1], made[2]
 
     def groupnorm_backward(
@@ -2412,7 +2415,7 @@ class Ops:
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
-            groups: GROUP_NORM: number of groups that the channels are cut into; optional.
+            groups: number of groups that the channels are cut into; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -2435,7 +2438,9 @@ class Ops:
             "mode": enums.norm_mode.GROUP_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation("groupnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "groupnorm_backward", "norm_backward", values, results, compute_data_type, name
+        )
         return made[0], made[1], made[2]
 
     def batchnorm_backward(
@@ -2465,7 +2470,7 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            peer_stats: buffers to share sums with other devices; must be empty; default none.
+            peer_stats: buffers to share sums with other devices; must be empty; optional.
             epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
@@ -2489,7 +2494,9 @@ class Ops:
             "mode": enums.norm_mode.BATCH_NORM,
         }
         results = ("dx", "dscale", "dbias")
-        made = self._operation("batchnorm_backward", "norm_backward", values, results, compute_data_type, name)
+        made = self._operation(
+            "batchnorm_backward", "norm_backward", values, results, compute_data_type, name
+        )
         return made[0], made[1], made[2]
 
     def genstats(
@@ -2549,8 +2556,7 @@ class Ops:
             in_running_mean: running mean before this step, [1, C, 1..]; optional.
             in_running_var: running variance before this step, [1, C, 1..]; optional.
             momentum: scalar f: running = (1 - f) * running + f * batch, [1..]; optional.
-            stats_mode: TRAINING: statistics come from the sums; INFERENCE: from the running values; default
-                bn_finalize_stats_mode.TRAINING.
+            stats_mode: statistics come from the sums; INFERENCE: from the running values; default TRAINING.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -2639,8 +2645,8 @@ class Ops:
 
         Args:
             input: input, [d..].
-            mode: how elements are combined: weftReduceTensorOp_t.
-            dims: dimensions to reduce where y's dims are unset; negative ones count from the last; optional.
+            mode: how elements are combined.
+            dims: dimensions to reduce where y's dims are unset; negative ones count from the last.
             is_deterministic: true: two runs agree to the bit; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
@@ -2672,9 +2678,8 @@ class Ops:
 
         Args:
             input: input, [d..].
-            reshape_mode: what is kept: the storage or the order of the elements; default
-                reshape_mode.VIEW_ONLY.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            reshape_mode: what is kept: the storage or the order of the elements; default VIEW_ONLY.
+            compute_data_type: accepted by all operations; this one calculates nothing.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [e..], dims must be set.
@@ -2703,7 +2708,7 @@ class Ops:
         Args:
             input: input, [d..].
             permutation: each dimension of x once, in the order of y.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: accepted by all operations; this one calculates nothing.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d.. permuted].
@@ -2735,8 +2740,8 @@ class Ops:
             input: input, [d..].
             start: first index taken in each dimension.
             limit: index that ends each dimension, itself not taken.
-            steps: step in each dimension, 1 or more; unset: all 1; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            steps: step in each dimension, 1 or more; unset: all 1.
+            compute_data_type: accepted by all operations; this one calculates nothing.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [ceil((limit - start) / step)..].
@@ -2769,7 +2774,7 @@ class Ops:
             inputs: the parts, in order, [d..], equal but along the axis.
             axis: the dimension along which the inputs are joined; a negative one counts from the last.
             in_place_index: index of the input that already lies in its place in y; -1: none; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: accepted by all operations; this one calculates nothing.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], along the axis the sum.
@@ -2804,14 +2809,14 @@ class Ops:
 
         Args:
             seed: the seed as a number; default 0.
-            offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1..]; optional.
-            distribution: which distribution: weftRngDistribution_t; default rng_distribution.BERNOULLI.
-            bernoulli_probability: BERNOULLI: chance of 1; default 0.5.
-            uniform_minimum: UNIFORM: lower end; default 0.
-            uniform_maximum: UNIFORM: upper end, reached only by rounding to y's type; default 1.
-            normal_mean: NORMAL: mean; default 0.
-            normal_standard_deviation: NORMAL: standard deviation; default 1.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1..].
+            distribution: which distribution; default BERNOULLI.
+            bernoulli_probability: chance of 1; default 0.5.
+            uniform_minimum: lower end; default 0.
+            uniform_maximum: upper end, reached only by rounding to y's type; default 1.
+            normal_mean: mean; default 0.
+            normal_standard_deviation: standard deviation; default 1.
+            compute_data_type: accepted by all operations; this one calculates nothing.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, FLOAT unless set, [d..], dims must be set.
@@ -2868,23 +2873,22 @@ class Ops:
             q: queries, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
-            attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1]; optional.
+            attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1].
             attn_scale_value: factor of q k^T as a number; default 1.
             bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
                 optional.
-            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1]; optional.
-            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1]; optional.
-            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left; optional.
-            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right;
-                optional.
-            diagonal_alignment: shift of the bounds: weftDiagonalAlignment_t; optional.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            diagonal_alignment: shift of the bounds; optional.
             use_alibi_mask: true: adds slope (col - row) to the scores; optional.
             sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
                 optional.
             dropout_probability: chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p);
                 default 0.
             dropout_seed: seed of dropout, INT32 or INT64, [1, 1, 1, 1]; optional.
-            dropout_offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1, 1, 1, 1]; optional.
+            dropout_offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1, 1, 1, 1].
             rng_dump: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
             score_max: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1]; optional.
@@ -2971,22 +2975,22 @@ class Ops:
             o: forward result, [B, Hq, Sq, Dv].
             dO: gradient of the forward result, [B, Hq, Sq, Dv].
             stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
-            attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1]; optional.
+            attn_scale: factor of q k^T; unset: attn_scale_value, [1, 1, 1, 1].
             attn_scale_value: factor of q k^T as a number; default 1.
             bias: the bias of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
             dBias: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as bias;
                 optional.
-            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1]; optional.
-            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1]; optional.
-            diagonal_band_left_bound: the left bound of the forward pass; unset: all on the left; optional.
-            diagonal_band_right_bound: the right bound of the forward pass; unset: all on the right; optional.
-            diagonal_alignment: the alignment of the forward pass: weftDiagonalAlignment_t; optional.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            diagonal_band_left_bound: the left bound of the forward pass; unset: all on the left.
+            diagonal_band_right_bound: the right bound of the forward pass; unset: all on the right.
+            diagonal_alignment: the alignment of the forward pass; optional.
             use_alibi_mask: true: the forward pass added slope (col - row) to the scores; optional.
             sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
             dSink_token: gradient of the sink, [1, Hq, 1, 1]; optional.
             dropout_probability: chance that the forward pass dropped a weight, 0..1; default 0.
             dropout_seed: seed of the forward pass, INT32 or INT64, [1, 1, 1, 1]; optional.
-            dropout_offset: offset of the forward pass, INT32 or INT64; unset: 0, [1, 1, 1, 1]; optional.
+            dropout_offset: offset of the forward pass, INT32 or INT64; unset: 0, [1, 1, 1, 1].
             max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
             max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.

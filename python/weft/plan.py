@@ -150,7 +150,8 @@ class Plan:
 
     def _checked_pointer(self, slot: Slot, value: Any, kept: list[Any], i: int) -> int:
         """The address of a buffer that fits the slot in shape, layout, type and device."""
-        if slot.is_by_value and isinstance(value, (int, float)):
+        is_number = isinstance(value, float) or buffers.is_numpy_scalar(value)
+        if is_number or (slot.is_by_value and isinstance(value, int)):
             return self._scalar_address(slot, value, i)
         if isinstance(value, int):
             return value
@@ -205,9 +206,7 @@ class Plan:
         """Puts the address of a buffer into slot i for this thread's next run, checking only what is quick to
         check: where it is and whether it is large enough."""
         slot = self.slots[i]
-        address = (
-            buffers.pointer_of(value) if type(value) is not float else self._scalar_address(slot, value, i)
-        )
+        address = self._host_address(slot, value, i) if slot.is_by_value else buffers.pointer_of(value)
         size = getattr(value, "nbytes", None)
         if size is not None and size < slot.bytes:
             raise BadParameterError(
@@ -223,14 +222,26 @@ class Plan:
             )
         self._thread.pointers[i] = address
 
+    def _host_address(self, slot: Slot, value: Any, i: int) -> int:
+        """The address of a by-value scalar: of an array's memory, or of a copy of a number."""
+        if isinstance(value, float) or buffers.is_numpy_scalar(value):
+            return self._scalar_address(slot, float(value), i)
+        if isinstance(value, int) and value < 4096:
+            raise BadParameterError(
+                f"execute: {slot} is by value and its buffer is {value}, which is no address. Give "
+                f"{value}.0, or an array."
+            )
+        return buffers.pointer_of(value)
+
     def _scalar_address(self, slot: Slot, value: float, i: int) -> int:
         """The address of a Python number in host memory of this thread."""
         if not slot.is_by_value:
             raise BadParameterError(
                 f"plan: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
             )
-        memory = self._thread.scalars.setdefault(i, ffi.new("double[2]"))  # aligned for any element
-        packed = dtypes.scalar_bytes(slot.data_type, value)
+        if i not in self._thread.scalars:
+            self._thread.scalars[i] = ffi.new("double[2]")  # aligned for any element
+        memory, packed = self._thread.scalars[i], dtypes.scalar_bytes(slot.data_type, value)
         ffi.memmove(memory, packed, len(packed))
         return int(ffi.cast("uintptr_t", memory))
 
@@ -294,6 +305,16 @@ class Plan:
         from weft.explain import explain_text
 
         return explain_text(self.report)
+
+    def plot(self, path: str | None = None) -> str:
+        """The plan as SVG: its steps as frames around the operations; also written to a path if one is
+        given."""
+        from weft.plot import plot
+
+        return plot(self, path)
+
+    def _repr_svg_(self) -> str:
+        return self.plot()
 
     def serialize(self) -> bytes:
         """The plan as bytes, for Graph.deserialize."""

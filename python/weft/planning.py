@@ -200,11 +200,10 @@ class Planner:
 
     def checked(self, index: int) -> int:
         """An index of a candidate."""
-        if not 0 <= index < len(self.plans):
-            count = len(self.plans)
-            raise BadParameterError(
-                f"{self.label}: plan {index} was asked for, there are {count}. Use 0 to {count - 1}."
-            )
+        count = len(self.plans)
+        if not 0 <= index < count:
+            fix = f"Use 0 to {count - 1}." if count else "Use create_execution_plans() first."
+            raise BadParameterError(f"{self.label}: plan {index} was asked for, there are {count}. {fix}")
         return index
 
     def not_supported(self) -> NotSupportedError:

@@ -1,0 +1,192 @@
+"""The package: lazy import, module functions, handles, errors, doctests."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import weft
+from weft import errors
+
+PACKAGE = Path(weft.__file__).parent
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
+
+
+def python(code: str, **environment: str) -> str:
+    """The output of a fresh interpreter."""
+    inherited = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=inherited, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---- Import ------------------------------------------------------------------------------------------------
+
+
+def test_import_loads_nothing() -> None:
+    heavy = ["numpy", "torch", "_cffi_backend", "weft.enums"]
+    assert python(f"import sys, weft; print([m for m in {heavy} if m in sys.modules])") == "[]"
+
+
+def test_enums_need_no_library() -> None:
+    assert python("import weft; print(weft.data_type.HALF)", WEFT_LIBRARY="/nowhere") == "2"
+
+
+def test_building_needs_no_numpy() -> None:
+    code = """
+import sys, weft
+g = weft.Graph(handle=weft.create_handle("cpu"))
+g.relu(g.tensor([2], data_type="f32"))
+print(g.build(), "numpy" in sys.modules)
+"""
+    assert python(code) == "Graph(1 op, 1 input, 1 output, built) False"
+
+
+def test_a_missing_library_is_explained() -> None:
+    code = "import weft\ntry: weft.backend_version()\nexcept weft.UnavailableError as e: print(e)"
+    said = python(code, WEFT_LIBRARY="/nowhere/libweft.so")
+    assert said.startswith("weft: the library /nowhere/libweft.so cannot be opened (")
+    assert said.endswith(
+        "); WEFT_LIBRARY names it. Build it with `make build`, or set WEFT_LIBRARY to its path."
+    )
+
+
+@pytest.mark.parametrize("name", weft.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(weft, name) is not None
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'weft' has no attribute 'nothing'"):
+        weft.nothing  # noqa: B018
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(weft) == sorted(weft.__all__)
+
+
+# ---- Versions, handles -------------------------------------------------------------------------------------
+
+
+def test_versions() -> None:
+    header = (PACKAGE.parents[1] / "include/weft/weft.h").read_text()
+    major, minor, patch = (
+        int(re.search(rf"WEFT_{part} = (\d+)", header)[1])  # type: ignore[index]
+        for part in ("MAJOR", "MINOR", "PATCHLEVEL")
+    )
+    assert weft.__version__ == weft.backend_version_string() == f"{major}.{minor}.{patch}"
+    assert weft.backend_version() == major * 10000 + minor * 100 + patch
+
+
+def test_handles() -> None:
+    with weft.create_handle("cpu") as handle:
+        assert repr(handle) == "Handle(cpu:0)"
+        assert int(handle) > 0
+        weft.set_stream(handle=handle, stream=64)
+        assert weft.get_stream(handle) == 64
+        weft.set_stream(handle, None)
+        assert weft.get_stream(handle) == 0
+    assert repr(handle) == "Handle(cpu:0, closed)"
+    weft.destroy_handle(handle)
+    with pytest.raises(
+        weft.BadParameterError,
+        match=re.escape("handle: it was destroyed. Make a new one with create_handle()."),
+    ):
+        int(handle)
+
+
+def test_no_such_device() -> None:
+    with pytest.raises(weft.BadParameterError) as caught:
+        weft.create_handle("cpu", 3)
+    assert caught.value.status.name == "BAD_PARAM_OUT_OF_BOUND"
+    assert weft.get_last_error_string() == str(caught.value)
+    weft.create_handle("cpu")
+    assert weft.get_last_error_string() == ""
+
+
+def test_device_properties_and_kernel_caches() -> None:
+    from weft.devices import DeviceProperties
+
+    properties = DeviceProperties(handle=weft.create_handle("cpu"))
+    text = properties.serialize()
+    assert '"kind":"cpu"' in text
+    again = weft.create_device_properties(text)
+    assert again.serialize() == text
+    cache = weft.create_kernel_cache()
+    cache.deserialize(cache.serialize())
+    g = weft.Graph(device_property=again, kernel_cache=cache)
+    g.relu(np.float32([-1, 1]))
+    np.testing.assert_array_equal(g(), [0, 1])
+
+
+# ---- Errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "base"),
+    [
+        ("NOT_INITIALIZED", "UnavailableError", RuntimeError),
+        ("BAD_PARAM", "BadParameterError", ValueError),
+        ("BAD_PARAM_CYCLE_EXT", "BadParameterError", ValueError),
+        ("NOT_SUPPORTED_SHAPE", "NotSupportedError", RuntimeError),
+        ("INTERNAL_ERROR", "InternalError", RuntimeError),
+        ("INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "OutOfMemoryError", MemoryError),
+        ("EXECUTION_FAILED_CUDA_DRIVER", "ExecutionError", RuntimeError),
+    ],
+)
+def test_statuses_become_exceptions(status: str, kind: str, base: type[Exception]) -> None:
+    error = errors.error_of(weft.enums.status[status], "why")
+    assert type(error) is getattr(weft, kind)
+    assert isinstance(error, base)
+    assert isinstance(error, weft.WeftError)
+    assert (str(error), error.status.name) == ("why", status)
+
+
+def test_reasons_are_a_list() -> None:
+    assert weft.NotSupportedError("no").reasons == []
+    assert weft.NotSupportedError("no", reasons=["a", "b"]).reasons == ["a", "b"]
+
+
+# ---- Helpers of cuDNN's frontend ---------------------------------------------------------------------------
+
+
+def test_graph_jit_and_graph_cache() -> None:
+    made = []
+
+    @weft.graph_cache(key_fn=lambda n: n, maxsize=2)
+    @weft.jit([weft.heur_mode.A, weft.heur_mode.FALLBACK])
+    def doubling(n: int) -> tuple[weft.Graph, list[str]]:
+        made.append(n)
+        with weft.graph(weft.create_handle("cpu"), io_data_type=weft.data_type.FLOAT) as (g, _):
+            x = g.tensor(dim=[n], stride=[1], name="x")
+            g.add(x, x, name="y")
+        return g, ["x"]
+
+    for n in (2, 3, 2, 4, 2, 3):
+        g, _ = doubling(n)
+        np.testing.assert_array_equal(g.plan(np.ones(n, "f4")), np.full(n, 2.0))
+    assert made == [2, 3, 4, 3]
+
+
+# ---- Documentation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests(module: str) -> None:
+    result = doctest.testmod(import_module(f"weft.{module}"))
+    assert result.failed == 0
+
+
+def test_there_are_doctests() -> None:
+    counts = {module: doctest.testmod(import_module(f"weft.{module}")).attempted for module in MODULES}
+    assert counts["ops"] >= 6
+    assert counts["graph"] >= 3

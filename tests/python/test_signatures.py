@@ -1,0 +1,143 @@
+"""Operation methods have the names, arguments and order of cuDNN's Python frontend, which scripts are written
+for."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import weft
+
+CONV = "pre_padding post_padding stride dilation convolution_mode"
+UNARY = "sqrt erf identity exp log neg abs ceil floor rsqrt reciprocal sin cos tan logical_not tanh elu gelu"
+UNARY += " sigmoid softplus gelu_approx_tanh"
+BACKWARD = "tanh sigmoid elu gelu softplus gelu_approx_tanh"
+
+# Method: its arguments in order, without compute_data_type and name.
+METHODS = {
+    "conv_fprop": f"image weight {CONV}",
+    "conv_dgrad": f"loss filter {CONV}",
+    "conv_wgrad": f"image loss {CONV}",
+    "matmul": "A B padding",
+    "reduction": "input mode",
+    "genstats": "input",
+    "slice": "input slices",
+    "reshape": "input reshape_mode",
+    "transpose": "input permutation",
+    "concatenate": "inputs axis in_place_index",
+    "batchnorm": "input scale bias in_running_mean in_running_var epsilon momentum peer_stats",
+    "batchnorm_inference": "input mean inv_variance scale bias",
+    "batchnorm_backward": "grad input scale mean inv_variance peer_stats",
+    "layernorm": "norm_forward_phase input scale bias epsilon",
+    "instancenorm": "norm_forward_phase input scale bias epsilon",
+    "adalayernorm": "norm_forward_phase input scale bias epsilon",
+    "rmsnorm": "norm_forward_phase input scale bias epsilon",
+    "layernorm_backward": "grad input scale mean inv_variance",
+    "adalayernorm_backward": "grad input scale mean inv_variance",
+    "instancenorm_backward": "grad input scale mean inv_variance",
+    "rmsnorm_backward": "grad input scale inv_variance has_dbias",
+    **dict.fromkeys(["add", "mul", "sub", "div", "add_square", "logical_and", "logical_or"], "a b"),
+    "bias": "input bias",
+    "scale": "input scale",
+    **dict.fromkeys(["max", "min", "mod", "pow"], "input0 input1"),
+    **{f"cmp_{name}": "input comparison" for name in ["eq", "neq", "gt", "ge", "lt", "le"]},
+    "binary_select": "input0 input1 mask",
+    "gen_index": "input axis",
+    **dict.fromkeys(UNARY.split(), "input"),
+    "relu": "input negative_slope lower_clip upper_clip",
+    "leaky_relu": "input negative_slope",
+    "swish": "input swish_beta",
+    "relu_backward": "loss input negative_slope lower_clip upper_clip",
+    "leaky_relu_backward": "loss input negative_slope",
+    "swish_backward": "loss input swish_beta",
+    **{f"{name}_backward": "loss input" for name in BACKWARD.split()},
+}
+
+# Where compute_data_type and name stand among the others.
+WHOLE = {
+    "sdpa": "q k v is_inference attn_scale bias block_mask use_alibi_mask use_padding_mask seq_len_q "
+    "seq_len_kv use_causal_mask use_causal_mask_bottom_right sliding_window_length diagonal_alignment "
+    "diagonal_band_left_bound diagonal_band_right_bound dropout rng_dump paged_attention_k_table "
+    "paged_attention_v_table paged_attention_max_seq_len_kv compute_data_type name score_mod generate_stats "
+    "implementation score_max score_sum_exp sink_token unfuse_fma",
+    "sdpa_backward": "q k v o dO stats attn_scale bias dBias use_alibi_mask use_padding_mask seq_len_q "
+    "seq_len_kv max_total_seq_len_q max_total_seq_len_kv use_causal_mask use_causal_mask_bottom_right "
+    "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout "
+    "rng_dump use_deterministic_algorithm compute_data_type name score_mod score_mod_bprop sink_token "
+    "dSink_token",
+    "tensor": "dim stride data_type is_virtual is_pass_by_value ragged_offset reordering_type name uid",
+    "tensor_like": "tensor name",
+    "tensor_scalar": "value scalar_type",
+    "execute": "variant_pack workspace handle override_uids override_shapes override_strides",
+    "execute_plan_at_index": "variant_pack workspace index handle override_uids override_shapes "
+    "override_strides",
+    "create_execution_plan": "engine_id knobs",
+    "__init__": "name io_data_type intermediate_data_type compute_data_type handle sm_count sm_version "
+    "kernel_cache device_property is_dynamic_shape_enabled is_override_shape_enabled",
+}
+
+# Not in cuDNN's Python frontend: ours may grow, but each is listed here.
+OURS = """
+atan2 bn_finalize dbn_weight floor_mod groupnorm groupnorm_backward resample resample_backward rng
+scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward sdpa_bwd sdpa_fwd softmax
+strided_slice
+"""
+
+
+def arguments(method: str) -> list[str]:
+    return list(inspect.signature(getattr(weft.Graph, method)).parameters)[1:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_operation(method: str) -> None:
+    found, expected = arguments(method), METHODS[method].split()
+    assert found[: len(expected)] == expected
+    assert found[-2:] == ["compute_data_type", "name"]
+    parameters = inspect.signature(getattr(weft.Graph, method)).parameters
+    for extra in found[len(expected) :]:
+        assert parameters[extra].default is not inspect.Parameter.empty, f"{method}: {extra} is required"
+
+
+@pytest.mark.parametrize("method", WHOLE)
+def test_whole_signature(method: str) -> None:
+    expected = WHOLE[method].split()
+    assert arguments(method)[: len(expected)] == expected
+
+
+def test_aliases() -> None:
+    assert weft.pygraph is weft.Graph
+    assert weft.cudnnGraphNotSupportedError is weft.NotSupportedError
+    assert weft.Graph.scaled_dot_product_flash_attention is weft.Graph.sdpa
+    assert weft.Graph.scaled_dot_product_flash_attention_backward is weft.Graph.sdpa_backward
+
+
+def test_every_operation_method_is_listed() -> None:
+    from weft.ops import Ops
+    from weft.sugar import Sugar
+
+    methods = {name for each in (Ops, Sugar) for name in vars(each) if not name.startswith("_")}
+    assert methods == {name for name in {*METHODS, *WHOLE} if name in methods} | set(OURS.split())
+
+
+def test_every_method_has_types_and_a_docstring() -> None:
+    for name, method in inspect.getmembers(weft.Graph, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        assert method.__doc__, name
+        signature = inspect.signature(method)
+        assert signature.return_annotation is not inspect.Signature.empty, name
+        annotations = [p.annotation for key, p in signature.parameters.items() if key != "self"]
+        assert inspect.Parameter.empty not in annotations, name
+        if "Args:" in method.__doc__ and name in METHODS:
+            for argument in arguments(name):
+                assert f"{argument}: " in method.__doc__, f"{name} does not explain {argument}"
+
+
+def test_defaults_are_those_of_cudnn() -> None:
+    parameters = inspect.signature(weft.Graph.conv_fprop).parameters
+    assert parameters["convolution_mode"].default is weft.convolution_mode.CROSS_CORRELATION
+    assert inspect.signature(weft.Graph.matmul).parameters["padding"].default == 0.0
+    assert (
+        inspect.signature(weft.Graph.reshape).parameters["reshape_mode"].default
+        is weft.reshape_mode.VIEW_ONLY
+    )
