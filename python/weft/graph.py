@@ -180,7 +180,7 @@ class Graph(Sugar):
         value that is read when a variant pack has no other. data_type: default FLOAT for a float, INT64 for
         an int."""
         tensor = self._new_tensor(name)
-        kind = dtypes.data_type_of(data_type) or dtypes.data_type_of(type(value))
+        kind = dtypes.data_type_of(type(value) if data_type is None else data_type)
         assert kind is not None
         tensor._dims, tensor._strides, tensor._data_type, tensor._by_value = (1,), (1,), kind, True
         tensor.value = value
@@ -212,6 +212,8 @@ class Graph(Sugar):
                     "tensor()."
                 )
             return value
+        if buffers.is_numpy_scalar(value):
+            return self.tensor_scalar(value.item(), enums.scalar_type.COMPILE_TIME_CONST, value.dtype)
         if isinstance(value, (bool, int, float)):
             return self.tensor_scalar(value, enums.scalar_type.COMPILE_TIME_CONST)
         if not buffers.is_array(value):
@@ -221,8 +223,9 @@ class Graph(Sugar):
             )
         known = next((tensor for tensor in self._tensors if tensor.value is value), None)
         if known is None:
-            known = self.tensor_like(value, is_pass_by_value=False)
+            known = self.tensor_like(value)
             known.value = value
+            self._note_device(buffers.describe(value))
         return known
 
     # ---- Operations ----
@@ -485,7 +488,8 @@ class Graph(Sugar):
 
     def get_behavior_notes(self) -> list[enums.behavior_note]:
         """What the chosen plan does or needs besides arithmetic."""
-        return self.get_behavior_notes_for_plan_at_index(self._planner().plans.index(self.plan))
+        tags = [candidate.tag for candidate in self._planner().candidates]
+        return self.get_behavior_notes_for_plan_at_index(tags.index(self.plan.tag))
 
     def get_behavior_notes_for_plan_at_index(self, index: int) -> list[enums.behavior_note]:
         """What a plan does or needs besides arithmetic."""

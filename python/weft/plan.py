@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -73,7 +74,11 @@ class Plan:
         self.device = device_kind[self.report["device"]["kind"].upper()]
         self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
+        owners = Counter(slot.name.partition("::")[0] for slot in self.slots)
         for i, slot in reversed(list(enumerate(self.slots))):
+            owner = slot.name.partition("::")[0]
+            if owner and owners[owner] == 1:  # "act" is enough for "act::y"
+                self.index[owner] = i
             if slot.name:
                 self.index[slot.name] = i
         self._written = [i for i, slot in enumerate(self.slots) if slot.is_output]

@@ -383,6 +383,27 @@ def test_numbers_of_numpy_are_scalars() -> None:
         g.execute({x: np.float32(1), s: 1.0, y: out})
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i64"])
+def test_scalars_take_the_type_that_is_said(dtype: str) -> None:
+    assert weft.Graph().tensor_scalar(2, data_type=dtype).dtype is weft.data_type_of(dtype)
+
+
+def test_numbers_of_numpy_are_operands() -> None:
+    g = weft.Graph()
+    g.mul(np.float32([1, 2]), np.float16(0.5))
+    np.testing.assert_array_equal(g(), [0.5, 1])
+    assert len(g.plan.slots) == 2
+
+
+def test_arrays_of_one_element_are_operands() -> None:
+    g = weft.Graph()
+    g.mul(np.float32([1, 2]), np.float32([3]))
+    np.testing.assert_array_equal(g(), [3, 6])
+    g = weft.Graph()
+    g.neg(np.float32([[3]]))
+    np.testing.assert_array_equal(g(), [[-3]])
+
+
 def test_constants_are_part_of_the_plan() -> None:
     g = weft.Graph()
     x = g.tensor([3], data_type="f32", name="x")
@@ -436,6 +457,7 @@ def test_inputs_and_outputs_by_position() -> None:
     np.testing.assert_array_equal(minus, -product)
     g.set_io_tuples(["x", "w"], ["mm::C"])
     np.testing.assert_array_equal(g(X, W), X @ W)
+    assert g.get_behavior_notes() == []
 
 
 def test_workspace_is_found_when_none_is_given() -> None:
@@ -666,3 +688,12 @@ def test_attention_forward_and_backward_agree_with_numpy(causal: bool) -> None:
     want = [p @ v, np.log(total), 0.5 * d_s @ k, 0.5 * d_s.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ d_o]
     for found, expected in zip(got, want, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pictures(tmp_path: Any) -> None:
+    g, *_ = small(name="mlp")
+    assert g.plot().startswith("<svg")
+    text = g.build().plot(tmp_path / "g.svg")
+    assert (tmp_path / "g.svg").read_text(encoding="utf-8") == text == g._repr_svg_()
+    assert g.plan.plot() == g.plan._repr_svg_()
+    assert "mlp" in text

@@ -38,6 +38,16 @@ def test_given_outputs_are_written() -> None:
     np.testing.assert_array_equal(out, 2 * X)
 
 
+def test_an_operation_names_its_only_output() -> None:
+    g = weft.Graph()
+    g.relu(g.tensor([2, 3], data_type="f32", name="x"), name="act")
+    out = np.empty_like(X)
+    g.build().plan(X, out={"act": out})
+    np.testing.assert_array_equal(out, X)
+    g.execute({"x": -X, "act": out})
+    np.testing.assert_array_equal(out, np.zeros_like(X))
+
+
 def test_outputs_take_the_layout_of_their_tensors() -> None:
     x = np.asfortranarray(X)
     y = plan_of(strides=[1, 2])(x)
