@@ -13,13 +13,6 @@ static const struct schema *find_schema(weftBackendDescriptorType_t kind) {
     return ops_find_schema(kind);
 }
 
-/* Failures are also logged, for programs that drop statuses. */
-static weftStatus_t report(weftStatus_t status) {
-    if (status)
-        trace(WEFT_SEV_ERROR, "%s: %s", status_name(status), status_text());
-    return status;
-}
-
 weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftBackendDescriptor_t *descriptor) {
     status_clear();
     const struct schema *schema = find_schema(kind);
@@ -27,7 +20,7 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftBackendCreateDescriptor: descriptor is NULL. Give the address of a weftBackendDescriptor_t.");
     if (!schema)
-        return report(
+        return trace_failure(
             status_fail(WEFT_STATUS_NOT_SUPPORTED,
                         "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
                         "for those it has.",
@@ -53,7 +46,7 @@ weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBac
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendSetAttribute"));
-    return report(descriptor_set(ours, name, type, count, elements));
+    return trace_failure(descriptor_set(ours, name, type, count, elements));
 }
 
 weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
@@ -62,7 +55,7 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
     TRY(entry_descriptor(&ours, descriptor, "weftBackendFinalize"));
     if (ours->schema == &graph_schema && !ours->finalized)
         ((struct graph *)ours)->engine_count = engine_count;
-    return report(descriptor_finalize(ours));
+    return trace_failure(descriptor_finalize(ours));
 }
 
 weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
@@ -71,5 +64,5 @@ weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBac
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendGetAttribute"));
-    return report(descriptor_get(ours, name, type, requested, count, elements));
+    return trace_failure(descriptor_get(ours, name, type, requested, count, elements));
 }

@@ -2,6 +2,7 @@
 /* Running plans, and asking which engines could. */
 #include "api/entry.h"
 #include "api/reply.h"
+#include "base/trace.h"
 #include "plan/plan.h"
 
 static weftStatus_t entry_plan(struct plan **plan, weftBackendDescriptor_t given, const char *where) {
@@ -32,7 +33,7 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
              "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
              "plan's device.",
              device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
-    return plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed));
+    return trace_failure(plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed)));
 }
 
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
@@ -50,7 +51,7 @@ weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint
     void *slots[count + 1];
     for (int64_t i = 0; i < count; i++)
         slots[i] = (void *)(uintptr_t)pointers[i];
-    return plan_run(ours, slots, workspace, -1, stream);
+    return trace_failure(plan_run(ours, slots, workspace, -1, stream));
 }
 
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,

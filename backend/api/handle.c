@@ -29,6 +29,8 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
     return WEFT_STATUS_SUCCESS;
 }
 
+static void free_context(struct shared *shared) { free(shared); }
+
 weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal) {
     status_clear();
     if (!handle)
@@ -44,8 +46,9 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
     weftStatus_t status = device_find(&context->device, kind, ordinal);
     if (status) {
         free(context);
-        return status;
+        return trace_failure(status);
     }
+    shared_init(&context->shared, free_context);
     context->magic = CONTEXT_MAGIC;
     *handle = context;
     return WEFT_STATUS_SUCCESS;
@@ -64,7 +67,7 @@ weftStatus_t weftDestroy(weftHandle_t handle) {
         return WEFT_STATUS_SUCCESS;
     TRY(context_check(handle, "weftDestroy"));
     handle->magic = 0;
-    free(handle);
+    shared_release(&handle->shared);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -51,16 +51,8 @@ bool trace_on(weftSeverity_t severity) { return mask_now() >> severity & 1u; }
 
 bool trace_exec_on(void) { return mask_now() & EXEC_BIT; }
 
-void trace(weftSeverity_t severity, const char *format, ...) {
+static void send(weftSeverity_t severity, weftStatus_t status, const char *message) {
     static const char *const words[] = {"fatal", "error", "warning", "info"};
-    if (!trace_on(severity))
-        return;
-    char message[STATUS_TEXT_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-
     pthread_mutex_lock(&sink_lock);
     weftCallback_t callback = sink_callback;
     void *udata = sink_udata;
@@ -72,6 +64,7 @@ void trace(weftSeverity_t severity, const char *format, ...) {
     struct timeval now;
     gettimeofday(&now, NULL);
     weftDebug_t debug = {
+        .status = status,
         .weft_version = WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL,
         .time_sec = (uint32_t)now.tv_sec,
         .time_usec = (uint32_t)now.tv_usec,
@@ -79,6 +72,26 @@ void trace(weftSeverity_t severity, const char *format, ...) {
         .tid = (uint64_t)syscall(SYS_gettid),
     };
     callback(severity, udata, &debug, message);
+}
+
+void trace(weftSeverity_t severity, const char *format, ...) {
+    if (!trace_on(severity))
+        return;
+    char message[STATUS_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    send(severity, WEFT_STATUS_SUCCESS, message);
+}
+
+weftStatus_t trace_failure(weftStatus_t status) {
+    if (status == WEFT_STATUS_SUCCESS || !trace_on(WEFT_SEV_ERROR))
+        return status;
+    char message[STATUS_TEXT_BYTES];
+    snprintf(message, sizeof message, "%s: %s", status_name(status), status_text());
+    send(WEFT_SEV_ERROR, status, message);
+    return status;
 }
 
 void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {

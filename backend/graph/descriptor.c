@@ -3,6 +3,7 @@
    It must not know any kind by name but tensors, which messages call by uid. */
 #include "graph/descriptor.h"
 #include "base/dtype.h"
+#include "base/shared.h"
 #include "graph/tensor.h"
 
 #include <math.h>
@@ -182,11 +183,26 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
     return 0;
 }
 
+/* One more holder of what element i of a row holds, and one less. */
+static void retain_held(const struct row *row, const void *items, int64_t i) {
+    if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
+        descriptor_retain(((struct descriptor *const *)items)[i]);
+    if (row->type == WEFT_TYPE_HANDLE)
+        shared_retain(((struct shared *const *)items)[i]);
+}
+
+static void release_held(const struct row *row, const void *items, int64_t i) {
+    if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
+        descriptor_release(((struct descriptor *const *)items)[i]);
+    if (row->type == WEFT_TYPE_HANDLE)
+        shared_release(((struct shared *const *)items)[i]);
+}
+
 static void release_row(struct descriptor *descriptor, const struct row *row) {
     const void *items;
-    int64_t count = row->type == WEFT_TYPE_BACKEND_DESCRIPTOR ? row_count_now(descriptor, row, &items) : 0;
+    int64_t count = row_count_now(descriptor, row, &items);
     for (int64_t i = 0; i < count; i++)
-        descriptor_release(((struct descriptor *const *)items)[i]);
+        release_held(row, items, i);
 }
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
@@ -331,6 +347,10 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
                                   int64_t i) {
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         return check_held(descriptor, row, *(struct descriptor *const *)stored, i);
+    const struct shared *handle = row->type == WEFT_TYPE_HANDLE ? *(struct shared *const *)stored : NULL;
+    if (handle && handle->magic != SHARED_MAGIC)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s is no live handle. Give one that weftCreate made.",
+             descriptor_label(descriptor), row->key);
     if (row->type == WEFT_TYPE_FRACTION && ((const weftFraction_t *)stored)->denominator < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: attribute %s: element %lld has denominator %lld. A denominator is at least 1.",
@@ -400,8 +420,8 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
             settle_compute_type(descriptor, (int32_t *)(stored + (size_t)i * bytes));
         TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
     }
-    for (int64_t i = 0; row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
-        descriptor_retain(((struct descriptor **)stored)[i]);
+    for (int64_t i = 0; i < count; i++)
+        retain_held(row, stored, i);
     release_row(descriptor, row);
 
     void *at = (char *)descriptor + row->offset;
@@ -486,8 +506,8 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
 static weftStatus_t copy_row(struct descriptor *target, const struct descriptor *source, const struct row *row) {
     const void *items;
     int64_t count = row_count_now(source, row, &items);
-    for (int64_t i = 0; row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
-        descriptor_retain(((struct descriptor *const *)items)[i]);
+    for (int64_t i = 0; i < count; i++)
+        retain_held(row, items, i);
     void *at = (char *)target + row->offset;
     if (row->storage == STORE_LIST) {
         struct list list = {.count = count};
@@ -495,8 +515,8 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
         weftStatus_t status = arena_alloc(&target->arena, &list.items, bytes + 1); /* text keeps its terminating zero */
         if (!status && bytes)
             memcpy(list.items, items, bytes);
-        for (int64_t i = 0; status && row->type == WEFT_TYPE_BACKEND_DESCRIPTOR && i < count; i++)
-            descriptor_release(((struct descriptor *const *)items)[i]);
+        for (int64_t i = 0; status && i < count; i++)
+            release_held(row, items, i);
         TRY(status);
         release_row(target, row);
         *(struct list *)at = list;

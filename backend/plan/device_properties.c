@@ -89,12 +89,10 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     struct device_properties *properties = (struct device_properties *)descriptor;
     if (properties->json.count)
         TRY(read_json(&properties->device, descriptor, properties->json.chars));
-    else if (properties->handle) {
-        TRY(context_check(properties->handle, descriptor_label(descriptor)));
+    else if (properties->handle)
         properties->device = properties->handle->device;
-    } else {
+    else
         TRY(device_find(&properties->device, (weftDeviceKind_t)properties->kind, properties->device_id));
-    }
     properties->kind = properties->device.kind;
     properties->device_id = properties->device.ordinal;
     properties->threads = properties->device.threads;
@@ -121,11 +119,9 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
                            const struct weftContext *handle, const struct engine *engine) {
     if (properties)
         *device = properties->device;
-    else if (handle) {
-        TRY(context_check(handle, "handle"));
+    else if (handle)
         *device = handle->device;
-    } else {
+    else
         TRY(device_find(device, engine->device, 0));
-    }
     return WEFT_STATUS_SUCCESS;
 }

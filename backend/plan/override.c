@@ -78,14 +78,14 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
     if (!status)
         status = graph_load(&graph, &reader);
     if (!status) {
-        graph->handle = plan->draft.graph->handle;
+        graph->handle = context_retain(plan->draft.graph->handle);
         status = make_config(&config, graph, (int)plan->config->engine->index, plan->config->engine->device,
                              &plan->config->knobs);
     }
     if (!status)
         status = descriptor_make(&plan_schema, &made);
     if (!status) {
-        ((struct plan *)made)->handle = plan->handle;
+        ((struct plan *)made)->handle = context_retain(plan->handle);
         if (plan->device_properties)
             ((struct plan *)made)->device_properties =
                 (struct device_properties *)descriptor_retain(&plan->device_properties->base);

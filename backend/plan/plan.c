@@ -2,6 +2,7 @@
 /* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots and what their memory must
    satisfy. */
 #include "plan/plan.h"
+#include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/save.h"
 
@@ -169,6 +170,9 @@ static weftStatus_t build(struct plan *plan) {
     TRY(list_conflicts(plan));
     TRY(write_tag(plan));
     TRY(plan_write_report(plan));
+    trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
+          plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
+          plan->draft.cover.count, (long long)plan->workspace_bytes, plan->draft.seconds * 1e6);
     return plan_save(plan);
 }
 

@@ -365,7 +365,7 @@ weftStatus_t plan_load(struct plan *plan) {
     if (!status)
         status = graph_load(&graph, &body);
     if (!status) {
-        graph->handle = plan->handle;
+        graph->handle = context_retain(plan->handle);
         status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);
     }
     for (int64_t i = 0; i < knobs.count; i++)

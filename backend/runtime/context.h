@@ -3,16 +3,25 @@
 #ifndef WEFT_RUNTIME_CONTEXT_H
 #define WEFT_RUNTIME_CONTEXT_H
 
+#include "base/shared.h"
 #include "runtime/device.h"
 #include <stdatomic.h>
 
 enum { CONTEXT_MAGIC = 0x57454643 };
 
 struct weftContext {
-    uint32_t magic;
+    struct shared shared; /* held by the caller until weftDestroy, and by descriptors that name the handle */
+    uint32_t magic;       /* CONTEXT_MAGIC until weftDestroy */
     struct device device;
     _Atomic(weftStream_t) stream;
 };
+
+/* One more holder; NULL is allowed. */
+static inline struct weftContext *context_retain(struct weftContext *context) {
+    if (context)
+        shared_retain(&context->shared);
+    return context;
+}
 
 /* Refuses what is no live handle. */
 weftStatus_t context_check(const struct weftContext *context, const char *where);

@@ -17,7 +17,8 @@
  * (weftGetLastErrorString): where, the rule, what was expected and what came, and what to do.
  *
  * Threads: descriptors under construction belong to one thread at a time. Finalized descriptors are immutable and may be
- * shared; one plan may run on many threads at once, each call with its own workspace.
+ * shared; one plan may run on many threads at once, each call with its own workspace. A tensor whose strides are left
+ * unset is completed by the first operation that is finalized with it: do that on one thread.
  *
  * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. */
 #ifndef WEFT_H
@@ -117,7 +118,8 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor);
 
 /** Reads one attribute of a finalized descriptor.
     requested: how many elements fit into the array.
-    count:     receives how many elements the attribute has (it may exceed requested); may be NULL.
+    count:     receives how many elements the attribute has (it may exceed requested); may be NULL when requested
+               is 1.
     elements:  receives min(requested, count) elements. NULL, or requested == 0, asks for the count alone.
     Attributes that are descriptors are copied into descriptors that the caller made (with weftBackendCreateDescriptor,
     not finalized); they come back finalized. */

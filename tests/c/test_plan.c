@@ -963,7 +963,35 @@ static void test_kernel_cache(void) {
     drop(cache), drop(again), drop(graph), drop(plan);
 }
 
+/* The header promises that descriptors outlive the handle that they name. */
+static void test_handle_destroyed_first(void) {
+    weftHandle_t first = cpu_handle(), second;
+    desc x = tensor(1, DIMS(2)), y = tensor(2, DIMS(2)), op = pointwise(WEFT_POINTWISE_NEG, x, NULL, y);
+    desc graph = open_graph(1, &op);
+    MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &first));
+    MUST(weftBackendFinalize(graph));
+    MUST(weftDestroy(first));
+    second = cpu_handle();
+    desc plan = open_plan(graph, reference_index(graph));
+    MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &second));
+    MUST(weftBackendFinalize(plan));
+    MUST(weftDestroy(second));
+
+    _Alignas(16) float in[3] = {1, 2, 3}, out[3] = {0};
+    desc pack = open_pack(2, (int64_t[]){1, 2}, (void *[]){in, out});
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){1, 2}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 2, (int64_t[]){3, 3}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 2, (int64_t[]){1, 1}));
+    MUST(weftBackendFinalize(pack));
+    first = cpu_handle();
+    MUST(weftBackendExecute(first, plan, pack));
+    CHECK(out[0] == -1 && out[1] == -2 && out[2] == -3, "got %g %g %g", out[0], out[1], out[2]);
+    MUST(weftDestroy(first));
+    drop(x), drop(y), drop(op), drop(graph), drop(plan), drop(pack);
+}
+
 int main(void) {
+    test_handle_destroyed_first();
     test_engines();
     test_knobs();
     test_heuristics();

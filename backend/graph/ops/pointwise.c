@@ -266,11 +266,9 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
 /* The operand whose memory order the output takes: the first one of full size. */
 static const struct tensor *order_of(const struct pointwise_operands *operands, const struct dims *whole) {
     const struct tensor *inputs[] = {operands->x, operands->b, operands->t};
-    int64_t elements = 1;
-    for (int64_t i = 0; i < whole->count; i++)
-        elements *= whole->at[i];
+    struct tensor full = {.dims = *whole};
     for (int k = 0; k < 3; k++)
-        if (inputs[k] && inputs[k]->dims.count == whole->count && tensor_elements(inputs[k]) == elements)
+        if (inputs[k] && tensor_same_dims(inputs[k], &full))
             return inputs[k];
     return operands->x;
 }
