@@ -362,7 +362,12 @@ class Ops:
         made = self._operation("atan2", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def abs(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def abs(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Absolute value.
 
             fabs(x)
@@ -384,7 +389,12 @@ class Ops:
         made = self._operation("abs", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def ceil(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def ceil(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Smallest whole number that is not less.
 
             ceil(x)
@@ -406,7 +416,12 @@ class Ops:
         made = self._operation("ceil", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def floor(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def floor(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Largest whole number that is not greater.
 
             floor(x)
@@ -428,7 +443,12 @@ class Ops:
         made = self._operation("floor", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def cos(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def cos(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Cosine of an angle in radians.
 
             cos(x)
@@ -450,7 +470,12 @@ class Ops:
         made = self._operation("cos", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def sin(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def sin(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Sine of an angle in radians.
 
             sin(x)
@@ -472,7 +497,12 @@ class Ops:
         made = self._operation("sin", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def tan(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def tan(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Tangent of an angle in radians.
 
             tan(x)
@@ -494,7 +524,12 @@ class Ops:
         made = self._operation("tan", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def exp(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def exp(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Natural exponential.
 
             exp(x)
@@ -516,7 +551,12 @@ class Ops:
         made = self._operation("exp", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def log(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def log(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Natural logarithm.
 
             log(x)
@@ -538,7 +578,12 @@ class Ops:
         made = self._operation("log", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def neg(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def neg(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Negation.
 
             -x
@@ -560,7 +605,12 @@ class Ops:
         made = self._operation("neg", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def sqrt(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def sqrt(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Square root.
 
             sqrt(x)
@@ -582,7 +632,12 @@ class Ops:
         made = self._operation("sqrt", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def rsqrt(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def rsqrt(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Reciprocal of the square root.
 
             1 / sqrt(x)
@@ -631,7 +686,12 @@ class Ops:
         made = self._operation("reciprocal", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def erf(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def erf(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Error function.
 
             erf(x)
@@ -722,7 +782,12 @@ class Ops:
         made = self._operation("relu", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def tanh(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def tanh(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Hyperbolic tangent.
 
             tanh(x)
@@ -801,7 +866,12 @@ class Ops:
         made = self._operation("elu", "pointwise", values, results, compute_data_type, name)
         return made[0]
 
-    def gelu(self, input: Operand, compute_data_type: DataTypeLike | None = None, name: str = "") -> Tensor:
+    def gelu(
+        self,
+        input: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Gaussian error linear unit, exact.
 
             0.5 * x * (1 + erf(x * 0.7071067811865476))
@@ -1643,7 +1713,7 @@ class Ops:
         Args:
             A: left operand, [batch.., M, K].
             B: right operand, [batch.., K, N].
-            padding: value of the elements of A and B outside the overrides; default 0.
+            padding: value of the elements of A and B outside the overrides; default 0.0.
             m_override: rows in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             n_override: columns in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             k_override: depth in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
@@ -2679,7 +2749,7 @@ class Ops:
         Args:
             input: input, [d..].
             reshape_mode: what is kept: the storage or the order of the elements; default VIEW_ONLY.
-            compute_data_type: accepted by all operations; this one calculates nothing.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [e..], dims must be set.
@@ -2708,7 +2778,7 @@ class Ops:
         Args:
             input: input, [d..].
             permutation: each dimension of x once, in the order of y.
-            compute_data_type: accepted by all operations; this one calculates nothing.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d.. permuted].
@@ -2741,7 +2811,7 @@ class Ops:
             start: first index taken in each dimension.
             limit: index that ends each dimension, itself not taken.
             steps: step in each dimension, 1 or more; unset: all 1.
-            compute_data_type: accepted by all operations; this one calculates nothing.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [ceil((limit - start) / step)..].
@@ -2774,7 +2844,7 @@ class Ops:
             inputs: the parts, in order, [d..], equal but along the axis.
             axis: the dimension along which the inputs are joined; a negative one counts from the last.
             in_place_index: index of the input that already lies in its place in y; -1: none; optional.
-            compute_data_type: accepted by all operations; this one calculates nothing.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], along the axis the sum.
@@ -2816,7 +2886,7 @@ class Ops:
             uniform_maximum: upper end, reached only by rounding to y's type; default 1.
             normal_mean: mean; default 0.
             normal_standard_deviation: standard deviation; default 1.
-            compute_data_type: accepted by all operations; this one calculates nothing.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, FLOAT unless set, [d..], dims must be set.
