@@ -245,18 +245,11 @@ def methods_of(op: Json, modes: list[Json]) -> list[Json]:
         spelled.append(method | {"doc": doc, "formula": formula})
     if op["name"] != "pointwise":
         return spelled
-    of_modes = [
-        {
-            "name": m["method"],
-            "doc": m["doc"],
-            "formula": m["formula"],
-            "arguments": m["arguments"],
-            "form": m["form"],
-        }
-        | {"fixed": f"mode={m['name']}", "results": "dx" if m["form"] == "backward" else "y"}
-        for m in modes
-        if m["method"]
-    ]
+    of_modes = []
+    for mode in filter(lambda mode: mode["method"], modes):
+        same = {key: mode[key] for key in ("doc", "formula", "arguments", "form")}
+        fixed, result = f"mode={mode['name']}", "dx" if mode["form"] == "backward" else "y"
+        of_modes.append({"name": mode["method"], **same, "fixed": fixed, "results": result})
     return of_modes + spelled
 
 
@@ -287,25 +280,24 @@ def values_by_key(arguments: list[Json]) -> dict[str, str]:
     return values
 
 
+PLAIN_TYPES = {
+    "INT64": "int",
+    "INT32": "int",
+    "FLOAT": "float",
+    "DOUBLE": "float",
+    "BOOLEAN": "bool",
+    "FRACTION": "Rational",
+}
+
+
 def python_type(row: Json, names: Names) -> str:
     """The annotation of a row's value."""
-    if row["type"] == "BACKEND_DESCRIPTOR":
-        return "Sequence[Operand]" if row["storage"] == "list" else "Operand"
     if row["type"] == "DATA_TYPE":
         return "DataTypeLike"
     if row["type"] in names.enum_of_type:
         return f"enums.{snake(names.enum_of_type[row['type']]['name'])} | str"
-    plain = {
-        "INT64": "int",
-        "INT32": "int",
-        "FLOAT": "float",
-        "DOUBLE": "float",
-        "BOOLEAN": "bool",
-        "CHAR": "str",
-    }
-    plain["FRACTION"] = "Rational"
-    kind = plain.get(row["type"], "Any")
-    return f"Sequence[{kind}]" if row["storage"] != "value" and kind != "str" else kind
+    kind = "Operand" if row["type"] == "BACKEND_DESCRIPTOR" else PLAIN_TYPES.get(row["type"], "Any")
+    return f"Sequence[{kind}]" if row["storage"] != "value" else kind
 
 
 def python_default(argument: Json, names: Names) -> str:
@@ -331,24 +323,17 @@ def fixed_values(method: Json, rows: dict[str, list[Json]], names: Names) -> lis
 
 def argument_doc(argument: Json, names: Names, doc: str) -> str:
     """What an argument is: the row's sentence, its shape, its default."""
-    row = argument["rows"][0]
+    row, default = argument["rows"][0], argument["default"]
     if len(argument["keys"]) > 1:
         doc = f"{' and '.join(argument['keys'])} in one"
     doc = re.sub(r"^[A-Z][A-Z_]+: |: weft[A-Z][a-zA-Z]*_t", "", doc)
-    text = f"{argument['name']}: {doc}"
-    if row["shape"]:
-        text += f", {row['shape']}"
-    if argument["default"] == "[]":
-        return text + ("." if "unset" in doc else "; optional.")
-    if argument["default"] not in (None, "None"):
-        return (
-            text + f"; default {python_default(argument, names).rpartition('.')[2] or argument['default']}."
-        )
-    if argument["default"] == "None":
-        initial = row["initial"]
-        has_number = initial is not None and row["type"] in ("FLOAT", "DOUBLE")
-        text += f"; default {initial:g}" if has_number else "" if "unset" in doc else "; optional"
-    return text + "."
+    text = f"{argument['name']}: {doc}" + (f", {row['shape']}" if row["shape"] else "")
+    if default not in (None, "None", "[]"):
+        member = default if row["type"] in names.enum_of_type else python_default(argument, names)
+        return f"{text}; default {member}."
+    if default == "None" and row["initial"] is not None and row["type"] in ("FLOAT", "DOUBLE"):
+        return f"{text}; default {row['initial']:g}."
+    return text + ("." if default is None or "unset" in doc else "; optional.")
 
 
 # What operands are in each form of pointwise operation, whose rows speak of all forms at once.
@@ -361,68 +346,71 @@ POINTWISE_DOCS = {
 }
 
 
-def write_method(
-    op: Json, method: Json, rows: dict[str, list[Json]], names: Names, example: str
-) -> list[str]:
-    """One method of the mixin: signature, docstring, and the call that records the operation."""
-    arguments = parse_arguments(method, rows)
-    results = method["results"].split()
-    parameters = ["self"]
+def write_signature(method: Json, arguments: list[Json], returned: str, names: Names) -> list[str]:
+    """The lines of a method's def."""
+    lines = [f"    def {method['name']}(", "        self,"]
     for a in arguments:
         kind = " | ".join(dict.fromkeys(python_type(row, names) for row in a["rows"]))
-        if a["default"] == "None":
-            kind += " | None"
-        parameters.append(f"{a['name']}: {kind}" + (f" = {python_default(a, names)}" if a["default"] else ""))
-    parameters += ["compute_data_type: DataTypeLike | None = None", 'name: str = ""']
-    optional = [not rows[key][0]["required"] for key in results]
-    of_result = ["Tensor | Any" if o and len(results) > 1 else "Tensor" for o in optional]
-    returned = of_result[0] if len(results) == 1 else f"tuple[{', '.join(of_result)}]"
+        kind += " | None" if a["default"] == "None" else ""
+        default = f" = {python_default(a, names)}" if a["default"] else ""
+        lines.append(f"        {a['name']}: {kind}{default},")
+    lines += ["        compute_data_type: DataTypeLike | None = None,", '        name: str = "",']
+    return [*lines, f"    ) -> {returned}:"]
 
-    one_line = f"    def {method['name']}({', '.join(parameters)}) -> {returned}:"
-    lines = [one_line] if len(one_line) <= 110 else [f"    def {method['name']}("]
-    if len(lines) == 1 and lines[0] is not one_line:
-        lines += [f"        {p}," for p in parameters] + [f"    ) -> {returned}:"]
+
+def write_docstring(
+    method: Json, arguments: list[Json], rows: dict[str, list[Json]], names: Names, example: str
+) -> list[str]:
+    """What a method does: one line, formula, arguments, results, failures, example."""
     docs = POINTWISE_DOCS.get(method.get("form"), {})
     text = method["doc"][0].upper() + method["doc"][1:]
-    lines += [*wrapped(f'"""{text}.', 8), ""]
+    lines = [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
         lines += [*wrapped(re.sub(r"\bC\(([^()]*)\)", r"\1", method["formula"]), 12, 4), ""]
     lines += ["        Args:"]
     for a in arguments:
         doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
         lines += wrapped(argument_doc(a, names, doc), 12, 4)
-    of_type = "type to calculate in; default the graph's, else FLOAT"
-    if "compute_data_type" not in rows:
-        of_type = "accepted by all operations; this one calculates nothing"
-    lines += [f"            compute_data_type: {of_type}."]
-    lines += ["            name: the operation's name in messages and pictures.", "        Returns:"]
-    for key, is_optional in zip(results, optional, strict=True):
+    calculates = "compute_data_type" in rows
+    of_type = (
+        "type to calculate in; default the graph's, else FLOAT" if calculates else "accepted and ignored"
+    )
+    lines += [
+        f"            compute_data_type: {of_type}.",
+        "            name: the operation's name in messages and pictures.",
+        "        Returns:",
+    ]
+    for key in method["results"].split():
         row = rows[key][0]
         shape = f", {row['shape']}" if row["shape"] else ""
-        none = "; None where it is not computed" if is_optional and len(results) > 1 else ""
+        none = "" if row["required"] or " " not in method["results"] else "; None where it is not computed"
         lines += wrapped(f"{key}: {docs.get(key) or row['doc']}{shape}{none}.", 12, 4)
     lines += [
         "        Raises:",
         "            BadParameterError: at build, when the operands break a rule of the operation.",
     ]
     lines += ["", *textwrap.indent(example, " " * 8).splitlines()] if example else []
-    lines += ['        """']
+    return [*lines, '        """']
+
+
+def write_method(
+    op: Json, method: Json, rows: dict[str, list[Json]], names: Names, example: str
+) -> list[str]:
+    """One method of the mixin: signature, docstring, and the call that records the operation."""
+    arguments, results = parse_arguments(method, rows), method["results"].split()
+    kinds = ["Tensor" if rows[key][0]["required"] else "Tensor | Any" for key in results]
+    returned = "Tensor" if len(results) == 1 else f"tuple[{', '.join(kinds)}]"
+    lines = write_signature(method, arguments, returned, names)
+    lines += write_docstring(method, arguments, rows, names, example)
 
     values = values_by_key(arguments) | dict(fixed_values(method, rows, names))
+    pairs = [f'            "{key}": {value},' for key, value in values.items()]
     keys = ", ".join(f'"{key}"' for key in results) + ("," if len(results) == 1 else "")
-    lines += [
-        "        values = {",
-        *(f'            "{key}": {value},' for key, value in values.items()),
-        "        }",
-    ]
-    lines += [f"        results = ({keys})"]
-    which = f'"{method["name"]}", "{op["name"]}"'
-    call = f"{which}, values, results, compute_data_type, name"
+    lines += ["        values = {", *pairs, "        }", f"        results = ({keys})"]
+    call = f'"{method["name"]}", "{op["name"]}", values, results, compute_data_type, name'
     lines += [f"        made = self._operation({call})"]
     if len(lines[-1]) > 110:
         lines[-1:] = ["        made = self._operation(", f"            {call}", "        )"]
-    if len(results) == 1:
-        return [*lines, "        return made[0]", ""]
     return [*lines, f"        return {', '.join(f'made[{i}]' for i in range(len(results)))}", ""]
 
 

@@ -7,6 +7,7 @@ It imports none of them: an object of a library exists only after somebody else 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,10 +34,15 @@ class Buffer(NamedTuple):
     @property
     def elements(self) -> int:
         """How many elements the dims span."""
-        count = 1
-        for extent in self.dims:
-            count *= extent
-        return count
+        return math.prod(self.dims)
+
+
+def is_packed(value: Any) -> bool:
+    """Whether an array's elements lie side by side in row-major order."""
+    if hasattr(type(value), "is_contiguous"):
+        return bool(value.is_contiguous())
+    flags = getattr(value, "flags", None)
+    return flags is not None and bool(flags.c_contiguous)
 
 
 def packed_strides(dims: tuple[int, ...] | list[int]) -> tuple[int, ...]:

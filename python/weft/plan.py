@@ -4,6 +4,7 @@ its own array of addresses and its own workspace."""
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 from collections import Counter
@@ -33,6 +34,8 @@ class Slot(NamedTuple):
     is_by_value: bool
     bytes: int
     """That the elements take, without gaps."""
+    span: int
+    """Bytes from the first element to the last, both included."""
 
     def __str__(self) -> str:
         role = "output" if self.is_output else "input"
@@ -177,13 +180,12 @@ class Plan:
             raise BadParameterError(
                 f"plan: {slot} is written, its buffer is read-only. Give a writable array."
             )
-        bits = dtypes.of(slot.data_type).bits
-        raw = {8: data_type.UINT8}.get(bits) if bits != 16 else None
-        if bits < 8 and buffer.data_type in (data_type.UINT8, data_type.INT8):
-            if buffer.elements * 8 < slot.bytes * 8:
+        bits, is_raw = dtypes.of(slot.data_type).bits, buffer.data_type is data_type.UINT8
+        if bits < 8 and is_raw:
+            if buffer.elements < slot.bytes:
                 self._refuse_shape(slot, buffer)
             return
-        if buffer.data_type is not slot.data_type and buffer.data_type is not raw:
+        if buffer.data_type is not slot.data_type and not (bits == 8 and is_raw):
             raise BadParameterError(
                 f"plan: {slot} is {dtypes.of(slot.data_type).name}, its buffer is "
                 f"{dtypes.of(buffer.data_type).name}. Convert the array, or declare the tensor with its type."
@@ -213,10 +215,11 @@ class Plan:
         slot = self.slots[i]
         address = self._host_address(slot, value, i) if slot.is_by_value else buffers.pointer_of(value)
         size = getattr(value, "nbytes", None)
-        if size is not None and size < slot.bytes:
+        if size is not None and size < slot.span and (size < slot.bytes or buffers.is_packed(value)):
+            needed = slot.bytes if size < slot.bytes else slot.span
             raise BadParameterError(
-                f"execute: {slot} takes {slot.bytes} bytes as {_shape(slot.data_type, slot.dims)}, its "
-                f"buffer has {size}. Give a larger one."
+                f"execute: {slot} takes {needed} bytes as {_shape(slot.data_type, slot.dims)}, its buffer "
+                f"has {size}. Give a larger one."
             )
         is_cuda = getattr(value, "is_cuda", None)
         if is_cuda is not None and is_cuda is not (self.device is device_kind.CUDA and not slot.is_by_value):
@@ -337,18 +340,18 @@ class Plan:
 def _slot(tensor: dict[str, Any]) -> Slot:
     type_ = dtypes.data_type_of(tensor["type"])
     assert type_ is not None
-    elements = 1
-    for extent in tensor["dims"]:
-        elements *= extent
+    dims, strides, bits = tuple(tensor["dims"]), tuple(tensor["strides"]), dtypes.of(type_).bits
+    span = (buffers.span(dims, strides) * bits + 7) // 8
     return Slot(
         tensor["uid"],
         tensor["name"] or "",
-        tuple(tensor["dims"]),
-        tuple(tensor["strides"]),
+        dims,
+        strides,
         type_,
         tensor["written"],
         tensor["by_value"],
-        (elements * dtypes.of(type_).bits + 7) // 8,
+        min(span, (math.prod(dims) * bits + 7) // 8),
+        span,
     )
 
 

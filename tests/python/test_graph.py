@@ -574,6 +574,20 @@ def test_a_small_buffer_is_refused() -> None:
         g.execute({x: np.zeros(2, "f4")})
 
 
+def test_a_packed_buffer_is_too_small_for_strides_with_gaps() -> None:
+    g = weft.Graph()
+    x = g.tensor([2, 3], [8, 1], "f32", name="x")
+    y = g.neg(x).set_dim([2, 3]).set_stride([3, 1])
+    g.build()
+    wide, out = np.zeros((2, 8), "f4"), np.empty((2, 3), "f4")
+    g.execute({x: wide, y: out})
+    g.execute({x: wide[:, :3], y: out})
+    with refusal(
+        "execute: input 'x' (uid 1) takes 44 bytes as f32[2,3], its buffer has 24. Give a larger one."
+    ):
+        g.execute({x: X, y: out})
+
+
 def test_a_small_workspace_is_refused() -> None:
     g, x, w, y = small()
     z = g.softmax(y)
