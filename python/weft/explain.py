@@ -23,7 +23,7 @@ def amount(value: float, unit: str = "") -> str:
         digits = f"{value / factor:.3g}"
         if float(digits) >= 1:
             return f"{float(digits):g} {prefix}{unit}".rstrip()
-    return f"0 {unit}".rstrip()
+    return f"{value / 1e-9:.3g} n{unit}" if value > 0 else f"0 {unit}".rstrip()
 
 
 def short_name(label: str) -> str:

@@ -170,7 +170,7 @@ def markdown() -> str:
         "",
         "Each operation alone, in float32 on the CPU: the kernel family of each engine that runs it, as",
         "`weftQuerySupport` tells. Every valid graph runs: where no faster family serves an operation,",
-        "`cpu.fast` runs it by the reference family. `Graph.explain()` tells what is fused, and who declined.",
+        "`cpu.fast` runs it by the reference family. `Graph.explain()` tells what is fused, who declined.",
         "",
         f"| operation | methods | {' | '.join(f'`{engine}`' for engine in engines)} |",
         "|---" * (2 + len(engines)) + "|",

@@ -1,0 +1,356 @@
+"""The commands: help, doctor, explain, support, demo; and the words of explain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import weft
+from weft import backend, demo, doctor, support
+from weft.__main__ import main
+from weft.explain import amount, bound, explain_text, short_name
+
+ROOT = Path(__file__).parents[2]
+
+HELP = """\
+usage: python -m weft [-h] [--version] command ...
+
+Weft: deep-learning primitives as graphs, planned and run on CPUs and NVIDIA GPUs.
+
+positional arguments:
+  command
+    demo      train a small network through graphs, and show what ran
+    doctor    examine the installation, and say how to repair it
+    explain   print what a saved plan does
+    support   print which kernel family serves which operation
+
+"""
+
+
+def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])
+    env = os.environ | {"PYTHONPATH": paths, "COLUMNS": "100"} | environment
+    line = [sys.executable, "-m", "weft", *map(str, words)]
+    return subprocess.run(line, env=env, capture_output=True, text=True)
+
+
+# ---- The command line ----
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_help(words: list[str]) -> None:
+    done = command(*words)
+    assert done.returncode == 0
+    assert done.stdout.startswith(HELP)
+    assert "python -m weft demo " in done.stdout.split("examples:")[1]
+
+
+def test_version() -> None:
+    assert command("--version").stdout == f"{weft.__version__}\n"
+
+
+def test_unknown_command() -> None:
+    done = command("dance")
+    assert done.returncode == 2
+    assert "invalid choice: 'dance'" in done.stderr
+
+
+def test_missing_library_is_a_sentence() -> None:
+    done = command("support", WEFT_LIBRARY="/nowhere/libweft.so.1")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("weft: the library /nowhere/libweft.so.1 cannot be opened")
+    assert done.stderr.endswith("`python -m weft doctor` examines the installation.\n")
+
+
+# ---- Doctor ----
+
+KEYS = {
+    "weft": ["version", "package", "library", "library_version", "engines"],
+    "devices": None,
+    "cpu": ["name", "cores", "features"],
+    "python": ["version", "executable", "platform"],
+    "packages": list(doctor.PACKAGES),
+    "environment": None,
+    "smoke_test": ["ok", "seconds", "engine"],
+    "problems": None,
+}
+
+
+def test_doctor_json() -> None:
+    done = command("doctor", "--json", WEFT_LOG="error", WEFT_THREADS="1")
+    found = json.loads(done.stdout)
+    assert list(found) == list(KEYS)
+    for key, inner in KEYS.items():
+        assert inner is None or list(found[key]) == inner, key
+    assert done.returncode == 0, found["problems"]
+    assert found["problems"] == []
+    assert found["smoke_test"]["ok"] is True
+    assert found["weft"]["version"] == found["weft"]["library_version"] == weft.__version__
+    assert Path(found["weft"]["library"]).name.startswith("libweft")
+    assert found["devices"][0]["kind"] == "cpu"
+    assert found["devices"][0]["threads"] == 1
+    assert found["environment"]["WEFT_LOG"] == "error"
+    assert found["environment"]["WEFT_THREADS"] == "1"
+    assert "cpu.reference" in [engine["name"] for engine in found["weft"]["engines"]]
+    assert found["packages"]["cffi"]
+
+
+def test_doctor_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    names = [line.split("  ")[0] for line in text.splitlines() if line]
+    for name in (
+        "weft",
+        "library",
+        "engine",
+        "device",
+        "cpu",
+        "python",
+        "packages",
+        "variable",
+        "smoke test",
+    ):
+        assert name in names
+    assert text.endswith("\nAll is well.\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "what", "repair"),
+    [
+        (
+            {"WEFT_LIBRARY": "/nowhere/libweft.so.1"},
+            "the library /nowhere/libweft.so.1 cannot be opened",
+            "repair      unset WEFT_LIBRARY (it names no file), or set it to the path of a libweft.so.1",
+        ),
+        (
+            {"WEFT_LOG": "loud"},
+            "WEFT_LOG=loud is no level of the log",
+            "repair      export WEFT_LOG=warn (or one of error, warn, info, plan, exec)",
+        ),
+        (
+            {"WEFT_THREADS": "many"},
+            "WEFT_THREADS=many is no number of threads",
+            "repair      unset WEFT_THREADS",
+        ),
+    ],
+)
+def test_doctor_repairs(environment: dict[str, str], what: str, repair: str) -> None:
+    done = command("doctor", **environment)
+    assert done.returncode == 1
+    assert f"\nPROBLEM     {what}" in done.stdout.replace("weft: ", "")
+    assert repair in done.stdout
+
+
+def test_doctor_sees_an_older_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weft, "__version__", "0.0.9")
+    (problem,) = doctor.examine()["problems"]
+    assert problem["what"] == f"the package is 0.0.9, the library {weft.backend_version_string()}"
+    assert "pip install --force-reinstall weft" in problem["repair"]
+
+
+def test_doctor_sees_older_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = backend.describe()
+    described["operations"][0]["methods"].append({"name": "from_the_future"})
+    monkeypatch.setattr(backend, "describe", lambda: described)
+    (problem,) = doctor.examine()["problems"]
+    assert problem["what"] == "the library has operations that the bindings lack: from_the_future"
+    assert problem["repair"].startswith("make bindings")
+
+
+# ---- Explain ----
+
+REPORT: dict[str, Any] = {
+    "graph": "graph 'g'",
+    "engine": "cpu.fast",
+    "engine_doc": "fast kernels",
+    "tag": "eng0",
+    "device": {"kind": "cpu", "ordinal": 0, "threads": 2, "name": "Chip"},
+    "seconds": 3.1e-5,
+    "flops": 2.05e6,
+    "bytes": 14000,
+    "workspace_bytes": 64,
+    "tensors": [],
+    "steps": [
+        {
+            "family": "cpu.contraction",
+            "detail": "6x16 tiles",
+            "seconds": 3e-5,
+            "flops": 2e6,
+            "bytes": 12000,
+            "operations": [{"name": "matmul 'fc'"}, {"name": "pointwise 'act'"}],
+            "declined": [],
+        },
+        {
+            "family": "cpu.reference",
+            "detail": None,
+            "seconds": 1e-6,
+            "flops": 5e4,
+            "bytes": 2000,
+            "operations": [{"name": "softmax 's'"}],
+            "declined": [{"family": "cpu.map", "reason": "softmax 's' is no pointwise operation."}],
+        },
+    ],
+}
+SUPPORT: list[dict[str, Any]] = [
+    {"engine": "cpu.fast", "supported": True, "seconds": 3.1e-5, "families": ["a", "b"]},
+    {"engine": "cpu.reference", "supported": True, "seconds": 2e-3, "families": ["r", "r", "r"]},
+    {"engine": "cuda.fast", "supported": False, "reason": "this device is a CPU."},
+]
+EXPLAINED = """\
+graph 'g' on cpu.fast (eng0)
+  fast kernels
+  cpu:0 Chip, 2 threads
+  predicted 31 µs · measured 25 µs · 2.05 MFLOP · 14 kB moved · workspace 64 B
+
+  step  family           operations fused  FLOP  bytes  predicted  bound
+     1  cpu.contraction  fc, act            2 M   12 k      30 µs  compute
+     2  cpu.reference    s                 50 k    2 k       1 µs  compute
+
+how
+  step 1: 6x16 tiles
+
+families that declined
+  cpu.map (step 2): softmax is no pointwise operation.
+
+other engines
+  cpu.reference: could, in 2 ms predicted, 3 steps
+  cuda.fast: this device is a CPU."""
+
+
+def test_explain_text() -> None:
+    assert explain_text(REPORT, SUPPORT, 2.5e-5) == EXPLAINED
+    assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nhow")[0]
+
+
+def test_explain_lines_are_not_too_wide() -> None:
+    step = {
+        **REPORT["steps"][1],
+        "detail": "word " * 60,
+        "operations": [{"name": f"op 'n{i}'"} for i in range(40)],
+    }
+    step["declined"] = [{"family": "cpu.map", "reason": "because " * 60}]
+    text = explain_text({**REPORT, "steps": [step]}, SUPPORT)
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0, "B", "0 B"),
+        (1, "B", "1 B"),
+        (999, "B", "999 B"),
+        (999.9, "B", "1 kB"),
+        (1000, "B", "1 kB"),
+        (1.5e-6, "s", "1.5 µs"),
+        (2.5e-10, "s", "0.25 ns"),
+        (2.34e12, "FLOP", "2.34 TFLOP"),
+        (5, "", "5"),
+    ],
+)
+def test_amount(value: float, unit: str, expected: str) -> None:
+    assert amount(value, unit) == expected
+
+
+def test_small_words() -> None:
+    assert [short_name(label) for label in ("matmul 'fc'", "graph", "op ''")] == ["fc", "graph", "op ''"]
+    assert [bound(7.9, 1), bound(8, 1), bound(0, 0)] == ["memory", "compute", "compute"]
+
+
+@pytest.fixture(scope="module")
+def graph() -> weft.Graph:
+    with weft.Graph("mlp", io_data_type="f32", handle=weft.create_handle("cpu")) as g:
+        x, w = g.tensor([4, 8], name="x"), g.tensor([8, 3], name="w")
+        g.relu(g.matmul(x, w, name="fc"), name="act").set_name("y").set_output(True)
+    return g
+
+
+def test_graph_explains_itself(graph: weft.Graph) -> None:
+    text = graph.explain()
+    assert text == explain_text(graph.plan.report, graph.support())
+    assert "other engines\n" in text
+    assert graph.plan.explain() == explain_text(graph.plan.report)
+
+
+def test_explain_a_file(graph: weft.Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.weft").write_bytes(graph.serialize())
+    assert main(["explain", str(tmp_path / "plan.weft"), "--svg", str(tmp_path / "plan.svg")]) == 0
+    output = capsys.readouterr().out
+    assert output == f"{graph.plan.explain()}\n\npicture: {tmp_path}/plan.svg\n"
+    ET.parse(tmp_path / "plan.svg")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no plan at all"])
+def test_explain_what_is_no_plan(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.weft"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["explain", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "`python -m weft doctor`" in captured.err
+
+
+# ---- Support ----
+
+
+def test_support_lists_every_method() -> None:
+    engines, rows = support.matrix()
+    described = backend.describe()
+    methods = [m["name"] for operation in described["operations"] for m in operation["methods"] or []]
+    methods += [mode["method"] for mode in described["pointwise_modes"]]
+    listed = [method for row in rows for method in row.methods]
+    assert sorted(listed) == sorted(support._SPOKEN.get(method, method) for method in methods)
+    assert engines[-1] == "cpu.reference"
+    for row in rows:
+        assert row.answers[-1] == "cpu.reference", row
+
+
+def test_support_page_is_fresh() -> None:
+    page = (ROOT / "docs/support.md").read_text(encoding="utf-8")
+    assert page == support.markdown(), "python -m weft support --markdown > docs/support.md"
+
+
+def test_support_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["support"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["operation", "methods", *support.matrix()[0]]
+    assert any(line.startswith("conv_fprop ") for line in lines)
+
+
+# ---- Demo ----
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    done = command("demo", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n  epoch ") == demo.EPOCHS
+    assert done.stdout.count("   ok   ") == 2
+    for name in ("forward", "backward", "attention", "training"):
+        assert f"   {tmp_path / name}.svg\n" in done.stdout
+        ET.parse(tmp_path / f"{name}.svg")
+
+
+def test_demo_fails_when_it_learns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    assert demo.run(tmp_path, epochs=1) == 1
+    assert "   FAIL held-out accuracy " in capsys.readouterr().out
+
+
+def test_demo_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "missing_packages", lambda: ["scikit-learn"])
+    assert demo.run(Path("unused")) == 2
+    words = "The demonstration needs scikit-learn: python -m pip install scikit-learn\n"
+    assert capsys.readouterr().out == words

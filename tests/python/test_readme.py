@@ -1,0 +1,108 @@
+"""README: its programs run as they stand there and agree; what it names exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from weft import backend
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "backend/README.md"]
+EXPECTED = "0.0 2.0 6.0 3.0 0.0 0.0"
+
+
+def block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    assert found, language
+    return found[1]
+
+
+def library() -> Path:
+    backend.get_version()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(Path(line.split()[-1]) for line in maps if "libweft" in line)
+
+
+def run(*words: object, cwd: Path) -> str:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])}
+    done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the Python program ran."""
+    made = tmp_path_factory.mktemp("readme")
+    (made / "conv.py").write_text(block("python"))
+    (made / "output").write_text(run(sys.executable, "conv.py", cwd=made))
+    return made
+
+
+def test_python_program(folder: Path) -> None:
+    output = (folder / "output").read_text()
+    assert output.splitlines()[0] == EXPECTED
+    assert "graph 'conv_bias_relu' on cpu." in output
+    assert (folder / "conv_bias_relu.svg").read_text().startswith("<svg ")
+
+
+def test_c_program_runs_the_plan_of_the_python_program(folder: Path) -> None:
+    (folder / "conv.c").write_text(block("c"))
+    compiler = os.environ.get("CC", "cc")
+    strict = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+    found = library()
+    run(
+        compiler,
+        *strict,
+        f"-I{ROOT}/include",
+        "conv.c",
+        "-o",
+        "conv",
+        found,
+        f"-Wl,-rpath,{found.parent}",
+        cwd=folder,
+    )
+    if found.name != "libweft.so.1":  # the loader asks for the soname
+        shutil.copy(found, folder / "libweft.so.1")
+    assert run(folder / "conv", cwd=folder).strip() == EXPECTED
+
+
+def test_programs_are_short() -> None:
+    assert len(block("python").splitlines()) <= 16
+    assert len(block("c").splitlines()) <= 38
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / target).exists(), target
+    anchors = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()
+    }
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in anchors, anchor
+    base = ROOT if page.parent == ROOT else ROOT / "backend"
+    for path in re.findall(r"`((?:[\w.]+/)+[\w.]*)`", text):
+        assert (base / path).exists() or (ROOT / path).exists(), path
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_tree_names_every_folder() -> None:
+    tree = README.split("## How it is built")[1]
+    for folder in ("include/weft", "bindings", "python/weft", "samples", "tests", "tools"):
+        assert f"\n{folder}/" in tree
+    for floor in (path.name for path in (ROOT / "backend").iterdir() if path.is_dir()):
+        assert f"\n  {floor}/" in tree
