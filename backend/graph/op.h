@@ -65,6 +65,8 @@ struct op {
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */
     double (*flops)(const struct descriptor *op);
+    /* Of those that the reference makes in a second, roughly; 0: 5e7, one element by its index after the other. */
+    double reference_rate;
 };
 
 /* Finalizes an operation of any kind: resolves inputs, infers, checks. Ops name it as their schema's finalize. */

@@ -2,14 +2,15 @@
 /* The reference family: one operation at a time, by the definition that the operation itself gives. */
 #include "engines/cpu/families.h"
 
-/* A reference makes about this many element operations a second. */
+/* Most references make about this many operations a second. */
 static const double RATE = 5e7;
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     (void)device;
     if (region->count != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "runs one operation at a time, got %d", region->count);
-    *seconds = op_flops(region_node(region, 0)->op) / RATE;
+    const struct descriptor *op = region_node(region, 0)->op;
+    *seconds = op_flops(op) / (op_of(op)->reference_rate > 0 ? op_of(op)->reference_rate : RATE);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -63,7 +64,7 @@ static bool may_alias(const struct region *region, int in, int out) {
             allowed = op->schema->rows[i].in_place;
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
-        if (row->role != ROLE_INPUT || row_tensor(op, row) != from)
+        if (op_role(op, row) != ROLE_INPUT || row_tensor(op, row) != from)
             continue;
         reads = true;
         listed = listed && list_has(allowed, row->key);

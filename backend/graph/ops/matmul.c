@@ -174,4 +174,5 @@ const struct op matmul_op = {
     .check = check,
     .reference = reference,
     .flops = flops,
+    .reference_rate = 2.5e8,
 };
