@@ -61,6 +61,8 @@ struct op {
     /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1: it
        may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */
     int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
+    /* The input whose memory a virtual output can simply be, so that nothing runs; NULL: none. NULL hook: never. */
+    struct tensor *(*memory_of)(const struct descriptor *op);
     /* Bytes of scratch that the reference wants; NULL: none. */
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */

@@ -14,9 +14,11 @@ static int64_t align_up(int64_t bytes) {
     return (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
 }
 
-static bool node_reads(const struct node *node, int value) {
+/* Whether a node reads a value's memory, under whatever name. */
+static bool node_reads(const struct draft *draft, int n, int value) {
+    const struct node *node = &draft->graph->nodes[n];
     for (int i = 0; i < node->operand_count; i++)
-        if (node->operands[i] == value && !node->is_output[i])
+        if (draft->cover.memory[node->operands[i]] == value && !node->is_output[i])
             return true;
     return false;
 }
@@ -25,7 +27,7 @@ static bool node_reads(const struct node *node, int value) {
 static int last_reading_step(const struct draft *draft, int value) {
     int last = -1;
     for (int n = 0; n < draft->graph->node_count; n++)
-        if (draft->cover.part_of_node[n] > last && node_reads(&draft->graph->nodes[n], value))
+        if (draft->cover.part_of_node[n] > last && node_reads(draft, n, value))
             last = draft->cover.part_of_node[n];
     return last;
 }
@@ -34,8 +36,7 @@ bool draft_value_crosses(const struct draft *draft, int value) {
     int producer = draft->graph->values[value].producer;
     int home = producer < 0 ? -1 : draft->cover.part_of_node[producer];
     for (int n = 0; n < draft->graph->node_count; n++)
-        if (draft->cover.part_of_node[n] >= 0 && draft->cover.part_of_node[n] != home &&
-            node_reads(&draft->graph->nodes[n], value))
+        if (draft->cover.part_of_node[n] >= 0 && draft->cover.part_of_node[n] != home && node_reads(draft, n, value))
             return true;
     return false;
 }
@@ -65,7 +66,7 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
     TRY(arena_alloc(arena, &lives, (size_t)graph->value_count * sizeof *lives));
     for (int v = 0; v < graph->value_count; v++) {
         draft->value_offset[v] = -1;
-        if (!graph->values[v].tensor->is_virtual || !draft_value_crosses(draft, v))
+        if (!graph->values[v].tensor->is_virtual || draft->cover.memory[v] != v || !draft_value_crosses(draft, v))
             continue;
         lives[count] = (struct life){.value = v,
                                      .first = draft->cover.part_of_node[graph->values[v].producer],
@@ -91,10 +92,11 @@ int64_t draft_step_bytes(const struct draft *draft, int step) {
     for (int v = 0; v < graph->value_count; v++) {
         int producer = graph->values[v].producer;
         bool made_here = producer >= 0 && draft->cover.part_of_node[producer] == step;
-        bool in_memory = !graph->values[v].tensor->is_virtual || draft->value_offset[v] >= 0;
+        bool in_memory =
+            (!graph->values[v].tensor->is_virtual && draft->cover.memory[v] == v) || draft->value_offset[v] >= 0;
         bool read_here = false;
         for (int n = 0; n < graph->node_count && !read_here; n++)
-            read_here = draft->cover.part_of_node[n] == step && node_reads(&graph->nodes[n], v);
+            read_here = draft->cover.part_of_node[n] == step && node_reads(draft, n, v);
         if (in_memory && (made_here || read_here))
             bytes += tensor_bytes(graph->values[v].tensor);
     }

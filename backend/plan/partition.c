@@ -6,14 +6,15 @@
 
 #include <string.h>
 
-enum { UNASSIGNED = -1, NOT_NEEDED = -2 };
+enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
 
 struct partitioning {
     const struct graph *graph;
     const struct engine *engine;
     const struct device *device;
     struct arena *arena;
-    int *owner; /* of each node: a part, UNASSIGNED or NOT_NEEDED */
+    int *owner;  /* of each node: a part, or one of the above */
+    int *memory; /* see struct cover */
     struct part *parts;
     int part_count;
     int *waiting; /* scratch of the acyclicity test: per node */
@@ -33,6 +34,24 @@ static void drop_needless_nodes(struct partitioning *p) {
                 needed = needed || (!graph->nodes[later].is_output[i] &&
                                     graph->values[graph->nodes[later].operands[i]].producer == n);
         p->owner[n] = needed ? UNASSIGNED : NOT_NEEDED;
+    }
+}
+
+/* ---- Views ------------------------------------------------------------------------------------------------------- */
+
+/* Nodes whose virtual result is the memory of an input run nothing. */
+static void find_views(struct partitioning *p) {
+    const struct graph *graph = p->graph;
+    for (int v = 0; v < graph->value_count; v++)
+        p->memory[v] = v;
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        struct tensor *source = op_of(node->op)->memory_of ? op_of(node->op)->memory_of(node->op) : NULL;
+        for (int i = 0; source && p->owner[n] == UNASSIGNED && i < node->operand_count; i++)
+            if (node->is_output[i] && graph->values[node->operands[i]].tensor->is_virtual) {
+                p->memory[node->operands[i]] = p->memory[graph_find_value(graph, source)];
+                p->owner[n] = VIEW;
+            }
     }
 }
 
@@ -206,11 +225,13 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     size_t nodes = (size_t)graph->node_count;
     int *order, *place;
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
+    TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
     TRY(arena_alloc(arena, &p.waiting, nodes * sizeof *p.waiting));
     TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
     TRY(arena_alloc(arena, &order, nodes * sizeof *order));
     TRY(arena_alloc(arena, &place, nodes * sizeof *place));
     drop_needless_nodes(&p);
+    find_views(&p);
     TRY(assign_all(&p));
     if (!parts_are_acyclic(&p, order))
         FAIL(WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "%s: regions depend on each other in a circle.",
@@ -218,6 +239,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
 
     cover->count = p.part_count;
     cover->part_of_node = p.owner;
+    cover->memory = p.memory;
     TRY(arena_alloc(arena, &cover->parts, (size_t)p.part_count * sizeof *cover->parts));
     for (int i = 0; i < p.part_count; i++) {
         place[order[i]] = i;

@@ -19,11 +19,13 @@ struct part {
     struct refusal *refusals;
 };
 
-/* Parts in an order in which they can run. Nodes whose results nobody needs belong to no part. */
+/* Parts in an order in which they can run. Nodes whose results nobody needs, or whose virtual result is its input under
+   other extents, belong to no part. */
 struct cover {
     int count;
     struct part *parts;
-    int *part_of_node; /* -1: not computed */
+    int *part_of_node; /* -1: nothing runs: not needed, or a view */
+    int *memory;       /* of each value: the value whose memory it is; another's for a view, else itself */
 };
 
 /* Fails with NOT_SUPPORTED and the families' reasons when a node is served by none. */

@@ -73,8 +73,11 @@ static bool may_share(const struct draft *draft, int in, int out) {
         return false;
     for (int n = 0; n < graph->node_count; n++)
         for (int i = 0; i < graph->nodes[n].operand_count; i++) {
-            if (graph->nodes[n].operands[i] != in || graph->nodes[n].is_output[i] || draft->cover.part_of_node[n] < 0)
+            if (draft->cover.memory[graph->nodes[n].operands[i]] != in || graph->nodes[n].is_output[i] ||
+                draft->cover.part_of_node[n] < 0)
                 continue;
+            if (graph->nodes[n].operands[i] != in) /* through a view: at other places than its own */
+                return false;
             if (draft->cover.part_of_node[n] > writer)
                 return false;
             reads_it = reads_it || draft->cover.part_of_node[n] == writer;

@@ -69,6 +69,8 @@ weftStatus_t plan_run(const struct plan *plan, void *const *pointers, void *work
     }
     for (int i = 0; i < plan->slot_count; i++)
         values[plan->slots[i].value] = pointers[i];
+    for (int v = 0; v < graph->value_count; v++)
+        values[v] = values[draft->cover.memory[v]];
     if (trace_exec_on())
         trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&graph->base), draft->engine->name,
               draft->cover.count);

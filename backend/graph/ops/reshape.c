@@ -63,6 +63,14 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The same bytes under other extents. */
+static struct tensor *memory_of(const struct descriptor *descriptor) {
+    const struct reshape_op *op = (const struct reshape_op *)descriptor;
+    bool packed = tensor_is_packed(op->x) && tensor_is_packed(op->y);
+    bool same = op->x->type == op->y->type && op->y->vector_count == 1 && op->x->vector_count == 1;
+    return same && (op->mode == WEFT_RESHAPE_VIEW_ONLY || packed) ? op->x : NULL;
+}
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -92,5 +100,6 @@ const struct op reshape_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .memory_of = memory_of,
     .reference = reference,
 };
