@@ -58,6 +58,30 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
     return trace_failure(descriptor_finalize(ours));
 }
 
+weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_t count,
+                                        const weftAttribute_t *attributes, weftBackendDescriptor_t *descriptor) {
+    weftBackendDescriptor_t made = NULL;
+    status_clear();
+    if (!descriptor || count < 0 || (count && !attributes))
+        return trace_failure(
+            status_fail(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+                        "weftBackendBuildDescriptor: descriptor or attributes is NULL, or count is %lld. "
+                        "Give an address to receive the descriptor, and count attributes.",
+                        (long long)count));
+    weftStatus_t status = weftBackendCreateDescriptor(kind, &made);
+    for (int64_t i = 0; i < count && !status; i++)
+        status = weftBackendSetAttribute(made, attributes[i].name, attributes[i].type, attributes[i].count,
+                                         attributes[i].elements);
+    if (!status)
+        status = weftBackendFinalize(made);
+    if (status) {
+        descriptor_release((struct descriptor *)made);
+        return status;
+    }
+    *descriptor = made;
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t requested, int64_t *count,
                                      void *elements) {

@@ -4,6 +4,7 @@
 #include "graph/descriptor.h"
 #include "base/dtype.h"
 #include "base/shared.h"
+#include "graph/op.h"
 #include "graph/tensor.h"
 
 #include <math.h>
@@ -264,11 +265,51 @@ static void drop_results(struct descriptor *descriptor) {
     }
 }
 
+/* ---- Parameters of operations ------------------------------------------------------------------------------------ */
+
+/* The row in which an operation holds its parameter descriptor, or NULL. */
+static const struct row *parameter_row(const struct schema *schema) {
+    for (int i = 0; schema->op && schema->op->parameters && i < schema->row_count; i++)
+        if (schema->rows[i].type == WEFT_TYPE_BACKEND_DESCRIPTOR &&
+            schema->rows[i].target == (int)schema->op->parameters->kind)
+            return &schema->rows[i];
+    return NULL;
+}
+
+/* An operation's parameter descriptor if it has an attribute of that name; made when there is none yet. */
+static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeName_t name, struct descriptor **found) {
+    const struct row *row = parameter_row(op->schema);
+    *found = NULL;
+    if (!row || !schema_find_row(op->schema->op->parameters, name))
+        return WEFT_STATUS_SUCCESS;
+    struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
+    if (!*held)
+        TRY(descriptor_make(op->schema->op->parameters, held));
+    *found = *held;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Finalizes parameters that were set on the operation itself, or left at their defaults. */
+static weftStatus_t complete_parameters(struct descriptor *op) {
+    const struct row *row = parameter_row(op->schema);
+    if (!row || descriptor_row_is_set(op, row->name))
+        return WEFT_STATUS_SUCCESS;
+    struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
+    if (!*held)
+        TRY(descriptor_make(op->schema->op->parameters, held));
+    weftStatus_t status = (*held)->finalized ? WEFT_STATUS_SUCCESS : descriptor_finalize(*held);
+    if (status)
+        return status_prefix(status, "%s: ", descriptor_label(op));
+    op->set_rows |= row_bit(op->schema, row);
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     const struct schema *schema = descriptor->schema;
     if (descriptor->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized already. Finalize a descriptor once.",
              descriptor_label(descriptor));
+    TRY(complete_parameters(descriptor));
     for (int i = 0; i < schema->row_count; i++)
         if (schema->rows[i].required && !descriptor_row_is_set(descriptor, schema->rows[i].name))
             FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s (%d) is required and was not set. Set it: %s.",
@@ -409,6 +450,11 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     if (descriptor->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT,
              "%s is finalized: its attributes cannot change. Make a new descriptor.", descriptor_label(descriptor));
+    struct descriptor *parameters = NULL;
+    if (!row)
+        TRY(find_parameters(descriptor, name, &parameters));
+    if (parameters)
+        return descriptor_set(parameters, name, type, count, elements);
     TRY(check_set(descriptor, row, name, type, count, elements));
 
     size_t bytes = stored_bytes(row->type);
@@ -474,6 +520,10 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
 weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
+    const struct row *parameters = row ? NULL : parameter_row(descriptor->schema);
+    if (parameters && descriptor->finalized)
+        return descriptor_get(*(struct descriptor *const *)row_at(descriptor, parameters), name, type, requested, count,
+                              elements);
     if (!row)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s has no attribute %d. See weftDescribe for those it has.",
              descriptor_label(descriptor), name);

@@ -60,6 +60,9 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs);
 
+/* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is none. */
+weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
+
 /* The settings of a configuration as families read them, in `arena`. */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena);
 

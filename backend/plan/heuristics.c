@@ -65,3 +65,13 @@ const struct schema heuristics_schema = {
     ROWS(rows),
     .finalize = finalize,
 };
+
+weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config) {
+    const struct list *results = &((const struct heuristics *)heuristics)->results;
+    if (results->count == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: no engine can run it on this device. weftQuerySupport tells why each declines.",
+             descriptor_label(&((const struct heuristics *)heuristics)->graph->base));
+    *config = (struct engine_config *)descriptor_retain(results->descriptors[0]);
+    return WEFT_STATUS_SUCCESS;
+}

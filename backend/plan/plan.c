@@ -14,7 +14,10 @@ static const struct row rows[] = {
               .doc = "device to run on; unset: the device properties, or the machine's first device"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, config, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
               "engine_config", .target = WEFT_BACKEND_ENGINECFG_DESCRIPTOR,
-              .doc = "the engine and its knobs; or set json"),
+              .doc = "the engine and its knobs; or set operation_graph or json"),
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, graph, WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT,
+              "operation_graph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+              .doc = "a graph to plan on the engine that is predicted to be fastest, instead of engine_config"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_bytes, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, "workspace_size",
               .role = ROLE_RESULT, .doc = "bytes of workspace that an execution needs"),
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, computed_intermediates, WEFT_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS,
@@ -179,6 +182,27 @@ static weftStatus_t build(struct plan *plan) {
     return plan_save(plan);
 }
 
+/* Takes the first of what heuristics advise for the graph. */
+static weftStatus_t choose_config(struct plan *plan) {
+    struct descriptor *heuristics;
+    void *graph = plan->graph, *properties = plan->device_properties;
+    int32_t mode = WEFT_HEUR_MODE_A;
+    TRY(descriptor_make(&heuristics_schema, &heuristics));
+    weftStatus_t status =
+        descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
+    if (!status)
+        status = descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 1, &mode);
+    if (!status && properties)
+        status =
+            descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &properties);
+    if (!status)
+        status = descriptor_finalize(heuristics);
+    if (!status)
+        status = heuristics_first(heuristics, &plan->config);
+    descriptor_release(heuristics);
+    return status;
+}
+
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     bool loads = !plan->config && plan->blob.count;
@@ -187,8 +211,10 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
              descriptor_label(descriptor));
     if (loads)
         TRY(plan_load(plan));
+    if (!plan->config && plan->graph)
+        TRY(choose_config(plan));
     if (!plan->config)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: neither engine_config nor json is set. Set one of them.",
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: none of engine_config, operation_graph and json is set. Set one of them.",
              descriptor_label(descriptor));
     pthread_mutex_init(&plan->override_lock, NULL);
     weftStatus_t status = build(plan);

@@ -24,6 +24,7 @@ struct plan {
     struct descriptor base;
     struct weftContext *handle;
     struct engine_config *config;
+    struct graph *graph; /* to be planned on the fastest engine, when there is no config */
     int64_t workspace_bytes;
     struct list computed_intermediates, run_only_intermediates;
     struct list blob; /* as set by the user: a saved plan; then what save makes */

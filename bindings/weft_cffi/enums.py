@@ -1185,6 +1185,9 @@ class attribute_name(IntEnum):
     """CHAR[n], get only: what runs where and why, as JSON."""
     EXECUTION_PLAN_WORKSPACE_LIMIT_EXT = 10022
     """INT64: cap on WORKSPACE_SIZE, in bytes; default none."""
+    EXECUTION_PLAN_OPERATION_GRAPH_EXT = 10024
+    """OPERATIONGRAPH descriptor, optional: plan it on the engine that is predicted to be fastest, instead of
+    naming one with ENGINE_CONFIG."""
     EXECUTION_PLAN_TAG_EXT = 10023
     """CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3."""
     VARIANT_PACK_UNIQUE_IDS = 1000

@@ -116,6 +116,20 @@ weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBac
     rules say; the descriptor then stays open for repair. */
 weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor);
 
+/** One attribute to set: the arguments of weftBackendSetAttribute. Weft's own. */
+typedef struct {
+    weftBackendAttributeName_t name; /**< Which. */
+    weftBackendAttributeType_t type; /**< Of the elements. */
+    int64_t count;                   /**< How many elements. */
+    const void *elements;            /**< Address of the first. */
+} weftAttribute_t;
+
+/** Makes a descriptor, sets its attributes in order and finalizes it, in one call. Weft's own.
+    count:      how many attributes; 0 with attributes NULL for a kind that needs none.
+    descriptor: receives the finalized descriptor; untouched by a failure, which is that of the step that failed. */
+weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_t count,
+                                        const weftAttribute_t *attributes, weftBackendDescriptor_t *descriptor);
+
 /** Reads one attribute of a finalized descriptor.
     requested: how many elements fit into the array.
     count:     receives how many elements the attribute has (it may exceed requested); may be NULL when requested

@@ -1253,6 +1253,9 @@ typedef enum {
         /**< CHAR[n], get only: what runs where and why, as JSON. */
     WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT = 10022,
         /**< INT64: cap on WORKSPACE_SIZE, in bytes; default none. */
+    WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT = 10024,
+        /**< OPERATIONGRAPH descriptor, optional: plan it on the engine that is predicted to be
+             fastest, instead of naming one with ENGINE_CONFIG. */
     WEFT_ATTR_EXECUTION_PLAN_TAG_EXT = 10023,
         /**< CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3. */
 

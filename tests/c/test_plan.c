@@ -990,7 +990,48 @@ static void test_handle_destroyed_first(void) {
     drop(x), drop(y), drop(op), drop(graph), drop(plan), drop(pack);
 }
 
+/* Parameters set on the operation itself, or left at their defaults, and a plan straight from its graph. */
+static void test_short_forms(void) {
+    desc x = tensor(1, DIMS(2)), y = tensor(2, DIMS(2)), op, graph, plan, none = NULL;
+    int32_t mode = WEFT_POINTWISE_NEG;
+    MUST(weftBackendBuildDescriptor(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 3,
+                                    (weftAttribute_t[]){
+                                        {WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &mode},
+                                        {WEFT_ATTR_OPERATION_POINTWISE_XDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &x},
+                                        {WEFT_ATTR_OPERATION_POINTWISE_YDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &y},
+                                    },
+                                    &op));
+    int32_t read = 0;
+    MUST(weftBackendGetAttribute(op, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, NULL, &read));
+    CHECK(read == WEFT_POINTWISE_NEG, "mode is %d", read);
+    MUST(weftBackendBuildDescriptor(
+        WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, 1,
+        (weftAttribute_t[]){{WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &op}}, &graph));
+    MUST(weftBackendBuildDescriptor(
+        WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR, 1,
+        (weftAttribute_t[]){{WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &graph}},
+        &plan));
+    _Alignas(16) float in[2] = {1, -2}, out[2] = {0};
+    MUST(weftExecute(plan, 2, (uint64_t[]){(uint64_t)in, (uint64_t)out}, NULL, NULL));
+    CHECK(out[0] == -1 && out[1] == 2, "got %g %g", out[0], out[1]);
+
+    REFUSED(
+        weftBackendBuildDescriptor(
+            WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 1,
+            (weftAttribute_t[]){{WEFT_ATTR_OPERATION_POINTWISE_XDESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &x}}, &none),
+        WEFT_STATUS_BAD_PARAM,
+        "pointwise: pointwise parameters: attribute mode (0) is required and was not set. Set it: what is computed: "
+        "weftPointwiseMode_t.");
+    REFUSED(
+        weftBackendBuildDescriptor(WEFT_BACKEND_TENSOR_DESCRIPTOR, 1, NULL, &none), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+        "weftBackendBuildDescriptor: descriptor or attributes is NULL, or count is 1. Give an address to receive the "
+        "descriptor, and count attributes.");
+    CHECK(none == NULL, "a failed build wrote its result");
+    drop(x), drop(y), drop(op), drop(graph), drop(plan);
+}
+
 int main(void) {
+    test_short_forms();
     test_handle_destroyed_first();
     test_engines();
     test_knobs();

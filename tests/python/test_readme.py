@@ -53,7 +53,7 @@ def test_python_program(folder: Path) -> None:
     assert (folder / "conv_bias_relu.svg").read_text().startswith("<svg ")
 
 
-def test_c_program_runs_the_plan_of_the_python_program(folder: Path) -> None:
+def test_c_program(folder: Path) -> None:
     (folder / "conv.c").write_text(block("c"))
     compiler = os.environ.get("CC", "cc")
     strict = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
@@ -76,7 +76,7 @@ def test_c_program_runs_the_plan_of_the_python_program(folder: Path) -> None:
 
 def test_programs_are_short() -> None:
     assert len(block("python").splitlines()) <= 16
-    assert len(block("c").splitlines()) <= 38
+    assert len(block("c").splitlines()) <= 56
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
