@@ -236,7 +236,7 @@ static void test_workspace_limit(void) {
     CHECK(needed > 0 && needed % 64 == 0, "workspace of %lld bytes", needed);
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     REFUSED(weftBackendFinalize(plan), WEFT_STATUS_BAD_PARAM,
-            "execution plan: neither engine_config nor json is set. Set one of them.");
+            "execution plan: none of engine_config, operation_graph and json is set. Set one of them.");
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
     REFUSED(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, -1), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "execution plan: attribute workspace_limit is -1, legal are 0..9223372036854775807. Give one of these.");
@@ -765,7 +765,7 @@ static void test_damaged_blobs(void) {
         desc loaded = open_loaded(blob, cut);
         if (cut == 0)
             REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM,
-                    "execution plan: neither engine_config nor json is set. Set one of them.");
+                    "execution plan: none of engine_config, operation_graph and json is set. Set one of them.");
         else
             REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
                     "saved plan is damaged: %s. Save the plan again.",
