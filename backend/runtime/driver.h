@@ -15,9 +15,8 @@
 enum {
     CUDA_SUCCESS = 0,
     CUDA_INVALID_VALUE = 1,
-    CUDA_OUT_OF_MEMORY = 2,
     CUDA_NO_DEVICE = 100,
-    CUDA_NOT_FOUND = 500,
+    CUDA_NOT_SUPPORTED = 801,
 };
 
 enum cuda_device_attribute {

@@ -18,8 +18,7 @@ struct launch {
     uint32_t cluster[3];   /* blocks; all 0: no clusters */
     uint32_t shared_bytes; /* dynamic, per block */
     bool is_dependent;     /* may start while the work before it ends: the kernel itself waits (griddepcontrol.wait) */
-    const void
-        *arguments; /* the kernel's one struct, of the size it was loaded with; read before launch_kernel returns */
+    const void *arguments; /* the kernel's one struct; read before launch_kernel returns */
 };
 
 /* Enqueues the kernel. Fails with NOT_SUPPORTED_BAD_LAUNCH_PARAM for a grid, block or shared memory beyond the limits. */

@@ -96,21 +96,27 @@ static int read_attributes(struct kernel *kernel, const struct driver *driver) {
     return result;
 }
 
-/* The argument struct must be the one that the kernel was compiled with; drivers before 12.4 cannot tell. */
+/* The argument struct must be the one that the kernel was compiled with; some drivers cannot tell. */
 static weftStatus_t check_arguments(const struct kernel *kernel, const struct driver *driver) {
     size_t offset, bytes = 0, more;
     if (!driver->func_get_param_info)
         return WEFT_STATUS_SUCCESS;
-    bool takes_one = !driver->func_get_param_info(kernel->function, 0, &offset, &bytes);
-    bool takes_two = takes_one && !driver->func_get_param_info(kernel->function, 1, &offset, &more);
-    if (bytes == kernel->argument_bytes && !takes_two)
+    int first = driver->func_get_param_info(kernel->function, 0, &offset, &bytes);
+    if (first == CUDA_NOT_SUPPORTED)
+        return WEFT_STATUS_SUCCESS;
+    int second = first ? CUDA_INVALID_VALUE : driver->func_get_param_info(kernel->function, 1, &offset, &more);
+    if (first && first != CUDA_INVALID_VALUE)
+        return driver_fail(first, "cuda:%d: reading the arguments of kernel '%s'", (int)kernel->ordinal, kernel->name);
+    if (second && second != CUDA_INVALID_VALUE)
+        return driver_fail(second, "cuda:%d: reading the arguments of kernel '%s'", (int)kernel->ordinal, kernel->name);
+    if (second && bytes == kernel->argument_bytes)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-         "cuda:%d: kernel '%s': it takes %s of %zu bytes, its host side gives one struct of %zu. This is a defect of "
+         "cuda:%d: kernel '%s': its host side gives one struct of %zu bytes, it takes %s%zu bytes. This is a defect of "
          "Weft: "
          "report it with this text.",
-         (int)kernel->ordinal, kernel->name, takes_two ? "more than one argument, the first" : "one argument", bytes,
-         kernel->argument_bytes);
+         (int)kernel->ordinal, kernel->name, kernel->argument_bytes, second ? "" : "several arguments, the first of ",
+         bytes);
 }
 
 /* Loaded copies are shared, so the limits set on a function are the device's own, whatever one user needs. */

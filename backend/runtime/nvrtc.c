@@ -325,9 +325,9 @@ static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) 
     if (count)
         status =
             status_fail(status,
-                        "NVRTC: kernels for %s need a copy of 12.0 or newer that knows the chip%s, and none of "
-                        "the %d found is: %s. %s%s.",
-                        arch_name, driver ? " and is no newer than the driver" : "", count, text_string(&list),
+                        "NVRTC: kernels for %s need a copy of 12.0 or newer that knows the chip%s; what was "
+                        "found does not serve: %s. %s%s.",
+                        arch_name, driver ? " and is no newer than the driver" : "", text_string(&list),
                         is_forced ? "Name another in WEFT_NVRTC, unset it, or: " : "Fix: ", how_to_install(driver));
     else if (is_forced)
         status = status_fail(status,

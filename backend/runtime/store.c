@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char magic[8] = "WEFTKEEP";
+static const char magic[8] = {'W', 'E', 'F', 'T', 'K', 'E', 'E', 'P'};
 enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 32 + 32 + 8, ENTRY_BYTES_MAX = 128 << 20 };
 enum { SAVES_PER_TRIM = 64, STALE_SECONDS = 3600 };
 
