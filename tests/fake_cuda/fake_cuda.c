@@ -1,0 +1,812 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "fake_cuda.h"
+
+#include <elf.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, SHARED_MAX = 227 * 1024 };
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    NO_BINARY_FOR_GPU = 209,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_SUPPORTED = 801,
+    INVALID_CLUSTER_SIZE = 912,
+};
+
+struct context {
+    int device, retained;
+};
+
+struct function {
+    struct module *module;
+    char name[64];
+    int64_t argument_bytes; /* -1: unknown */
+    int static_shared, max_threads, max_dynamic_shared;
+    bool allows_large_clusters;
+};
+
+/* Modules, events and allocations are of this one kind, so that a handle of another kind is seen. */
+struct module {
+    struct module *next;
+    enum { MODULE, EVENT, MEMORY } kind;
+    struct context *context;
+    size_t bytes;
+    int count;
+    struct function functions[KERNELS_MAX];
+    _Alignas(256) unsigned char memory[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static bool is_set_up, is_started;
+static int version = 13000, device_count = 2, arch = 90;
+static struct context contexts[DEVICES_MAX];
+static struct module *alive;
+static int64_t call_count, fail_call, launch_count;
+static int fail_result, misuse_count;
+static bool is_executing;
+static char misuse_text[512];
+static const char *last_call = "", *failed_call;
+static struct fake_launch launches[LAUNCHES_KEPT];
+static _Thread_local struct context *stack[STACK_MAX];
+static _Thread_local int depth, capture_mode;
+
+static int64_t setting(const char *name, int64_t otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? strtoll(text, NULL, 10) : otherwise;
+}
+
+/* Called with the lock held. */
+static void set_up(void) {
+    if (is_set_up)
+        return;
+    is_set_up = true;
+    version = (int)setting("FAKE_CUDA_VERSION", version);
+    device_count = (int)setting("FAKE_CUDA_DEVICES", device_count);
+    arch = (int)setting("FAKE_CUDA_ARCH", arch);
+    const char *fail = getenv("FAKE_CUDA_FAIL"), *colon = fail ? strchr(fail, ':') : NULL;
+    if (colon) {
+        fail_call = strtoll(fail, NULL, 10);
+        fail_result = atoi(colon + 1);
+    }
+    for (int i = 0; i < DEVICES_MAX; i++)
+        contexts[i].device = i;
+}
+
+static void misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void misuse(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(misuse_text, sizeof misuse_text, format, arguments);
+    va_end(arguments);
+    misuse_count++;
+}
+
+/* Starts a call with the lock taken: the result to give at once, or OK. */
+static int enter(const char *name, bool is_slow, bool needs_context) {
+    pthread_mutex_lock(&lock);
+    set_up();
+    last_call = name;
+    call_count++;
+    if (call_count == fail_call) {
+        failed_call = name;
+        return fail_result;
+    }
+    if (is_slow && is_executing)
+        misuse("%s while a plan executes", name);
+    if (!is_started && strcmp(name, "cuInit") != 0) {
+        misuse("%s before cuInit", name);
+        return 3;
+    }
+    if (needs_context && depth == 0) {
+        misuse("%s without a current context", name);
+        return INVALID_CONTEXT;
+    }
+    return OK;
+}
+
+static int leave(int result) {
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+#define ENTER(is_slow, needs_context)                                                                                  \
+    do {                                                                                                               \
+        int entered = enter(__func__, is_slow, needs_context);                                                         \
+        if (entered)                                                                                                   \
+            return leave(entered);                                                                                     \
+    } while (0)
+
+static struct module *find_alive(const void *handle, int kind) {
+    for (struct module *item = alive; item; item = item->next)
+        if (item == handle && (int)item->kind == kind)
+            return item;
+    misuse("%s with a handle that is not alive", last_call);
+    return NULL;
+}
+
+static struct module *make_alive(int kind, size_t bytes) {
+    struct module *item = aligned_alloc(256, (sizeof *item + bytes + 255) / 256 * 256);
+    if (!item)
+        return NULL;
+    memset(item, 0, sizeof *item);
+    item->kind = (unsigned)kind;
+    item->bytes = bytes;
+    item->context = stack[depth - 1];
+    item->next = alive;
+    alive = item;
+    return item;
+}
+
+static int end_life(const void *handle, int kind) {
+    struct module *item = find_alive(handle, kind), **at = &alive;
+    if (!item)
+        return INVALID_HANDLE;
+    while (*at != item)
+        at = &(*at)->next;
+    *at = item->next;
+    free(item);
+    return OK;
+}
+
+/* ---- Start, devices, contexts ------------------------------------------------------------------------------------ */
+
+static int cuInit(unsigned flags) {
+    ENTER(true, false);
+    is_started = flags == 0;
+    return leave(device_count < 1 ? NO_DEVICE : flags ? INVALID_VALUE : OK);
+}
+
+static int cuGetErrorName(int result, const char **name) {
+    static const struct {
+        int result;
+        const char *name;
+    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                 {100, "CUDA_ERROR_NO_DEVICE"},       {200, "CUDA_ERROR_INVALID_IMAGE"},
+                 {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                 {400, "CUDA_ERROR_INVALID_HANDLE"},  {500, "CUDA_ERROR_NOT_FOUND"},
+                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+                 {34, "CUDA_ERROR_STUB_LIBRARY"},     {999, "CUDA_ERROR_UNKNOWN"},
+                 {3, "CUDA_ERROR_NOT_INITIALIZED"},   {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE"}};
+    *name = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].result == result)
+            *name = names[i].name;
+    return *name ? OK : INVALID_VALUE;
+}
+
+static int cuGetErrorString(int result, const char **words) {
+    static _Thread_local char text[32];
+    snprintf(text, sizeof text, "words for %d", result);
+    *words = text;
+    return OK;
+}
+
+static int cuDeviceGetCount(int *count) {
+    ENTER(false, false);
+    *count = device_count;
+    return leave(OK);
+}
+
+static int cuDeviceGet(int *device, int ordinal) {
+    ENTER(false, false);
+    *device = 100 + ordinal; /* not the ordinal, so that mixing them up is seen */
+    return leave(ordinal >= 0 && ordinal < device_count && ordinal < DEVICES_MAX ? OK : INVALID_DEVICE);
+}
+
+static bool is_device(int device) { return device >= 100 && device < 100 + device_count; }
+
+static int cuDeviceGetName(char *name, int bytes, int device) {
+    ENTER(false, false);
+    snprintf(name, (size_t)bytes, "Fake GPU %d", device - 100);
+    return leave(is_device(device) ? OK : INVALID_DEVICE);
+}
+
+static int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    ENTER(false, false);
+    *bytes = (size_t)16 << 30;
+    return leave(is_device(device) ? OK : INVALID_DEVICE);
+}
+
+static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
+    ENTER(false, false);
+    for (int i = 0; i < 16; i++)
+        uuid[i] = (uint8_t)(device - 100 + i);
+    return leave(is_device(device) ? OK : INVALID_DEVICE);
+}
+
+static int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    static const int table[][2] = {{1, 1024},       {5, INT32_MAX}, {6, 65535},      {7, 65535},    {13, 1500000},
+                                   {16, 4},         {36, 1000000},  {37, 512},       {38, 8 << 20}, {39, 2048},
+                                   {81, 228 << 10}, {82, 65536},    {97, SHARED_MAX}};
+    ENTER(false, false);
+    if (!is_device(device))
+        return leave(INVALID_DEVICE);
+    *value = -1;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i][0] == attribute)
+            *value = table[i][1];
+    if (attribute == 75)
+        *value = arch / 10;
+    if (attribute == 76)
+        *value = arch % 10;
+    if (*value < 0) {
+        misuse("cuDeviceGetAttribute of attribute %d", attribute);
+        return leave(INVALID_VALUE);
+    }
+    return leave(OK);
+}
+
+static int cuDevicePrimaryCtxRetain(void **context, int device) {
+    ENTER(true, false);
+    if (!is_device(device))
+        return leave(INVALID_DEVICE);
+    *context = &contexts[device - 100];
+    contexts[device - 100].retained++;
+    return leave(OK);
+}
+
+static int cuCtxGetCurrent(void **context) {
+    ENTER(false, false);
+    *context = depth ? stack[depth - 1] : NULL;
+    return leave(OK);
+}
+
+static int cuCtxPushCurrent_v2(void *context) {
+    ENTER(false, false);
+    if (depth == STACK_MAX || (struct context *)context < contexts ||
+        (struct context *)context >= contexts + DEVICES_MAX || !((struct context *)context)->retained) {
+        misuse("cuCtxPushCurrent of no live context");
+        return leave(INVALID_CONTEXT);
+    }
+    stack[depth++] = context;
+    return leave(OK);
+}
+
+static int cuCtxPopCurrent_v2(void **context) {
+    ENTER(false, true);
+    *context = stack[--depth];
+    return leave(OK);
+}
+
+static int cuThreadExchangeStreamCaptureMode(int *mode) {
+    ENTER(false, false);
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return leave(OK);
+}
+
+/* ---- Modules ----------------------------------------------------------------------------------------------------- */
+
+static struct function *add_function(struct module *module, const char *name, size_t length) {
+    if (module->count == KERNELS_MAX || length >= sizeof module->functions->name)
+        return NULL;
+    struct function *function = &module->functions[module->count++];
+    *function =
+        (struct function){.module = module, .argument_bytes = -1, .max_threads = 1024, .max_dynamic_shared = 48 << 10};
+    memcpy(function->name, name, length);
+    return function;
+}
+
+/* The text that the fake compiler writes: "FAKECUBIN sm_90a", then "kernel <name> <argument bytes> <static shared>". */
+static int read_fake_cubin(struct module *module, const char *image) {
+    int made_for = 0, offset = 0;
+    if (sscanf(image, "FAKECUBIN sm_%d", &made_for) != 1)
+        return INVALID_IMAGE;
+    if (made_for / 10 != arch / 10 || made_for > arch)
+        return NO_BINARY_FOR_GPU;
+    char name[64];
+    long long bytes;
+    int shared;
+    for (const char *line = strchr(image, '\n'); line; line = strchr(line + 1, '\n'))
+        if (sscanf(line, "\nkernel %63s %lld %d%n", name, &bytes, &shared, &offset) == 3) {
+            struct function *function = add_function(module, name, strlen(name));
+            if (function) {
+                function->argument_bytes = bytes;
+                function->static_shared = shared;
+                function->max_dynamic_shared -= shared;
+            }
+        }
+    return OK;
+}
+
+static int read_ptx(struct module *module, const char *image) {
+    for (const char *at = image; (at = strstr(at, ".entry ")); at++) {
+        const char *name = at + strlen(".entry ");
+        add_function(module, name, strcspn(name, " (\n"));
+    }
+    return OK;
+}
+
+/* The size of all parameters, from a kernel's .nv.info section: attribute 0x19, whose value is in the item itself. */
+static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
+    for (size_t at = 0; at + 4 <= bytes;) {
+        unsigned value = info[at + 2] | (unsigned)info[at + 3] << 8;
+        if (info[at] == 3 && info[at + 1] == 0x19)
+            return value;
+        at += 4 + (info[at] == 4 ? value : 0);
+    }
+    return 0;
+}
+
+/* A real cubin: its kernels are the sections .text.<name>. */
+static int read_elf(struct module *module, const unsigned char *image) {
+    const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
+    const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
+    const char *names = (const char *)image + sections[header->e_shstrndx].sh_offset;
+    for (int i = 0; i < header->e_shnum; i++) {
+        const char *name = names + sections[i].sh_name;
+        struct function *function = NULL;
+        if (strncmp(name, ".text.", 6) == 0)
+            function = add_function(module, name + 6, strlen(name + 6));
+        for (int k = 0; function && k < header->e_shnum; k++) {
+            const char *other = names + sections[k].sh_name;
+            if (strncmp(other, ".nv.info.", 9) == 0 && strcmp(other + 9, function->name) == 0)
+                function->argument_bytes = read_parameter_bytes(image + sections[k].sh_offset, sections[k].sh_size);
+        }
+    }
+    return OK;
+}
+
+static int cuModuleLoadDataEx(void **module, const void *image, unsigned count, const int *options, void **values) {
+    ENTER(true, true);
+    if (capture_mode != 2)
+        misuse("cuModuleLoadDataEx would break the capture of another thread's stream");
+    struct module *made = make_alive(MODULE, 0);
+    if (!made)
+        return leave(OUT_OF_MEMORY);
+    int result = memcmp(image, ELFMAG, SELFMAG) == 0                     ? read_elf(made, image)
+                 : strncmp(image, "FAKECUBIN", strlen("FAKECUBIN")) == 0 ? read_fake_cubin(made, image)
+                 : strstr(image, ".version")                             ? read_ptx(made, image)
+                                                                         : INVALID_IMAGE;
+    if (result) {
+        if (count == 2 && options[0] == 5 && options[1] == 6)
+            snprintf(values[0], (size_t)(uintptr_t)values[1], "a log of the loader");
+        end_life(made, MODULE);
+        return leave(result);
+    }
+    *module = made;
+    return leave(OK);
+}
+
+static int cuModuleUnload(void *module) {
+    ENTER(true, true);
+    const struct module *found = find_alive(module, MODULE);
+    if (found && found->context != stack[depth - 1])
+        misuse("cuModuleUnload in another context");
+    return leave(end_life(module, MODULE));
+}
+
+static int cuModuleGetFunction(void **function, void *module, const char *name) {
+    ENTER(true, true);
+    struct module *found = find_alive(module, MODULE);
+    if (!found)
+        return leave(INVALID_HANDLE);
+    for (int i = 0; i < found->count; i++)
+        if (strcmp(found->functions[i].name, name) == 0) {
+            *function = &found->functions[i];
+            return leave(OK);
+        }
+    return leave(NOT_FOUND);
+}
+
+static struct function *find_function(const void *handle) {
+    for (struct module *item = alive; item; item = item->next)
+        for (int i = 0; item->kind == MODULE && i < item->count; i++)
+            if (handle == &item->functions[i])
+                return &item->functions[i];
+    misuse("%s with a function that is not loaded", last_call);
+    return NULL;
+}
+
+static int cuFuncGetAttribute(int *value, int attribute, void *handle) {
+    ENTER(true, true);
+    const struct function *function = find_function(handle);
+    if (!function)
+        return leave(INVALID_HANDLE);
+    *value = attribute == 0   ? function->max_threads
+             : attribute == 1 ? function->static_shared
+             : attribute == 3 ? 0
+             : attribute == 4 ? 40
+                              : -1;
+    return leave(*value < 0 ? INVALID_VALUE : OK);
+}
+
+static int cuFuncSetAttribute(void *handle, int attribute, int value) {
+    ENTER(true, true);
+    struct function *function = find_function(handle);
+    if (!function)
+        return leave(INVALID_HANDLE);
+    if (attribute == 8 && value + function->static_shared <= SHARED_MAX)
+        function->max_dynamic_shared = value;
+    else if (attribute == 14)
+        function->allows_large_clusters = value;
+    else
+        return leave(INVALID_VALUE);
+    return leave(OK);
+}
+
+static int cuFuncGetParamInfo(void *handle, size_t index, size_t *offset, size_t *bytes) {
+    ENTER(true, true);
+    const struct function *function = find_function(handle);
+    if (!function || function->argument_bytes < 0)
+        return leave(function ? NOT_SUPPORTED : INVALID_HANDLE);
+    if (index > 0 || !function->argument_bytes)
+        return leave(INVALID_VALUE);
+    *offset = 0;
+    *bytes = (size_t)function->argument_bytes;
+    return leave(OK);
+}
+
+/* ---- Launches ---------------------------------------------------------------------------------------------------- */
+
+struct attribute {
+    uint32_t id, pad, words[16];
+};
+
+struct config {
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream;
+    struct attribute *attributes;
+    uint32_t attribute_count;
+};
+
+/* Fills the record and checks what the driver checks. */
+static int check_launch(struct fake_launch *launch, const struct config *config, const struct function *function) {
+    static const uint32_t grid_max[] = {INT32_MAX, 65535, 65535}, block_max[] = {1024, 1024, 64};
+    uint64_t threads = 1, cluster = 1;
+    memcpy(launch->grid, config->grid, sizeof launch->grid);
+    memcpy(launch->block, config->block, sizeof launch->block);
+    launch->shared_bytes = config->shared_bytes;
+    launch->stream = config->stream;
+    for (uint32_t i = 0; i < config->attribute_count; i++) {
+        if (config->attributes[i].id == 4)
+            memcpy(launch->cluster, config->attributes[i].words, sizeof launch->cluster);
+        else if (config->attributes[i].id == 6)
+            launch->is_dependent = config->attributes[i].words[0] == 1;
+        else
+            return INVALID_VALUE;
+    }
+    for (int axis = 0; axis < 3; axis++) {
+        if (!config->grid[axis] || config->grid[axis] > grid_max[axis] || !config->block[axis] ||
+            config->block[axis] > block_max[axis])
+            return INVALID_VALUE;
+        threads *= config->block[axis];
+        if (launch->cluster[0] && (!launch->cluster[axis] || config->grid[axis] % launch->cluster[axis]))
+            return INVALID_CLUSTER_SIZE;
+        cluster *= launch->cluster[0] ? launch->cluster[axis] : 1;
+    }
+    if (cluster > (function->allows_large_clusters ? 16u : 8u))
+        return INVALID_CLUSTER_SIZE;
+    return threads > (uint64_t)function->max_threads || (int64_t)config->shared_bytes > function->max_dynamic_shared
+               ? INVALID_VALUE
+               : OK;
+}
+
+static int cuLaunchKernelEx(const struct config *config, void *handle, void **arguments, void **extra) {
+    struct fake_launch launch = {0};
+    ENTER(false, true);
+    const struct function *function = find_function(handle);
+    if (!function)
+        return leave(INVALID_HANDLE);
+    if (function->module->context != stack[depth - 1]) {
+        misuse("cuLaunchKernelEx of '%s' in another context", function->name);
+        return leave(INVALID_CONTEXT);
+    }
+    int result = check_launch(&launch, config, function);
+    if (!result && (extra || (function->argument_bytes > 0 && !(arguments && arguments[0]))))
+        result = INVALID_VALUE;
+    if (result) {
+        misuse("cuLaunchKernelEx of '%s' beyond the limits", function->name);
+        return leave(result);
+    }
+    launch.device = function->module->context->device;
+    memcpy(launch.kernel, function->name, sizeof launch.kernel);
+    if (function->argument_bytes > 0) {
+        if ((uintptr_t)arguments[0] % 8)
+            misuse("cuLaunchKernelEx of '%s' with arguments at an odd address", function->name);
+        launch.argument_bytes = (size_t)function->argument_bytes;
+        for (size_t i = 0; i < launch.argument_bytes; i++) { /* all are read, as the driver does; some are kept */
+            uint8_t byte = ((const volatile uint8_t *)arguments[0])[i];
+            if (i < sizeof launch.arguments)
+                launch.arguments[i] = byte;
+        }
+    }
+    launches[launch_count++ % LAUNCHES_KEPT] = launch;
+    return leave(OK);
+}
+
+static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle, int threads, size_t shared_bytes) {
+    ENTER(true, true);
+    const struct function *function = find_function(handle);
+    if (!function || threads < 1)
+        return leave(INVALID_VALUE);
+    int by_threads = 2048 / threads, by_shared = shared_bytes ? (int)((228u << 10) / shared_bytes) : 32;
+    *blocks = by_threads < by_shared ? by_threads : by_shared;
+    return leave(OK);
+}
+
+static int cuOccupancyMaxActiveClusters(int *clusters, void *handle, const struct config *config) {
+    struct fake_launch launch = {0};
+    ENTER(true, true);
+    const struct function *function = find_function(handle);
+    if (!function)
+        return leave(INVALID_HANDLE);
+    int result = check_launch(&launch, config, function);
+    *clusters = launch.cluster[0] ? 4 / (int)launch.cluster[0] : 4;
+    return leave(result);
+}
+
+/* ---- Memory, streams, events --------------------------------------------------------------------------------------- */
+
+static int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    ENTER(true, true);
+    struct module *made = bytes ? make_alive(MEMORY, bytes) : NULL;
+    *address = made ? (uint64_t)(uintptr_t)made->memory : 0;
+    return leave(made ? OK : bytes ? OUT_OF_MEMORY : INVALID_VALUE);
+}
+
+static int cuMemFree_v2(uint64_t address) {
+    ENTER(true, true);
+    return leave(end_life((const char *)(uintptr_t)address - offsetof(struct module, memory), MEMORY));
+}
+
+static int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *stream) {
+    (void)stream;
+    ENTER(false, true);
+    memset((void *)(uintptr_t)address, value, count);
+    return leave(OK);
+}
+
+static int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void *stream) {
+    (void)stream;
+    ENTER(false, true);
+    if (address % 4)
+        return leave(INVALID_VALUE);
+    for (size_t i = 0; i < count; i++)
+        ((uint32_t *)(uintptr_t)address)[i] = value;
+    return leave(OK);
+}
+
+static int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream) {
+    (void)stream;
+    ENTER(false, true);
+    memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes);
+    return leave(OK);
+}
+
+static int cuStreamSynchronize(void *stream) {
+    (void)stream;
+    ENTER(true, true);
+    return leave(OK);
+}
+
+static int cuEventCreate(void **event, unsigned flags) {
+    ENTER(true, true);
+    *event = make_alive(EVENT, 0);
+    return leave(!*event ? OUT_OF_MEMORY : flags ? INVALID_VALUE : OK);
+}
+
+static int cuEventDestroy_v2(void *event) {
+    ENTER(true, true);
+    return leave(end_life(event, EVENT));
+}
+
+static int cuEventRecord(void *event, void *stream) {
+    (void)stream;
+    ENTER(false, true);
+    return leave(find_alive(event, EVENT) ? OK : INVALID_HANDLE);
+}
+
+static int cuEventSynchronize(void *event) {
+    ENTER(true, true);
+    return leave(find_alive(event, EVENT) ? OK : INVALID_HANDLE);
+}
+
+static int cuEventElapsedTime(float *milliseconds, void *start, void *stop) {
+    ENTER(true, true);
+    *milliseconds = 0.25f;
+    return leave(find_alive(start, EVENT) && find_alive(stop, EVENT) ? OK : INVALID_HANDLE);
+}
+
+/* ---- Tensor maps: the rules, and a map that holds what it was made from --------------------------------------------- */
+
+static int encode(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
+                  const uint64_t *strides, const uint32_t *steps, uint64_t row_elements, int swizzle) {
+    static const uint64_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+    if (type < 0 || type > 12 || rank < 1 || rank > 5 || address % 16 || (uintptr_t)map % 64)
+        return INVALID_VALUE;
+    for (uint32_t i = 0; i < rank; i++)
+        if (!dims[i] || dims[i] > (uint64_t)1 << 32 || steps[i] < 1 || steps[i] > 8 ||
+            (i + 1 < rank && (strides[i] % 16 || strides[i] >= (uint64_t)1 << 40)))
+            return INVALID_VALUE;
+    if (row_elements * bytes[type] % 16 || (swizzle && row_elements * bytes[type] > 16u << swizzle))
+        return INVALID_VALUE;
+    memset(map, 0, 128);
+    map[0] = address;
+    map[1] = (uint64_t)type << 32 | rank;
+    map[2] = dims[0];
+    return OK;
+}
+
+static int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
+                                  const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                                  int swizzle, int promotion, int fill) {
+    ENTER(false, false);
+    for (uint32_t i = 0; i < rank && i < 5; i++)
+        if (box[i] < 1 || box[i] > 256)
+            return leave(INVALID_VALUE);
+    if (interleave || promotion < 0 || promotion > 3 || fill)
+        return leave(INVALID_VALUE);
+    return leave(encode(map, type, rank, address, dims, strides, steps, box[0], swizzle));
+}
+
+static int cuTensorMapEncodeIm2col(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
+                                   const uint64_t *strides, const int *lower, const int *upper, uint32_t channels,
+                                   uint32_t pixels, const uint32_t *steps, int interleave, int swizzle, int promotion,
+                                   int fill) {
+    ENTER(false, false);
+    if (interleave || promotion < 0 || promotion > 3 || fill || rank < 3 || channels > 256 || pixels > 1024)
+        return leave(INVALID_VALUE);
+    int result = encode(map, type, rank, address, dims, strides, steps, channels, swizzle);
+    if (!result)
+        map[3] = (uint64_t)(uint32_t)lower[0] << 32 | (uint32_t)upper[0];
+    return leave(result);
+}
+
+static int cuTensorMapReplaceAddress(uint64_t *map, uint64_t address) {
+    ENTER(false, false);
+    map[0] = address;
+    return leave(address % 16 ? INVALID_VALUE : OK);
+}
+
+/* ---- What the library exports ------------------------------------------------------------------------------------ */
+
+int cuDriverGetVersion(int *out);
+int cuDriverGetVersion(int *out) {
+    pthread_mutex_lock(&lock);
+    set_up();
+    *out = version;
+    return leave(OK);
+}
+
+#define NAMED(name, suffix) {#name, (void *)name##suffix}
+static const struct {
+    const char *name;
+    void *address;
+} entries[] = {
+    NAMED(cuInit, ),
+    NAMED(cuGetErrorName, ),
+    NAMED(cuGetErrorString, ),
+    NAMED(cuDeviceGetCount, ),
+    NAMED(cuDeviceGet, ),
+    NAMED(cuDeviceGetName, ),
+    NAMED(cuDeviceGetAttribute, ),
+    NAMED(cuDeviceTotalMem, _v2),
+    NAMED(cuDeviceGetUuid, _v2),
+    NAMED(cuDevicePrimaryCtxRetain, ),
+    NAMED(cuCtxGetCurrent, ),
+    NAMED(cuCtxPushCurrent, _v2),
+    NAMED(cuCtxPopCurrent, _v2),
+    NAMED(cuThreadExchangeStreamCaptureMode, ),
+    NAMED(cuModuleLoadDataEx, ),
+    NAMED(cuModuleUnload, ),
+    NAMED(cuModuleGetFunction, ),
+    NAMED(cuFuncGetAttribute, ),
+    NAMED(cuFuncSetAttribute, ),
+    NAMED(cuFuncGetParamInfo, ),
+    NAMED(cuOccupancyMaxActiveBlocksPerMultiprocessor, ),
+    NAMED(cuOccupancyMaxActiveClusters, ),
+    NAMED(cuLaunchKernelEx, ),
+    NAMED(cuMemAlloc, _v2),
+    NAMED(cuMemFree, _v2),
+    NAMED(cuMemsetD8Async, ),
+    NAMED(cuMemsetD32Async, ),
+    NAMED(cuMemcpyAsync, ),
+    NAMED(cuStreamSynchronize, ),
+    NAMED(cuEventCreate, ),
+    NAMED(cuEventDestroy, _v2),
+    NAMED(cuEventRecord, ),
+    NAMED(cuEventSynchronize, ),
+    NAMED(cuEventElapsedTime, ),
+    NAMED(cuTensorMapEncodeTiled, ),
+    NAMED(cuTensorMapEncodeIm2col, ),
+    NAMED(cuTensorMapReplaceAddress, ),
+};
+
+int cuGetProcAddress_v2(const char *name, void **address, int asked, uint64_t flags, int *found);
+int cuGetProcAddress_v2(const char *name, void **address, int asked, uint64_t flags, int *found) {
+    const char *missing = getenv("FAKE_CUDA_MISSING");
+    *address = NULL;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (strcmp(entries[i].name, name) == 0 && !(missing && strcmp(missing, name) == 0) && asked <= version &&
+            flags == 1)
+            *address = entries[i].address;
+    *found = *address ? 0 : 1;
+    return *address ? OK : NOT_FOUND;
+}
+
+static void fail_at(int64_t nth, int result) {
+    pthread_mutex_lock(&lock);
+    set_up();
+    fail_call = nth ? call_count + nth : 0;
+    fail_result = result;
+    failed_call = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static const char *tell_failed(void) {
+    pthread_mutex_lock(&lock);
+    const char *told = failed_call;
+    pthread_mutex_unlock(&lock);
+    return told;
+}
+
+static int64_t tell_calls(void) {
+    pthread_mutex_lock(&lock);
+    int64_t told = call_count;
+    pthread_mutex_unlock(&lock);
+    return told;
+}
+
+static void tell_counts(struct fake_counts *counts) {
+    *counts = (struct fake_counts){.current = depth, .capture_mode = capture_mode};
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < DEVICES_MAX; i++)
+        counts->contexts += contexts[i].retained;
+    for (const struct module *item = alive; item; item = item->next) {
+        counts->modules += item->kind == MODULE;
+        counts->events += item->kind == EVENT;
+        counts->allocations += item->kind == MEMORY;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_executing(bool now) {
+    pthread_mutex_lock(&lock);
+    is_executing = now;
+    pthread_mutex_unlock(&lock);
+}
+
+static void begin_execution(void) { set_executing(true); }
+static void end_execution(void) { set_executing(false); }
+
+static int tell_misuses(char *text, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    snprintf(text, bytes, "%s", misuse_text);
+    int told = misuse_count;
+    pthread_mutex_unlock(&lock);
+    return told;
+}
+
+static int64_t tell_launches(void) {
+    pthread_mutex_lock(&lock);
+    int64_t told = launch_count;
+    pthread_mutex_unlock(&lock);
+    return told;
+}
+
+static bool tell_launch(int64_t index, struct fake_launch *launch) {
+    pthread_mutex_lock(&lock);
+    bool is_kept = index >= 0 && index < launch_count && index >= launch_count - LAUNCHES_KEPT;
+    if (is_kept)
+        *launch = launches[index % LAUNCHES_KEPT];
+    pthread_mutex_unlock(&lock);
+    return is_kept;
+}
+
+extern const struct fake_cuda fake_cuda;
+const struct fake_cuda fake_cuda = {fail_at,       tell_failed,  tell_calls,    tell_counts, begin_execution,
+                                    end_execution, tell_misuses, tell_launches, tell_launch};

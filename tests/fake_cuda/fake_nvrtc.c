@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A run-time compiler that compiles nothing: from a program's text it writes an image that names its kernels, which
+   fake_cuda loads. A file fake_nvrtc.txt beside the library steers it, read at every call, a setting per line:
+     version 12 9          what it says it is; default 13 0
+     archs 75 80 90        what it knows; default 75 80 86 89 90 100 120
+     result 7              what compiling answers
+     delay 50              milliseconds that compiling takes
+     empty                 it gives no code
+   A line "#error words" in the text or in a header fails the compilation with NVRTC's words for it. A line
+   "// fake: <kernel> <bytes of its arguments> <static shared bytes>" says what the text itself is too hard to read for. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { OK = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6, ARCHS_MAX = 32 };
+
+struct program {
+    char *text, *name, *image, *log;
+    int header_count;
+    char **header_texts, **header_names;
+    bool is_ptx;
+};
+
+struct settings {
+    int major, minor, result, delay, arch_count, archs[ARCHS_MAX];
+    bool is_empty;
+};
+
+/* Of this copy of the library: how many programs were compiled, and how many objects are alive. */
+extern atomic_int fake_nvrtc_compiles, fake_nvrtc_alive;
+atomic_int fake_nvrtc_compiles, fake_nvrtc_alive;
+
+static void read_line(struct settings *settings, char *line) {
+    if (sscanf(line, "version %d %d", &settings->major, &settings->minor) == 2 ||
+        sscanf(line, "result %d", &settings->result) == 1 || sscanf(line, "delay %d", &settings->delay) == 1)
+        return;
+    if (strncmp(line, "empty", 5) == 0)
+        settings->is_empty = true;
+    if (strncmp(line, "archs", 5) != 0)
+        return;
+    settings->arch_count = 0;
+    for (char *at = line + 5, *end; settings->arch_count < ARCHS_MAX; at = end) {
+        int arch = (int)strtol(at, &end, 10);
+        if (end == at)
+            return;
+        settings->archs[settings->arch_count++] = arch;
+    }
+}
+
+static struct settings read_settings(void) {
+    struct settings settings = {.major = 13, .arch_count = 7, .archs = {75, 80, 86, 89, 90, 100, 120}};
+    Dl_info self;
+    char path[PATH_MAX], line[256];
+    if (!dladdr((void *)&fake_nvrtc_compiles, &self) || strlen(self.dli_fname) + 32 > sizeof path)
+        return settings;
+    strcpy(path, self.dli_fname);
+    strcpy(strrchr(path, '/') + 1, "fake_nvrtc.txt");
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        read_line(&settings, line);
+    if (file)
+        fclose(file);
+    return settings;
+}
+
+static void add(char **text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add(char **text, const char *format, ...) {
+    char *added = NULL, *joined = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    if (vasprintf(&added, format, arguments) < 0 || asprintf(&joined, "%s%s", *text ? *text : "", added) < 0)
+        abort();
+    va_end(arguments);
+    free(*text);
+    free(added);
+    *text = joined;
+}
+
+int nvrtcVersion(int *major, int *minor);
+int nvrtcVersion(int *major, int *minor) {
+    struct settings settings = read_settings();
+    *major = settings.major;
+    *minor = settings.minor;
+    return OK;
+}
+
+int nvrtcGetNumSupportedArchs(int *count);
+int nvrtcGetNumSupportedArchs(int *count) {
+    *count = read_settings().arch_count;
+    return OK;
+}
+
+int nvrtcGetSupportedArchs(int *archs);
+int nvrtcGetSupportedArchs(int *archs) {
+    struct settings settings = read_settings();
+    memcpy(archs, settings.archs, (size_t)settings.arch_count * sizeof *archs);
+    return OK;
+}
+
+const char *nvrtcGetErrorString(int result);
+const char *nvrtcGetErrorString(int result) {
+    return result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : result == OK ? "NVRTC_SUCCESS" : "NVRTC_ERROR_OTHER";
+}
+
+int nvrtcCreateProgram(void **out, const char *text, const char *name, int count, const char *const *texts,
+                       const char *const *names);
+int nvrtcCreateProgram(void **out, const char *text, const char *name, int count, const char *const *texts,
+                       const char *const *names) {
+    if (!text || count < 0)
+        return INVALID_INPUT;
+    struct program *program = calloc(1, sizeof *program);
+    add(&program->text, "%s", text);
+    add(&program->name, "%s", name ? name : "default_program");
+    program->header_count = count;
+    program->header_texts = calloc((size_t)count + 1, sizeof(char *));
+    program->header_names = calloc((size_t)count + 1, sizeof(char *));
+    for (int i = 0; i < count; i++) {
+        add(&program->header_texts[i], "%s", texts[i]);
+        add(&program->header_names[i], "%s", names[i]);
+    }
+    add(&program->log, "%s", "");
+    atomic_fetch_add(&fake_nvrtc_alive, 1);
+    *out = program;
+    return OK;
+}
+
+int nvrtcDestroyProgram(void **handle);
+int nvrtcDestroyProgram(void **handle) {
+    struct program *program = *handle;
+    for (int i = 0; i < program->header_count; i++) {
+        free(program->header_texts[i]);
+        free(program->header_names[i]);
+    }
+    free(program->header_texts);
+    free(program->header_names);
+    free(program->text);
+    free(program->name);
+    free(program->image);
+    free(program->log);
+    free(program);
+    atomic_fetch_sub(&fake_nvrtc_alive, 1);
+    *handle = NULL;
+    return OK;
+}
+
+/* Logs what NVRTC would say of "#error" lines; false when there was one. */
+static bool check_text(struct program *program, const char *name, const char *text) {
+    int line = 1;
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n', line++) {
+        const char *first = at + strspn(at, " \t");
+        if (strncmp(first, "#error ", 7) != 0)
+            continue;
+        add(&program->log,
+            "%s(%d): error: #error directive: %.*s\n  %.*s\n   ^\n\n1 error detected in the compilation of \"%s\".\n",
+            name, line, (int)strcspn(first + 7, "\n"), first + 7, (int)strcspn(first, "\n"), first, program->name);
+        return false;
+    }
+    return true;
+}
+
+/* The name of the kernel that "__global__" at `at` declares: the word before the first parenthesis that belongs to no
+   attribute such as __launch_bounds__(128). */
+static int find_name(const char **name, const char *at) {
+    for (at += strlen("__global__"); *at; at++) {
+        if (*at != '(')
+            continue;
+        const char *end = at, *start;
+        while (end[-1] == ' ')
+            end--;
+        for (start = end; strspn(start - 1, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789"); start--)
+            ;
+        if (strncmp(start, "__", 2) != 0) {
+            *name = start;
+            return (int)(end - start);
+        }
+        at = strchr(at, ')');
+        if (!at)
+            return 0;
+    }
+    return 0;
+}
+
+static void add_kernels(struct program *program, const char *text) {
+    for (const char *at = text; (at = strstr(at, "__global__")); at++) {
+        const char *name;
+        char marker[160];
+        long long bytes = -1;
+        int length = find_name(&name, at), shared = 0;
+        if (!length)
+            continue;
+        snprintf(marker, sizeof marker, "// fake: %.*s ", length, name);
+        const char *note = strstr(program->text, marker);
+        if (note)
+            sscanf(note + strlen(marker), "%lld %d", &bytes, &shared);
+        if (program->is_ptx)
+            add(&program->image, ".visible .entry %.*s()\n", length, name);
+        else
+            add(&program->image, "kernel %.*s %lld %d\n", length, name, bytes, shared);
+    }
+}
+
+static bool knows(const struct settings *settings, int arch) {
+    for (int i = 0; i < settings->arch_count; i++)
+        if (settings->archs[i] == arch)
+            return true;
+    return false;
+}
+
+int nvrtcCompileProgram(void *handle, int count, const char *const *options);
+int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
+    struct program *program = handle;
+    struct settings settings = read_settings();
+    const char *target = NULL;
+    atomic_fetch_add(&fake_nvrtc_compiles, 1);
+    nanosleep(&(struct timespec){settings.delay / 1000, settings.delay % 1000 * 1000000L}, NULL);
+    for (int i = 0; i < count; i++)
+        if (strncmp(options[i], "--gpu-architecture=", 19) == 0)
+            target = options[i] + 19;
+    program->is_ptx = target && strncmp(target, "compute_", 8) == 0;
+    int arch = target ? atoi(target + (program->is_ptx ? 8 : 3)) : 0;
+    if (settings.result)
+        return settings.result;
+    if (!knows(&settings, arch))
+        return INVALID_OPTION;
+    bool is_right = check_text(program, program->name, program->text);
+    for (int i = 0; is_right && i < program->header_count; i++)
+        is_right = check_text(program, program->header_names[i], program->header_texts[i]);
+    if (!is_right)
+        return COMPILATION;
+    if (program->is_ptx)
+        add(&program->image, ".version 8.0\n.target sm_%d\n", arch);
+    else
+        add(&program->image, "FAKECUBIN %s\n", target);
+    add_kernels(program, program->text);
+    for (int i = 0; i < program->header_count; i++)
+        add_kernels(program, program->header_texts[i]);
+    for (int i = 0; i < count; i++)
+        add(&program->image, "// option %s\n", options[i]);
+    if (settings.is_empty)
+        *program->image = '\0';
+    return OK;
+}
+
+static int tell(const char *text, bool is_ours, size_t *bytes, char *out) {
+    size_t length = is_ours && text && *text ? strlen(text) + 1 : 0;
+    if (bytes)
+        *bytes = length;
+    if (out)
+        memcpy(out, text, length);
+    return OK;
+}
+
+int nvrtcGetCUBINSize(void *program, size_t *bytes);
+int nvrtcGetCUBINSize(void *program, size_t *bytes) {
+    return tell(((struct program *)program)->image, !((struct program *)program)->is_ptx, bytes, NULL);
+}
+
+int nvrtcGetCUBIN(void *program, char *out);
+int nvrtcGetCUBIN(void *program, char *out) {
+    return tell(((struct program *)program)->image, !((struct program *)program)->is_ptx, NULL, out);
+}
+
+int nvrtcGetPTXSize(void *program, size_t *bytes);
+int nvrtcGetPTXSize(void *program, size_t *bytes) {
+    return tell(((struct program *)program)->image, ((struct program *)program)->is_ptx, bytes, NULL);
+}
+
+int nvrtcGetPTX(void *program, char *out);
+int nvrtcGetPTX(void *program, char *out) {
+    return tell(((struct program *)program)->image, ((struct program *)program)->is_ptx, NULL, out);
+}
+
+int nvrtcGetProgramLogSize(void *program, size_t *bytes);
+int nvrtcGetProgramLogSize(void *program, size_t *bytes) {
+    *bytes = strlen(((struct program *)program)->log) + 1;
+    return OK;
+}
+
+int nvrtcGetProgramLog(void *program, char *out);
+int nvrtcGetProgramLog(void *program, char *out) {
+    strcpy(out, ((struct program *)program)->log);
+    return OK;
+}
