@@ -95,20 +95,20 @@ static int read_properties(struct device *device, const struct driver *driver) {
     return CUDA_SUCCESS;
 }
 
-static weftStatus_t fail_to_find(const char *kind, int32_t ordinal, int gpus) {
+static weftStatus_t fail_to_find(int32_t ordinal, int count) {
     char last[16] = "";
-    if (gpus > 1)
-        snprintf(last, sizeof last, "..%d", gpus - 1);
+    if (count > 1)
+        snprintf(last, sizeof last, "..%d", count - 1);
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         "no device %s:%d on this machine: Weft sees 1 cpu and %d cuda device%s. Ask for cpu:0%s%s.", kind,
-         (int)ordinal, gpus, gpus == 1 ? "" : "s", gpus ? " or cuda:0" : "", last);
+         "no device cuda:%d on this machine: Weft sees %d cuda device%s. Ask for cuda:0%s or cpu:0.", (int)ordinal,
+         count, count == 1 ? "" : "s", last);
 }
 
 static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     const struct driver *driver;
     TRY(driver_get(&driver));
     if (ordinal < 0 || ordinal >= driver->device_count || ordinal >= CUDA_DEVICES_MAX)
-        return fail_to_find("cuda", ordinal, driver->device_count);
+        return fail_to_find(ordinal, driver->device_count);
     device->kind = WEFT_DEVICE_CUDA;
     device->ordinal = ordinal;
     int result = read_properties(device, driver);
@@ -141,7 +141,10 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
     if (kind == WEFT_DEVICE_CUDA)
         return find_cuda(device, ordinal);
     if (kind != WEFT_DEVICE_CPU || ordinal != 0)
-        return fail_to_find("cpu", ordinal, device_count(WEFT_DEVICE_CUDA));
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "no device cpu:%d: a machine is one cpu, cpu:0, and as many cuda devices as it has GPUs. Ask for cpu:0 or "
+             "cuda:0.",
+             (int)ordinal);
     device->kind = kind;
     device->ordinal = ordinal;
     device->threads = count_threads();
