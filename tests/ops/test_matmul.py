@@ -88,6 +88,12 @@ def test_empty_depth_gives_zeros():
     checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, np.zeros((2, 3, 4)), layouts=["packed"])
 
 
+@pytest.mark.parametrize(("left", "right"), [((0, 3, 4), (1, 4, 5)), ((1, 2, 3, 4), (0, 1, 4, 5))])
+def test_empty_batches_broadcast(left, right):
+    a, b = np.zeros(left, np.float32), np.zeros(right, np.float32)
+    checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, a @ b, layouts=["packed"])
+
+
 def test_fused_bias_activation_residual():
     a, b = checks.random((2, 20, 33), "bf16"), checks.random((2, 33, 18), "bf16", seed=1)
     bias, rest = checks.random((1, 1, 18), "f32", seed=2), checks.random((2, 20, 18), "bf16", seed=3)

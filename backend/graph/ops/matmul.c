@@ -66,7 +66,8 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
              descriptor_label(&op->base), tensor_dims_text(a), (long long)k, tensor_dims_text(b), (long long)other);
     for (int64_t i = 0; i < rank - 2; i++) {
         int64_t left = a->dims.at[i], right = b->dims.at[i];
-        bool fits = left == right || (left && right && (left % right == 0 || right % left == 0));
+        int64_t less = left < right ? left : right, more = left < right ? right : left;
+        bool fits = less == more || more == 1 || (less && more % less == 0);
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: batch dimension %lld is %lld in A %s and %lld in B %s. Make one divide the other.",
@@ -80,7 +81,7 @@ static void product_dims(const struct matmul_op *op, struct dims *dims) {
     int64_t rank = op->a->dims.count;
     *dims = op->a->dims;
     for (int64_t i = 0; i < rank - 2; i++)
-        if (op->b->dims.at[i] > dims->at[i] && dims->at[i] > 0)
+        if (dims->at[i] == 1 || (op->b->dims.at[i] > dims->at[i] && dims->at[i] > 0))
             dims->at[i] = op->b->dims.at[i];
     dims->at[rank - 1] = op->b->dims.at[rank - 1];
 }
