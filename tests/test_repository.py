@@ -122,7 +122,8 @@ def sanitized() -> Path:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tests/c").glob("*.c")))
 def test_c(sanitized: Path, name: str) -> None:
     layouts = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-    compilers = [str(Path(place, layout)) for place in sys.path for layout in layouts if Path(place, layout).is_dir()]
+    places = [Path(place, layout) for place in sys.path for layout in layouts]
+    compilers = [str(place) for place in places if place.is_dir()]
     command = ("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$")
     if "***Skipped" in run(*command, cwd=sanitized, WEFT_TEST_NVRTC=":".join(compilers)):
         pytest.skip("what it needs is not on this machine")
