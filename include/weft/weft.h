@@ -20,7 +20,10 @@
  * shared; one plan may run on many threads at once, each call with its own workspace. A tensor whose strides are left
  * unset is completed by the first operation that is finalized with it: do that on one thread.
  *
- * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. */
+ * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. For NVIDIA GPUs:
+ * WEFT_DEVICE=cpu|cuda|cuda:N says what weftCreate opens, WEFT_NVRTC names the run-time compiler to use, WEFT_CACHE_DIR,
+ * WEFT_CACHE=off|ro|rw and WEFT_CACHE_BYTES rule the disk cache of kernels, WEFT_DUMP_DIR receives the kernels' text,
+ * WEFT_LIBCUDA names another driver library. */
 #ifndef WEFT_H
 #define WEFT_H
 
