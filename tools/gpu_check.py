@@ -1,12 +1,12 @@
-"""Everything that needs a GPU, in one run: the operations' tests on the device, compute-sanitizer, the suite beside cuDNN.
+"""Everything that needs a GPU in one run: the operations' tests on it, sanitizers, the suite beside cuDNN.
 
     python tools/gpu_check.py                      # the tests of tests/ops and tests/plan on the first GPU
     python tools/gpu_check.py --only 'reduction'   # those whose names match
     python tools/gpu_check.py --sanitize memcheck racecheck
     python tools/gpu_check.py --suite PATH/suite.py --csv out.csv   # side by side with cuDNN
 
-Needs torch with CUDA, pytest and a library whose engine list has the CUDA engine. Prints the failures, shortened, and
-a line of counts per part; exits with 1 if a part failed.
+Needs torch with CUDA, pytest and a library whose engine list has the CUDA engine. Prints the failures,
+shortened, and a line of counts per part; exits with 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ENV = os.environ | {
-    "WEFT_TEST_DEVICE": "cuda",
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]),
-}
+PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
+ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
 
 
 def run(title: str, command: list[str], seconds: float, keep: int) -> bool:
@@ -31,7 +29,13 @@ def run(title: str, command: list[str], seconds: float, keep: int) -> bool:
     print(f"== {title}: {' '.join(command)}", flush=True)
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds
+            command,
+            cwd=ROOT,
+            env=ENV,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
         )
         text, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
@@ -50,6 +54,7 @@ def run(title: str, command: list[str], seconds: float, keep: int) -> bool:
 
 
 def main() -> int:
+    """Runs the parts that were asked for."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--only", default="", help="pytest -k")
     ask.add_argument("--paths", nargs="*", default=["tests/ops"])

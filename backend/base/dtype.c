@@ -444,3 +444,21 @@ WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index
                          int64_t count) {
     SPECIALISE(row_from_f64, type, base, index, src, count);
 }
+
+static int sort_of(weftDataType_t type) { return dtype_is_float(type) ? 2 : dtype_is_integer(type) ? 1 : 0; }
+
+weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
+    if (a == b)
+        return a;
+    if (sort_of(a) != sort_of(b))
+        return sort_of(a) > sort_of(b) ? a : b;
+    int bits_a = dtype_of(a)->bits, bits_b = dtype_of(b)->bits;
+    if (sort_of(a) == 0)
+        return WEFT_DATA_BYTE_BOOLEAN;
+    if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* one bit more than the unsigned one */
+        return (dtype_of(a)->is_signed ? bits_b : bits_a) < 32 && bits_a <= 32 && bits_b <= 32 ? WEFT_DATA_INT32
+                                                                                               : WEFT_DATA_INT64;
+    if (bits_a != bits_b)
+        return bits_a > bits_b ? a : b;
+    return bits_a < 16 ? WEFT_DATA_HALF : WEFT_DATA_FLOAT;
+}

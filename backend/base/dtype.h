@@ -31,6 +31,10 @@ bool dtype_is_integer(weftDataType_t type);
 bool dtype_is_boolean(weftDataType_t type);
 
 /* Bytes that hold `elems` elements; 0 for a type without storage. */
+/* The type that results of two operands have: a float type before integers before booleans, the wider of one sort, and
+   of two equally wide ones the next wider that holds both. */
+weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b);
+
 int64_t dtype_bytes(weftDataType_t type, int64_t elems);
 
 /* Below, the type must have storage; otherwise loads give 0 and stores do nothing.

@@ -216,6 +216,10 @@ void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims)
     memcpy(tensor->dims.at, dims, (size_t)rank * sizeof *dims);
 }
 
+weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t natural, weftDataType_t math) {
+    return result->is_virtual && natural != WEFT_DATA_DOUBLE ? math : natural;
+}
+
 void tensor_infer_type(struct tensor *tensor, weftDataType_t type) {
     if (tensor && tensor->type == TENSOR_NO_TYPE)
         tensor->type = (int32_t)type;

@@ -54,6 +54,10 @@ bool tensor_same_layout(const struct tensor *a, const struct tensor *b);
 void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims);
 void tensor_infer_type(struct tensor *tensor, weftDataType_t type);
 
+/* The type of a result that is calculated in `math` from inputs of type `natural`: that of the inputs for a result in
+   memory, the compute type for a virtual one, which so loses nothing; DOUBLE stays DOUBLE. */
+weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t natural, weftDataType_t math);
+
 /* Packs the dims in the order in which the strides of `like` descend (row-major when like is NULL or of another
    rank). */
 void tensor_infer_strides(struct tensor *tensor, const struct tensor *like);

@@ -288,6 +288,53 @@ def test_zero_size():
     checks.check(lambda g, x: g.relu(x), {"x": x}, x.astype(float), layouts=["packed"])
 
 
+def test_far_out_values():
+    x = np.array([1e30, -1e30, 1e18, -1e18, 300, -300], np.float32)
+    dy = np.array([1, 1, 0, 0, 2, 2], np.float32)
+    want = np.where(x > 0, dy, 0).astype(np.float64)
+    for method in ("gelu_approx_tanh", "gelu", "swish", "softplus", "sigmoid", "tanh", "elu", "relu"):
+        expected = want if method not in ("sigmoid", "tanh") else 0 * want
+        backward = f"{method}_backward"
+        checks.check(
+            lambda g, dy, x, m=backward: getattr(g, m)(dy, x), {"dy": dy, "x": x}, expected, magnitude=1
+        )
+    a, b = np.array([1.0, -1.0], np.float32), np.array([1e-40, 3e38], np.float32)
+    want = np.mod(a.astype(np.float64), b.astype(np.float64))
+    found = checks.check(lambda g, a, b: g.floor_mod(a, b), {"a": a, "b": b}, [None])
+    for (got,) in found.values():
+        assert np.isfinite(got).all()
+        assert got.min() >= 0
+        assert got[1] == np.float32(want[1])
+
+
+@pytest.mark.parametrize(
+    ("types", "want"),
+    [
+        (("f16", "f32"), "f32"),
+        (("f16", "bf16"), "f32"),
+        (("i32", "f16"), "f16"),
+        (("bool8", "f32"), "f32"),
+        (("f32", "f64"), "f64"),
+        (("i8", "i32"), "i32"),
+        (("u8", "i8"), "i32"),
+        (("e4m3", "e5m2"), "f16"),
+    ],
+)
+def test_inferred_type_promotes_all_operands(types, want):
+    for first, second in (types, types[::-1]):
+        a, b = checks.random((3, 4), first, 0, 2), checks.random((3, 4), second, 0, 2, seed=1)
+        found = checks.check(lambda g, a, b: g.mul(a, b), {"a": a, "b": b}, checks.exact(a) * checks.exact(b))
+        for (got,) in found.values():
+            assert got.dtype == checks.random((1,), want).dtype
+
+
+def test_scalars_lend_only_their_sort():
+    x, s = checks.random((3, 4), "bf16"), checks.random((1, 1), "f32")
+    found = checks.check(lambda g, x, s: g.mul(s, x), {"x": x, "s": s}, checks.exact(x) * checks.exact(s))
+    for (got,) in found.values():
+        assert got.dtype == x.dtype
+
+
 def test_refusals():
     checks.refuses(
         lambda g, a, b: g.add(a, b, name="s"),

@@ -326,7 +326,7 @@ static void infer_statistics(struct tensor *tensor, const struct attention *a, i
 static void infer_result(struct tensor *tensor, const struct attention *a, const struct tensor *like, int64_t last) {
     tensor_infer_dims(tensor, 4, (const int64_t[]){like->dims.at[0], like->dims.at[1], like->dims.at[2], last});
     tensor_infer_strides(tensor, like);
-    tensor_infer_type(tensor, (weftDataType_t)(tensor->is_virtual ? a->math : like->type));
+    tensor_infer_type(tensor, tensor_result_type(tensor, (weftDataType_t)like->type, (weftDataType_t)a->math));
 }
 
 static weftStatus_t infer_forward(struct descriptor *descriptor) {

@@ -269,8 +269,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         infer_dims(op);
     const struct tensor *like = input_of(op);
     tensor_infer_strides(out, like);
-    bool computed = out->is_virtual || dtype_is_integer((weftDataType_t)like->type);
-    tensor_infer_type(out, (weftDataType_t)(computed ? op->parameters->math : like->type));
+    weftDataType_t natural = (weftDataType_t)like->type, math = (weftDataType_t)op->parameters->math;
+    tensor_infer_type(out, dtype_is_integer(natural) ? math : tensor_result_type(out, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -93,9 +93,9 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     product_dims(op, &dims);
     tensor_infer_dims(op->c, dims.count, dims.at);
     tensor_infer_strides(op->c, NULL);
-    tensor_infer_type(op->c, (weftDataType_t)(op->c->is_virtual || dtype_is_integer((weftDataType_t)op->a->type)
-                                                  ? op->parameters->math
-                                                  : op->a->type));
+    weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
+    weftDataType_t math = (weftDataType_t)op->parameters->math;
+    tensor_infer_type(op->c, dtype_is_integer(natural) ? math : tensor_result_type(op->c, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
 

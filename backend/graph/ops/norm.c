@@ -314,7 +314,8 @@ static enum role forward_role(const struct descriptor *descriptor, const struct 
 static void infer_result(struct tensor *result, const struct tensor *like, int32_t math) {
     if (!result)
         return;
-    tensor_infer_type(result, (weftDataType_t)(result->is_virtual || !like ? math : like->type));
+    tensor_infer_type(result, like ? tensor_result_type(result, (weftDataType_t)like->type, (weftDataType_t)math)
+                                   : (weftDataType_t)math);
     if (like)
         tensor_infer_like(result, like);
 }

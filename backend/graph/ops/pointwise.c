@@ -273,6 +273,28 @@ static const struct tensor *order_of(const struct pointwise_operands *operands, 
     return operands->x;
 }
 
+/* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves bfloat16.
+   Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
+static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
+                                  const struct tensor *out) {
+    weftDataType_t math = (weftDataType_t)op->pw->math, natural = (weftDataType_t)operands->x->type;
+    if (operands->b) {
+        weftDataType_t other = (weftDataType_t)operands->b->type;
+        bool x_is_scalar = tensor_elements(operands->x) == 1, b_is_scalar = tensor_elements(operands->b) == 1;
+        bool same_sort =
+            dtype_is_float(natural) == dtype_is_float(other) && dtype_is_boolean(natural) == dtype_is_boolean(other);
+        if (!same_sort || x_is_scalar == b_is_scalar)
+            natural = dtype_promote(natural, other);
+        else if (x_is_scalar)
+            natural = other;
+    }
+    bool stays_integer = pointwise_integer_evaluator(op->pw->mode) && op->pw->mode != WEFT_POINTWISE_DIV &&
+                         op->pw->mode != WEFT_POINTWISE_POW;
+    if (!dtype_is_float(natural) && dtype_is_float(math) && !stays_integer)
+        return math;
+    return tensor_result_type(out, natural, math);
+}
+
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct pointwise_op *op = (struct pointwise_op *)descriptor;
     TRY(check_operands(op));
@@ -289,7 +311,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     else if (mode->form == FORM_INDEX)
         tensor_infer_type(out, WEFT_DATA_INT32);
     else
-        tensor_infer_type(out, (weftDataType_t)(out->is_virtual ? op->pw->math : operands.x->type));
+        tensor_infer_type(out, result_type(op, &operands, out));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -12,8 +12,8 @@ MODE(ADD_SQUARE, FORM_BINARY, x + b * b, "add_square", "a:x b", "first operand p
 MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b", "larger operand; NaN wins")
 MODE(MIN, FORM_BINARY, (x < b || x != x) ? x : b, "min", "input0:x input1:b", "smaller operand; NaN wins")
 MODE(MOD, FORM_BINARY, fmod(x, b), "mod", "input0:x input1:b", "remainder with the sign of the dividend")
-MODE(FLOOR_MOD, FORM_BINARY, x - floor(x / b) * b, "floor_mod", "input0:x input1:b",
-     "remainder with the sign of the divisor")
+MODE(FLOOR_MOD, FORM_BINARY, fmod(x, b) != C(0) && (fmod(x, b) < C(0)) != (b < C(0)) ? fmod(x, b) + b : fmod(x, b),
+     "floor_mod", "input0:x input1:b", "remainder with the sign of the divisor")
 MODE(POW, FORM_BINARY, pow(x, b), "pow", "input0:x input1:b", "power")
 MODE(ATAN2, FORM_BINARY, atan2(x, b), "atan2", "input0:x input1:b", "angle of the point (b, x) in radians")
 MODE(ABS, FORM_UNARY, fabs(x), "abs", "input:x", "absolute value")
@@ -68,10 +68,10 @@ MODE(SWISH_BWD, FORM_BACKWARD,
      "swish_backward", "loss:dy input:x swish_beta=None", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
      dy *(C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
-          C(0.5) * x *
+          (fabs(x) > C(20) ? C(0) : C(0.5) * x) *
               (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
                           tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) *
-              C(0.7978845608028654) * (C(1) + C(0.134145) * x * x)),
+              C(0.7978845608028654) * (fabs(x) > C(20) ? C(0) : C(1) + C(0.134145) * x * x)),
      "gelu_approx_tanh_backward", "loss:dy input:x", "gradient of gelu_approx_tanh")
 MODE(CMP_EQ, FORM_BINARY, x == b, "cmp_eq", "input:x comparison:b", "1 where equal, else 0")
 MODE(CMP_NEQ, FORM_BINARY, x != b, "cmp_neq", "input:x comparison:b", "1 where different, else 0")

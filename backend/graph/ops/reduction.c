@@ -113,8 +113,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[i] = named[i] ? 1 : dims.at[i];
     tensor_infer_dims(op->y, dims.count, dims.at);
     tensor_infer_strides(op->y, op->x);
-    bool keeps_type = dtype_is_float((weftDataType_t)op->x->type) && !op->y->is_virtual;
-    tensor_infer_type(op->y, (weftDataType_t)(keeps_type ? op->x->type : op->parameters->math));
+    weftDataType_t natural = (weftDataType_t)op->x->type, math = (weftDataType_t)op->parameters->math;
+    tensor_infer_type(op->y, dtype_is_float(natural) ? tensor_result_type(op->y, natural, math) : math);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -312,7 +312,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(check_given(op));
     TRY(infer_dims(op));
     tensor_infer_strides(out, like);
-    tensor_infer_type(out, (weftDataType_t)(out->is_virtual ? op->parameters->math : like->type));
+    tensor_infer_type(out, tensor_result_type(out, (weftDataType_t)like->type, (weftDataType_t)op->parameters->math));
     if (op->index && !is_backward(op)) {
         tensor_infer_dims(op->index, op->y->dims.count, op->y->dims.at);
         tensor_infer_strides(op->index, like);

@@ -55,7 +55,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         tensor_infer_strides(statistics[i], op->x);
         tensor_infer_type(statistics[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
-    tensor_infer_type(op->y, (weftDataType_t)(op->y->is_virtual ? op->math : op->x->type));
+    tensor_infer_type(op->y, tensor_result_type(op->y, (weftDataType_t)op->x->type, (weftDataType_t)op->math));
     tensor_infer_like(op->y, op->x);
     return WEFT_STATUS_SUCCESS;
 }
