@@ -86,20 +86,30 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
     return WEFT_STATUS_SUCCESS;
 }
 
-int64_t draft_step_bytes(const struct draft *draft, int step) {
-    const struct graph *graph = draft->graph;
-    int64_t bytes = 0;
-    for (int v = 0; v < graph->value_count; v++) {
-        int producer = graph->values[v].producer;
-        bool made_here = producer >= 0 && draft->cover.part_of_node[producer] == step;
-        bool in_memory =
-            (!graph->values[v].tensor->is_virtual && draft->cover.memory[v] == v) || draft->value_offset[v] >= 0;
-        bool read_here = false;
-        for (int n = 0; n < graph->node_count && !read_here; n++)
-            read_here = draft->cover.part_of_node[n] == step && node_reads(draft, n, v);
-        if (in_memory && (made_here || read_here))
-            bytes += tensor_bytes(graph->values[v].tensor);
+/* Whether operand i of a region's node k stands for memory that an earlier operand stood for already. */
+static bool is_counted(const struct draft *draft, const struct region *region, int k, int i) {
+    const int *memory = draft->cover.memory;
+    int value = memory[region_node(region, k)->operands[i]];
+    for (int n = 0; n <= k; n++) {
+        const struct node *node = region_node(region, n);
+        for (int o = 0; o < (n == k ? i : node->operand_count); o++)
+            if (memory[node->operands[o]] == value)
+                return true;
     }
+    return false;
+}
+
+int64_t draft_step_bytes(const struct draft *draft, int step) {
+    const struct region *region = &draft->steps[step].region;
+    int64_t bytes = 0;
+    for (int k = 0; k < region->count; k++)
+        for (int i = 0; i < region_node(region, k)->operand_count; i++) {
+            int value = draft->cover.memory[region_node(region, k)->operands[i]];
+            const struct tensor *tensor = draft->graph->values[value].tensor;
+            bool in_memory = !tensor->is_virtual || draft->value_offset[value] >= 0;
+            if (in_memory && !is_counted(draft, region, k, i))
+                bytes += tensor_bytes(tensor);
+        }
     return bytes;
 }
 

@@ -17,6 +17,7 @@ struct partitioning {
     int *memory; /* see struct cover */
     struct part *parts;
     int part_count;
+    bool *beside; /* per node: a neighbour of the newest part */
     int *waiting; /* scratch of the acyclicity test: per node */
 };
 
@@ -57,38 +58,47 @@ static void find_views(struct partitioning *p) {
 
 /* ---- Cycles ------------------------------------------------------------------------------------------------------ */
 
+/* The nodes that run together with a node: those of its part, or itself alone. */
+static struct region companions(const struct partitioning *p, const int *node) {
+    if (p->owner[*node] >= 0)
+        return p->parts[p->owner[*node]].region;
+    return (struct region){.graph = p->graph, .count = 1, .nodes = node};
+}
+
+/* Whether all that a group reads from outside of it is made. */
+static bool group_is_ready(const struct partitioning *p, const struct region *group) {
+    for (int k = 0; k < group->count; k++) {
+        const struct node *node = region_node(group, k);
+        for (int i = 0; i < node->operand_count; i++) {
+            int producer = p->graph->values[node->operands[i]].producer;
+            bool inside =
+                producer >= 0 && (producer == group->nodes[k] ||
+                                  (p->owner[producer] >= 0 && p->owner[producer] == p->owner[group->nodes[k]]));
+            if (!node->is_output[i] && producer >= 0 && !inside && p->waiting[producer])
+                return false;
+        }
+    }
+    return true;
+}
+
 /* Nodes of one part wait for each other; so the parts, with every other node a part of its own, must have an order in
    which each finds its inputs made. Writes that order (of parts) to `order` when it is given. */
 static bool parts_are_acyclic(struct partitioning *p, int *order) {
-    const struct graph *graph = p->graph;
-    int placed = 0, left = 0, round = 1;
-    for (int n = 0; n < graph->node_count; n++) {
+    int placed = 0, left = 0;
+    for (int n = 0; n < p->graph->node_count; n++) {
         p->waiting[n] = p->owner[n] != NOT_NEEDED;
         left += p->waiting[n];
     }
-    while (left && round) {
-        round = 0;
-        for (int n = 0; n < graph->node_count; n++) {
-            if (!p->waiting[n])
+    for (bool moved = true; left && moved;) {
+        moved = false;
+        for (int n = 0; n < p->graph->node_count; n++) {
+            struct region group = companions(p, &n);
+            if (!p->waiting[n] || n != group.nodes[0] || !group_is_ready(p, &group))
                 continue;
-            bool ready = true;
-            for (int m = n; m < graph->node_count && ready; m++) {
-                if (m != n && (p->owner[n] < 0 || p->owner[m] != p->owner[n]))
-                    continue;
-                for (int i = 0; i < graph->nodes[m].operand_count && ready; i++) {
-                    int producer = graph->values[graph->nodes[m].operands[i]].producer;
-                    bool inside =
-                        producer == m || (p->owner[n] >= 0 && producer >= 0 && p->owner[producer] == p->owner[n]);
-                    ready = producer < 0 || graph->nodes[m].is_output[i] || inside || !p->waiting[producer];
-                }
-            }
-            if (!ready)
-                continue;
-            for (int m = n; m < graph->node_count; m++)
-                if (m == n || (p->owner[n] >= 0 && p->owner[m] == p->owner[n])) {
-                    p->waiting[m] = 0;
-                    left--, round++;
-                }
+            for (int k = 0; k < group.count; k++)
+                p->waiting[group.nodes[k]] = 0;
+            left -= group.count;
+            moved = true;
             if (order && p->owner[n] >= 0)
                 order[placed++] = p->owner[n];
         }
@@ -98,20 +108,25 @@ static bool parts_are_acyclic(struct partitioning *p, int *order) {
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
 
-static bool nodes_touch(const struct graph *graph, int a, int b) {
-    for (int i = 0; i < graph->nodes[a].operand_count; i++)
-        for (int k = 0; k < graph->nodes[b].operand_count; k++)
-            if (graph->nodes[a].operands[i] == graph->nodes[b].operands[k] &&
-                (graph->nodes[a].is_output[i] || graph->nodes[b].is_output[k]))
-                return true;
+static bool node_writes(const struct node *node, int value) {
+    for (int i = 0; i < node->operand_count; i++)
+        if (node->operands[i] == value && node->is_output[i])
+            return true;
     return false;
 }
 
-static bool touches_part(const struct partitioning *p, const struct part *part, int node) {
-    for (int i = 0; i < part->region.count; i++)
-        if (nodes_touch(p->graph, part->region.nodes[i], node))
-            return true;
-    return false;
+/* Marks the nodes that make what a node reads, or read what it makes. */
+static void mark_neighbours(struct partitioning *p, int n) {
+    const struct node *node = &p->graph->nodes[n];
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &p->graph->values[node->operands[i]];
+        if (value->producer >= 0)
+            p->beside[value->producer] = true;
+        for (int m = value->first_reader; node_writes(node, node->operands[i]) && m >= 0 && m <= value->last_reader;
+             m++)
+            for (int k = 0; k < p->graph->nodes[m].operand_count; k++)
+                p->beside[m] = p->beside[m] || p->graph->nodes[m].operands[k] == node->operands[i];
+    }
 }
 
 static void insert_sorted(int *nodes, int count, int node) {
@@ -132,7 +147,7 @@ static void remove_sorted(int *nodes, int count, int node) {
 static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
     int id = p->part_count - 1;
     for (int n = 0; n < p->graph->node_count; n++) {
-        if (p->owner[n] != UNASSIGNED || !touches_part(p, part, n))
+        if (p->owner[n] != UNASSIGNED || !p->beside[n])
             continue;
         double seconds;
         insert_sorted(nodes, part->region.count, n);
@@ -141,6 +156,7 @@ static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
         if (part->family->accepts(&part->region, p->device, &seconds) == WEFT_STATUS_SUCCESS &&
             parts_are_acyclic(p, NULL)) {
             part->seconds = seconds;
+            mark_neighbours(p, n);
             return true;
         }
         p->owner[n] = UNASSIGNED;
@@ -160,6 +176,8 @@ static weftStatus_t start_part(struct partitioning *p, const struct family *fami
     if (!*started)
         return WEFT_STATUS_SUCCESS;
     p->owner[seed] = p->part_count++;
+    memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);
+    mark_neighbours(p, seed);
     while (grow_once(p, part, nodes)) {
     }
     return WEFT_STATUS_SUCCESS;
@@ -226,6 +244,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     int *order, *place;
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
+    TRY(arena_alloc(arena, &p.beside, nodes * sizeof *p.beside));
     TRY(arena_alloc(arena, &p.waiting, nodes * sizeof *p.waiting));
     TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
     TRY(arena_alloc(arena, &order, nodes * sizeof *order));
