@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "api/entry.h"
+#include "base/trace.h"
 
-weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where) {
+static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where) {
     struct descriptor *descriptor = (struct descriptor *)given;
     if (!descriptor)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
@@ -14,9 +15,9 @@ weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t g
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
-                             const char *where) {
-    TRY(entry_descriptor(out, given, where));
+static weftStatus_t check_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
+                                    const char *where) {
+    TRY(check_descriptor(out, given, where));
     if ((*out)->schema != schema)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "%s: expected a descriptor of kind %s, got %s. Give the right one.",
              where, schema->name, descriptor_label(*out));
@@ -24,4 +25,13 @@ weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t gi
         FAIL(WEFT_STATUS_BAD_PARAM_NOT_FINALIZED, "%s: %s is not finalized. Call weftBackendFinalize on it first.",
              where, descriptor_label(*out));
     return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t entry_descriptor(struct descriptor **out, weftBackendDescriptor_t given, const char *where) {
+    return trace_failure(check_descriptor(out, given, where));
+}
+
+weftStatus_t entry_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
+                             const char *where) {
+    return trace_failure(check_finalized(out, given, schema, where));
 }

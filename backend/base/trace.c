@@ -38,8 +38,12 @@ static void read_environment(void) {
     if (!word)
         return;
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
-        if (strcmp(word, levels[i].word) == 0)
+        if (strcmp(word, levels[i].word) == 0) {
             atomic_store(&mask_bits, levels[i].mask);
+            return;
+        }
+    fprintf(stderr, "weft warning: WEFT_LOG is '%s', which is no level. Set it to error, warn, info, plan or exec.\n",
+            word);
 }
 
 static unsigned mask_now(void) {

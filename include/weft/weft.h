@@ -76,7 +76,9 @@ weftStatus_t weftCreate(weftHandle_t *handle);
 
 /** Opens one device of a kind. Weft's own.
     ordinal: 0-based index of the device among its kind; 0 for the CPU.
-    Fails with BAD_PARAM_OUT_OF_BOUND when there is no such device. */
+    Fails with BAD_PARAM_OUT_OF_BOUND when there is no such device, with NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING or
+    NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER when no driver can be used, with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older than
+    compute capability 7.5. */
 weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal);
 
 /** Closes a handle. Descriptors that named it stay valid. NULL is allowed and does nothing. */

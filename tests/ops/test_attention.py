@@ -171,7 +171,7 @@ def run_forward(case: Case) -> Any:
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         extra = {key: g.tensor(name=key) for key in ("score_max", "score_sum_exp")}
-        o, stats = g.sdpa_fwd(**tensors, **case.values(), **extra, name="a")
+        o, stats = g._sdpa_fwd(**tensors, **case.values(), **extra, name="a")
         return o, stats, *extra.values()
 
     return build
@@ -186,7 +186,7 @@ def run_backward(case: Case) -> Any:
             extra["dBias"] = g.tensor(name="dBias")
         if case.sink:
             extra["dSink_token"] = g.tensor(name="dSink_token")
-        return *g.sdpa_bwd(**tensors, **case.values(), **extra, name="a"), *extra.values()
+        return *g._sdpa_bwd(**tensors, **case.values(), **extra, name="a"), *extra.values()
 
     return build
 
@@ -329,7 +329,7 @@ def test_result_has_the_memory_order_of_the_queries() -> None:
     g = weft.Graph()
     q = g.tensor([2, 4, 7, 6], [168, 6, 24, 1], "bf16")
     k, v = g.tensor([2, 4, 9, 6], data_type="bf16"), g.tensor([2, 4, 9, 8], data_type="bf16")
-    o, stats = g.sdpa_fwd(q, k, v)
+    o, stats = g._sdpa_fwd(q, k, v)
     o.set_output(True)
     stats.set_output(True)
     g.validate()
@@ -424,12 +424,12 @@ def test_wanted_outputs_only() -> None:
     case = Case()
     inputs = case.inputs()
     want = forward(case, inputs)
-    checks.check(lambda g, **t: g.sdpa_fwd(**t, **case.values())[0], inputs, want[0], magnitude=20)
-    checks.check(lambda g, **t: g.sdpa_fwd(**t, **case.values())[1], inputs, want[1], magnitude=20)
+    checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values())[0], inputs, want[0], magnitude=20)
+    checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values())[1], inputs, want[1], magnitude=20)
     grads = backward(case, inputs, checks.random(want[0].shape, "f64", seed=5))
     for i, key in enumerate(("dQ", "dK", "dV")):
         one = backward_inputs(case, inputs)
-        checks.check(lambda g, i=i, **t: g.sdpa_bwd(**t, **case.values())[i], one, grads[key], magnitude=50)
+        checks.check(lambda g, i=i, **t: g._sdpa_bwd(**t, **case.values())[i], one, grads[key], magnitude=50)
 
 
 # ---- Dropout -----------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def test_dropout(probability: float, columns: int) -> None:
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         dump = g.tensor(name="rng_dump")
-        o, stats = g.sdpa_fwd(**tensors, **case.values(), rng_dump=dump)
+        o, stats = g._sdpa_fwd(**tensors, **case.values(), rng_dump=dump)
         return o, stats, dump
 
     want = forward(case, inputs, kept)
@@ -578,9 +578,9 @@ def test_forward_then_backward() -> None:
     d_o = checks.random((2, 4, 7, 3), "f32", seed=5)
 
     def build(g: weft.Graph, dO: Any, **tensors: Any) -> Any:
-        o, stats = g.sdpa_fwd(**tensors, **case.values())
+        o, stats = g._sdpa_fwd(**tensors, **case.values())
         o.set_data_type("f32")
-        return g.sdpa_bwd(**tensors, o=o, dO=dO, stats=stats, **case.values())
+        return g._sdpa_bwd(**tensors, o=o, dO=dO, stats=stats, **case.values())
 
     want = backward(case, inputs, d_o)
     checks.check(build, inputs | {"dO": d_o}, [want["dQ"], want["dK"], want["dV"]], ulps=64, magnitude=1e9)
@@ -631,7 +631,7 @@ O = ([2, 4, 7, 6], "f32")
 
 def refuse(sentence: str, error: Any = weft.BadParameterError, options: Any = None, **changed: Any) -> None:
     tensors = {"q": Q, "k": K, "v": V} | changed
-    checks.refuses(lambda g, **t: g.sdpa_fwd(**t, **(options or {}), name="a"), tensors, sentence, error)
+    checks.refuses(lambda g, **t: g._sdpa_fwd(**t, **(options or {}), name="a"), tensors, sentence, error)
 
 
 def test_refusals_of_shapes() -> None:
@@ -697,7 +697,7 @@ def test_unserved_attributes_are_refused() -> None:
     for key in ("paged_attention_k_table", "paged_attention_v_table"):
         refuse(
             f"sdpa_fwd 'a': attribute {key} is set, which attention does not serve yet. Gather the "
-            "pages with paged_cache_load first.",
+            "pages into one tensor first.",
             weft.NotSupportedError,
             **{key: ([2, 1, 3, 1], "i32")},
         )
@@ -708,7 +708,7 @@ def test_refusals_of_the_backward_pass() -> None:
 
     def refuse_backward(sentence: str, extra: tuple[str, ...] = (), **changed: Any) -> None:
         def build(g: weft.Graph, **t: Any) -> Any:
-            return g.sdpa_bwd(**t, **{key: g.tensor(name=key) for key in extra}, name="a")
+            return g._sdpa_bwd(**t, **{key: g.tensor(name=key) for key in extra}, name="a")
 
         checks.refuses(build, tensors | changed, sentence)
 

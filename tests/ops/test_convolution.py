@@ -495,8 +495,9 @@ def gradient(kind: str, **options: Any) -> Any:
         (
             conv(stride=[1]),
             {"x": ((2, 2, 3, 8), "f32"), "w": ((3, 4, 3, 3), "f32")},
-            "conv_fprop 'c': channels of x [2,2,3,8] and w [3,4,3,3] do not fit: x is [N,G,C,..], w is "
-            "[G,K,C,..]. Change one of them.",
+            "conv_fprop 'c': channels of x [2,2,3,8] and w [3,4,3,3] do not fit: with 1 spatial "
+            "dimensions x is [N,G,C,..], w is [G,K,C,..]. Change one of them, or give stride, dilation and "
+            "paddings 2 numbers if no dimension stands for groups.",
         ),
         (
             conv(dims=(2, 4, 6, 5)),

@@ -210,8 +210,8 @@ static const struct {
     const char *instead;
 } unserved[] = {
     {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "Gather the pages with paged_cache_load first"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "Gather the pages with paged_cache_load first"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "Gather the pages into one tensor first"},
+    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "Gather the pages into one tensor first"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},

@@ -111,7 +111,7 @@ static const struct row wgrad_rows[] = {
 
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
-    "padding:pre_padding+post_padding=None"
+    "* padding:pre_padding+post_padding=None"
 
 static const struct method fprop_methods[] = {
     {"conv_fprop", "convolution : y[n,k,o] = sum_{c,r} x[n, c, o * stride + r * dilation - pre_padding] * w[k,c,r]",
@@ -291,12 +291,19 @@ static weftStatus_t check_channels(const struct conv_op *op) {
     struct names names = names_of(op);
     const int64_t *x = op->x->dims.at, *w = op->w->dims.at, *y = op->y->dims.at;
     bool grouped = first_of(op) == 3;
+    if (!groups_of(op) && grouped)
+        FAIL(
+            WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+            "%s: channels of %s %s and %s %s do not fit: with %lld spatial dimensions x is [N,G,C,..], w is "
+            "[G,K,C,..]. "
+            "Change one of them, or give stride, dilation and paddings %lld numbers if no dimension stands for groups.",
+            descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w),
+            (long long)op->parameters->spatial, (long long)op->x->dims.count - 2);
     if (!groups_of(op))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: channels of %s %s and %s %s do not fit: x is %s, w is %s%s. Change one of them.",
-             descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w),
-             grouped ? "[N,G,C,..]" : "[N,C,..]", grouped ? "[G,K,C,..]" : "[K,C/groups,..]",
-             grouped ? "" : ", and K is a multiple of groups");
+             "%s: channels of %s %s and %s %s do not fit: x is [N,C,..], w is [K,C/groups,..], and K is a multiple of "
+             "groups. Change one of them.",
+             descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w));
     bool fits = y[0] == x[0] && (grouped ? y[1] == w[0] && y[2] == w[1] : y[1] == w[0]);
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
