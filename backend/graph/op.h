@@ -16,7 +16,9 @@ struct method {
     const char *fixed;
     /* "input:x scale bias=None padding:pre+post=None" : argument[:row key[+row key]][=default], in the frontend's order.
        A row may belong to the operation's parameter descriptor. Of two arguments that fill the same row, the last one
-       given wins. */
+       given wins. The word * ends what callers may give by position; arguments after it are given by name alone. Every
+       method also takes compute_data_type and name: they stand where these words do, else at the end of the positional
+       arguments, in this order. */
     const char *arguments;
     const char *results; /* "y mean inv_variance" : row keys of the outputs that it returns, in order */
 };

@@ -1518,6 +1518,8 @@ class heur_mode(IntEnum):
     """The configurations that take any valid graph, for when no faster one can."""
     A = 3
     """Ranked by predicted time; the usual choice."""
+    OPENSOURCE = -1
+    """Python only: engines with open source, which all are here: as A."""
 
 
 class numerical_note(IntEnum):

@@ -145,7 +145,7 @@ def _compare(found: dict[str, Any], problems: list[Problem]) -> None:
     methods = [
         m["name"] for operation in backend.describe()["operations"] for m in operation["methods"] or []
     ]
-    lacking = [name for name in methods if not hasattr(graph, name)]
+    lacking = [name for name in methods if not hasattr(graph, name) and not hasattr(graph, f"_{name}")]
     if lacking:
         what = f"the library has operations that the bindings lack: {', '.join(lacking)}"
         problems.append(

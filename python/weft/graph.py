@@ -6,12 +6,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from weft_cffi._weft import ffi
 
-from weft import backend, buffers, dtypes, enums
+from weft import arguments, backend, buffers, dtypes, enums
 from weft.backend import Descriptor, Handle, Row
 from weft.devices import DeviceProperties, KernelCache, default_handle
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
@@ -180,6 +181,8 @@ class Graph(Sugar):
         value that is read when a variant pack has no other. data_type: default FLOAT for a float, INT64 for
         an int."""
         tensor = self._new_tensor(name)
+        if isinstance(value, IntEnum):
+            arguments.real(value, "tensor_scalar: the value")
         kind = dtypes.data_type_of(type(value) if data_type is None else data_type)
         assert kind is not None
         tensor._dims, tensor._strides, tensor._data_type, tensor._by_value = (1,), (1,), kind, True
@@ -212,6 +215,8 @@ class Graph(Sugar):
                     "tensor()."
                 )
             return value
+        if isinstance(value, IntEnum):
+            arguments.real(value, f"{operation}: {key}")
         if buffers.is_numpy_scalar(value):
             return self.tensor_scalar(value.item(), enums.scalar_type.COMPILE_TIME_CONST, value.dtype)
         if isinstance(value, (bool, int, float)):
@@ -241,6 +246,8 @@ class Graph(Sugar):
     ) -> Sequence[Any]:
         """Records an operation and makes its results. A value of None, or an empty list, stays unset; a
         result that the operation does not compute as it was asked for is None."""
+        if not isinstance(name, str):
+            raise BadParameterError(f"{method}: name is {arguments.shown(name)}. Give a text.")
         rows = backend.operations()[operation].rows
         name = name or f"{method}_{len(self._operations)}"
         kept: dict[str, Any] = {}

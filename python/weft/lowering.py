@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from weft_cffi._weft import ffi
 
 from weft import backend, dtypes, enums
+from weft.arguments import real, shown, whole
 from weft.backend import Descriptor, Row
 from weft.enums import attribute_name, data_type, descriptor_type
 from weft.errors import BadParameterError, WeftError
@@ -102,19 +103,22 @@ class Lowering:
             row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
             return row, [self.tensor(item) for item in values]
         row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
+        what = f"{where}: {row.key}"
+        if row.type in ("INT64", "INT32"):
+            return row, [whole(item, what) for item in values]
+        if row.type in ("FLOAT", "DOUBLE"):
+            return row, [real(item, what) for item in values]
         try:
             return row, elements_of(row, values)
         except WeftError as error:
-            raise BadParameterError(f"{where}: {row.key}: {error}") from None
+            raise BadParameterError(f"{what}: {error}") from None
         except (TypeError, ValueError, AttributeError):
             kind = f"{row.type}{'[]' if is_list else ''}"
-            raise BadParameterError(
-                f"{where}: {row.key} is {value!r}. Give a value of type {kind}."
-            ) from None
+            raise BadParameterError(f"{what} is {shown(value)}. Give a value of type {kind}.") from None
 
 
 def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:
-    """Values as the row's element type."""
+    """Values as the row's element type, which is none of numbers."""
     if row.type == "CHAR":
         return str(values[0])
     if row.type == "DATA_TYPE":
@@ -122,10 +126,6 @@ def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:
     if row.type == "FRACTION":
         pairs = [value if isinstance(value, tuple) else (value, 1) for value in values]
         return [[n.numerator * getattr(d, "denominator", 1), n.denominator * d.numerator] for n, d in pairs]
-    if row.type in ("INT64", "INT32"):
-        return [value.__index__() for value in values]
-    if row.type in ("FLOAT", "DOUBLE"):
-        return [float(value) for value in values]
     if row.type in enums.ENUM_OF_TYPE:
         return [enums.member(enums.ENUM_OF_TYPE[row.type], value) for value in values]
     return list(values)

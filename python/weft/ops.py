@@ -281,7 +281,7 @@ class Ops:
     ) -> Tensor:
         """Remainder with the sign of the divisor.
 
-            x - floor(x / b) * b
+            fmod(x, b) != 0 && (fmod(x, b) < 0) != (b < 0) ? fmod(x, b) + b : fmod(x, b)
 
         Args:
             input0: first operand, [d..] or 1s.
@@ -839,9 +839,10 @@ class Ops:
     def elu(
         self,
         input: Operand,
-        elu_alpha: float | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        elu_alpha: float | None = None,
     ) -> Tensor:
         """Exponential linear unit.
 
@@ -849,9 +850,9 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            elu_alpha: limit of -y for large negative x; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            elu_alpha: limit of -y for large negative x; default 1.
         Returns:
             y: result, [d..], the operands' broadcast.
         Raises:
@@ -896,9 +897,10 @@ class Ops:
     def softplus(
         self,
         input: Operand,
-        softplus_beta: float | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        softplus_beta: float | None = None,
     ) -> Tensor:
         """Log(1 + exp(beta x)) / beta.
 
@@ -906,9 +908,9 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            softplus_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            softplus_beta: sharpness; default 1.
         Returns:
             y: result, [d..], the operands' broadcast.
         Raises:
@@ -1083,9 +1085,10 @@ class Ops:
         self,
         loss: Operand,
         input: Operand,
-        elu_alpha: float | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        elu_alpha: float | None = None,
     ) -> Tensor:
         """Gradient of elu.
 
@@ -1094,9 +1097,9 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            elu_alpha: limit of -y for large negative x; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            elu_alpha: limit of -y for large negative x; default 1.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
@@ -1146,9 +1149,10 @@ class Ops:
         self,
         loss: Operand,
         input: Operand,
-        softplus_beta: float | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        softplus_beta: float | None = None,
     ) -> Tensor:
         """Gradient of softplus.
 
@@ -1157,9 +1161,9 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            softplus_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            softplus_beta: sharpness; default 1.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Raises:
@@ -1179,8 +1183,8 @@ class Ops:
         self,
         loss: Operand,
         input: Operand,
-        swish_beta: float | None = None,
         compute_data_type: DataTypeLike | None = None,
+        swish_beta: float | None = None,
         name: str = "",
     ) -> Tensor:
         """Gradient of swish.
@@ -1190,8 +1194,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            swish_beta: sharpness; default 1.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            swish_beta: sharpness; default 1.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1217,9 +1221,9 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu_approx_tanh.
 
-            dy *(0.5 * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) + 0.5 * x * (1 -
-                tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)) * tanh(0.7978845608028654 * (x +
-                0.044715 * x * x * x))) * 0.7978845608028654 * (1 + 0.134145 * x * x))
+            dy *(0.5 * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) + (fabs(x) > 20 ? 0 : 0.5 *
+                x) * (1 - tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)) * tanh(0.7978845608028654 * (x
+                + 0.044715 * x * x * x))) * 0.7978845608028654 * (fabs(x) > 20 ? 0 : 1 + 0.134145 * x * x))
 
         Args:
             loss: gradient of the result, [d..] or 1s.
@@ -1699,12 +1703,13 @@ class Ops:
         self,
         A: Operand,
         B: Operand,
+        compute_data_type: DataTypeLike | None = None,
         padding: float = 0.0,
+        name: str = "",
+        *,
         m_override: Operand | None = None,
         n_override: Operand | None = None,
         k_override: Operand | None = None,
-        compute_data_type: DataTypeLike | None = None,
-        name: str = "",
     ) -> Tensor:
         """Batched matrix product.
 
@@ -1713,12 +1718,12 @@ class Ops:
         Args:
             A: left operand, [batch.., M, K].
             B: right operand, [batch.., K, N].
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
             padding: value of the elements of A and B outside the overrides; default 0.0.
+            name: the operation's name in messages and pictures.
             m_override: rows in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             n_override: columns in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
             k_override: depth in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
         Returns:
             C: product, [batch.., M, N].
         Raises:
@@ -1751,9 +1756,10 @@ class Ops:
         stride: Sequence[int] = (),
         dilation: Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
-        padding: Sequence[int] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        padding: Sequence[int] | None = None,
     ) -> Tensor:
         """Convolution.
 
@@ -1768,9 +1774,9 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            padding: pre_padding and post_padding in one; optional.
         Returns:
             y: result, [N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..].
         Raises:
@@ -1798,9 +1804,10 @@ class Ops:
         stride: Sequence[int] = (),
         dilation: Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
-        padding: Sequence[int] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        padding: Sequence[int] | None = None,
     ) -> Tensor:
         """Gradient of a convolution's image; transposed convolution.
 
@@ -1815,9 +1822,9 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            padding: pre_padding and post_padding in one; optional.
         Returns:
             dx: gradient of the image, [N, C, x..]; unset: one group, and the least x.. that makes y...
         Raises:
@@ -1845,9 +1852,10 @@ class Ops:
         stride: Sequence[int] = (),
         dilation: Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
-        padding: Sequence[int] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        padding: Sequence[int] | None = None,
     ) -> Tensor:
         """Gradient of a convolution's filters.
 
@@ -1862,9 +1870,9 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            padding: pre_padding and post_padding in one; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            padding: pre_padding and post_padding in one; optional.
         Returns:
             dw: gradient of the filters, [K, C / groups, w..]; its dims must be set.
         Raises:
@@ -2250,11 +2258,12 @@ class Ops:
         inv_variance: Operand | None = None,
         scale: Operand | None = None,
         bias: Operand | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        *,
         in_running_mean: Operand | None = None,
         in_running_var: Operand | None = None,
         epsilon: Operand | None = None,
-        compute_data_type: DataTypeLike | None = None,
-        name: str = "",
     ) -> Tensor:
         """Norm of each channel with given statistics.
 
@@ -2272,11 +2281,11 @@ class Ops:
                 dimensions; optional.
             bias: beta, 0 when absent, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 optional.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
             in_running_mean: batch norm: running mean before this step, [1,C,1..]; optional.
             in_running_var: batch norm: running variance before this step, [1,C,1..]; optional.
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
-            name: the operation's name in messages and pictures.
         Returns:
             y: result, as x.
         Raises:
@@ -2305,9 +2314,10 @@ class Ops:
         scale: Operand | None = None,
         mean: Operand | None = None,
         inv_variance: Operand | None = None,
-        epsilon: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of layernorm.
 
@@ -2324,9 +2334,9 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -2358,9 +2368,10 @@ class Ops:
         scale: Operand | None = None,
         mean: Operand | None = None,
         inv_variance: Operand | None = None,
-        epsilon: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of adalayernorm.
 
@@ -2377,9 +2388,9 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -2411,9 +2422,10 @@ class Ops:
         scale: Operand | None = None,
         mean: Operand | None = None,
         inv_variance: Operand | None = None,
-        epsilon: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of instancenorm.
 
@@ -2430,9 +2442,9 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -2464,10 +2476,11 @@ class Ops:
         scale: Operand | None = None,
         mean: Operand | None = None,
         inv_variance: Operand | None = None,
-        epsilon: Operand | None = None,
-        groups: int | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
+        groups: int | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of groupnorm.
 
@@ -2484,10 +2497,10 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
-            groups: number of groups that the channels are cut into; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
+            groups: number of groups that the channels are cut into; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -2521,9 +2534,10 @@ class Ops:
         mean: Operand | None = None,
         inv_variance: Operand | None = None,
         peer_stats: Sequence[Operand] = (),
-        epsilon: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
         """Gradients of batchnorm.
 
@@ -2541,9 +2555,9 @@ class Ops:
                 from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
                 optional.
             peer_stats: buffers to share sums with other devices; must be empty; optional.
-            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
@@ -2704,10 +2718,11 @@ class Ops:
         self,
         input: Operand,
         mode: enums.reduction_mode | str,
-        dims: Sequence[int] | None = None,
-        is_deterministic: bool | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        dims: Sequence[int] | None = None,
+        is_deterministic: bool | None = None,
     ) -> Tensor:
         """Reduction of whole dimensions or of groups of neighbours.
 
@@ -2716,10 +2731,10 @@ class Ops:
         Args:
             input: input, [d..].
             mode: how elements are combined.
-            dims: dimensions to reduce where y's dims are unset; negative ones count from the last.
-            is_deterministic: true: two runs agree to the bit; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            dims: dimensions to reduce where y's dims are unset; negative ones count from the last.
+            is_deterministic: true: two runs agree to the bit; optional.
         Returns:
             y: result, [d.. with reduced extents 1 or a divisor].
         Raises:
@@ -2738,9 +2753,9 @@ class Ops:
     def reshape(
         self,
         input: Operand,
+        name: str = "",
         reshape_mode: enums.reshape_mode | str = enums.reshape_mode.VIEW_ONLY,
         compute_data_type: DataTypeLike | None = None,
-        name: str = "",
     ) -> Tensor:
         """Other extents for the same elements; set the result's dims.
 
@@ -2748,9 +2763,9 @@ class Ops:
 
         Args:
             input: input, [d..].
+            name: the operation's name in messages and pictures.
             reshape_mode: what is kept: the storage or the order of the elements; default VIEW_ONLY.
             compute_data_type: accepted and ignored.
-            name: the operation's name in messages and pictures.
         Returns:
             y: result, [e..], dims must be set.
         Raises:
@@ -2793,7 +2808,7 @@ class Ops:
         made = self._operation("transpose", "transpose", values, results, compute_data_type, name)
         return made[0]
 
-    def strided_slice(
+    def _strided_slice(
         self,
         input: Operand,
         start: Sequence[int],
@@ -2907,7 +2922,7 @@ class Ops:
         made = self._operation("rng", "rng", values, results, compute_data_type, name)
         return made[0]
 
-    def sdpa_fwd(
+    def _sdpa_fwd(
         self,
         q: Operand,
         k: Operand,
@@ -3006,7 +3021,7 @@ class Ops:
         made = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)
         return made[0], made[1]
 
-    def sdpa_bwd(
+    def _sdpa_bwd(
         self,
         q: Operand,
         k: Operand,

@@ -80,8 +80,10 @@ class Planner:
     def ask(self, modes: Iterable[heur_mode | str]) -> None:
         """Adds what heuristics advise, best first; fails when no engine can run the graph."""
         for mode in modes:
+            asked = enums.member(heur_mode, mode)
+            asked = heur_mode.A if asked is heur_mode.OPENSOURCE else asked
             query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
-            query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [enums.member(heur_mode, mode)])
+            query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [asked])
             query.set(attribute_name.ENGINEHEUR_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])
             if self._sm_count is not None:
                 query.set(attribute_name.ENGINEHEUR_SM_COUNT_TARGET, "INT32", [self._sm_count])

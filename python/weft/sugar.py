@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
     from weft.tensor import Operand, Rational
 
+# Methods of the library that one here wraps: generated with an underscore before their names.
+WRAPPED = {"sdpa_fwd": "sdpa", "sdpa_bwd": "sdpa_backward", "strided_slice": "slice"}
+
 _PHASED = {"layernorm", "adalayernorm", "instancenorm", "groupnorm", "rmsnorm"}
 _STATISTICS = {"mean", "inv_variance", "out_mean", "out_var", "stats", "sum", "sq_sum", "index"}
 
@@ -184,9 +187,10 @@ class Sugar(Ops):
         scale: Operand | None = None,
         inv_variance: Operand | None = None,
         has_dbias: bool = True,
-        epsilon: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        epsilon: Operand | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | Any]:
         """Gradients of rmsnorm.
 
@@ -198,9 +202,9 @@ class Sugar(Ops):
             scale: gamma of the forward operation; optional.
             inv_variance: 1 / sqrt(mean of x^2 + epsilon) that the forward pass kept; optional.
             has_dbias: whether the forward operation had a bias, whose gradient is wanted.
-            epsilon: scalar of the forward operation, where inv_variance is not given.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            epsilon: scalar of the forward operation, where inv_variance is not given.
         Returns:
             dx: gradient of x, as x.
             dscale: gradient of the scale.

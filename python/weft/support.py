@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import weft
 from weft import backend
 from weft.explain import table
+from weft.sugar import WRAPPED
 
 TRAINING = weft.norm_forward_phase.TRAINING
 FULL, CHANNEL, ROW, LAST = (4, 16, 8, 8), (1, 16, 1, 1), (4, 16, 1, 1), (1, 1, 1, 8)
@@ -95,8 +96,8 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
         use_causal_mask=True,
     ),
 }
-# What the frontend calls methods that the library spells by all their attributes.
-_SPOKEN = {"sdpa_fwd": "sdpa", "sdpa_bwd": "sdpa_backward", "strided_slice": "slice"}
+# Words among a method's arguments that stand for no operand; see struct method.
+_NO_OPERANDS = ("*", "compute_data_type", "name")
 
 
 class Row(NamedTuple):
@@ -114,7 +115,8 @@ def _example(method: dict[str, Any]) -> weft.Graph:
     if method["name"] in _EXAMPLES:
         _EXAMPLES[method["name"]](made)
     else:
-        count = sum("=" not in argument for argument in method["arguments"].split())
+        words = [word for word in method["arguments"].split() if word not in _NO_OPERANDS]
+        count = sum("=" not in word for word in words)
         getattr(made.g, method["name"])(*(made.t(4, 8) for _ in range(count)))
     return made.g
 
@@ -143,7 +145,7 @@ def matrix() -> tuple[list[str], list[Row]]:
             support = _example(method).support()
             engines = [engine["engine"] for engine in support]
             answers = tuple(_answer(engine) for engine in support)
-            groups.setdefault(answers, []).append(_SPOKEN.get(method["name"], method["name"]))
+            groups.setdefault(answers, []).append(WRAPPED.get(method["name"], method["name"]))
         rows += [Row(operation["name"], methods, list(answers)) for answers, methods in groups.items()]
     return engines, rows
 

@@ -308,7 +308,7 @@ def test_support_lists_every_method() -> None:
     methods = [m["name"] for operation in described["operations"] for m in operation["methods"] or []]
     methods += [mode["method"] for mode in described["pointwise_modes"]]
     listed = [method for row in rows for method in row.methods]
-    assert sorted(listed) == sorted(support._SPOKEN.get(method, method) for method in methods)
+    assert sorted(listed) == sorted(support.WRAPPED.get(method, method) for method in methods)
     assert engines[-1] == "cpu.reference"
     for row in rows:
         assert row.answers[-1] == "cpu.reference", row

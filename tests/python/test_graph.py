@@ -316,6 +316,15 @@ def test_heuristics_take_names() -> None:
     assert g.plan.engine == "cpu.reference"
 
 
+def test_open_source_engines_are_all_engines() -> None:
+    g, *_ = small()
+    g.create_execution_plans([weft.heur_mode.OPENSOURCE])
+    other, *_ = small()
+    other.create_execution_plans([weft.heur_mode.A])
+    assert g.get_execution_plan_count() == other.get_execution_plan_count() > 0
+    assert g.get_plan_name_at_index(0) == other.get_plan_name_at_index(0)
+
+
 def test_key_is_that_of_the_computation() -> None:
     keys = []
     for name, rows in (("a", 2), ("b", 2), ("a", 3)):
@@ -640,9 +649,23 @@ def test_options_of_a_wrong_type_are_refused() -> None:
     g = weft.Graph()
     g.gen_index(g.tensor([2], data_type="f32"), axis="zero", name="i")  # type: ignore[arg-type]
     with pytest.raises(
-        weft.BadParameterError, match=says("pointwise 'i': axis is 'zero'. Give a value of type INT64.")
+        weft.BadParameterError, match=says("pointwise 'i': axis is 'zero'. Give a whole number.")
     ):
         g.validate()
+
+
+def test_members_of_enumerations_are_no_numbers() -> None:
+    g, x, w, _ = small()
+    g.matmul(x, w, padding=weft.data_type.HALF, name="m")
+    with refusal("matmul 'm': padding is data_type.HALF, a member of an enumeration. Give a number."):
+        g.validate()
+    g, x, *_ = small()
+    with refusal("mul 'm': b is data_type.HALF, a member of an enumeration. Give a number."):
+        g.mul(x, weft.data_type.HALF, name="m")
+    with refusal("tensor_scalar: the value is data_type.HALF, a member of an enumeration. Give a number."):
+        g.tensor_scalar(weft.data_type.HALF)
+    with refusal("relu: name is data_type.FLOAT. Give a text."):
+        g.relu(x, None, None, None, None, weft.data_type.FLOAT)  # type: ignore[arg-type]
 
 
 def test_unknown_members_are_refused() -> None:

@@ -13,16 +13,16 @@ UNARY = "sqrt erf identity exp log neg abs ceil floor rsqrt reciprocal sin cos t
 UNARY += " sigmoid softplus gelu_approx_tanh"
 BACKWARD = "tanh sigmoid elu gelu softplus gelu_approx_tanh"
 
-# Method: its arguments in order, without compute_data_type and name.
+# Method: its positional arguments in order; compute_data_type and name are last where they are not named.
 METHODS = {
     "conv_fprop": f"image weight {CONV}",
     "conv_dgrad": f"loss filter {CONV}",
     "conv_wgrad": f"image loss {CONV}",
-    "matmul": "A B padding",
+    "matmul": "A B compute_data_type padding name",
     "reduction": "input mode",
     "genstats": "input",
     "slice": "input slices",
-    "reshape": "input reshape_mode",
+    "reshape": "input name reshape_mode compute_data_type",
     "transpose": "input permutation",
     "concatenate": "inputs axis in_place_index",
     "batchnorm": "input scale bias in_running_mean in_running_var epsilon momentum peer_stats",
@@ -49,7 +49,7 @@ METHODS = {
     "swish": "input swish_beta",
     "relu_backward": "loss input negative_slope lower_clip upper_clip",
     "leaky_relu_backward": "loss input negative_slope",
-    "swish_backward": "loss input swish_beta",
+    "swish_backward": "loss input compute_data_type swish_beta name",
     **{f"{name}_backward": "loss input" for name in BACKWARD.split()},
 }
 
@@ -79,8 +79,7 @@ WHOLE = {
 # Not in cuDNN's Python frontend: ours may grow, but each is listed here.
 OURS = """
 atan2 bn_finalize dbn_weight floor_mod groupnorm groupnorm_backward resample resample_backward rng
-scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward sdpa_bwd sdpa_fwd softmax
-strided_slice
+scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax
 """
 
 
@@ -90,12 +89,48 @@ def arguments(method: str) -> list[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_operation(method: str) -> None:
-    found, expected = arguments(method), METHODS[method].split()
-    assert found[: len(expected)] == expected
-    assert found[-2:] == ["compute_data_type", "name"]
-    parameters = inspect.signature(getattr(weft.Graph, method)).parameters
-    for extra in found[len(expected) :]:
-        assert parameters[extra].default is not inspect.Parameter.empty, f"{method}: {extra} is required"
+    expected = METHODS[method].split()
+    expected += [word for word in ("compute_data_type", "name") if word not in expected]
+    parameters = inspect.signature(getattr(weft.Graph, method)).parameters.values()
+    positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert positional[1:] == expected
+    for extra in parameters:
+        if extra.kind is inspect.Parameter.KEYWORD_ONLY:
+            assert extra.default is not inspect.Parameter.empty, f"{method}: {extra.name} is required"
+
+
+def test_arguments_by_position() -> None:
+    g = weft.Graph(io_data_type="f32")
+    x, float_ = g.tensor([1, 2, 2]), weft.data_type.FLOAT
+    g.elu(x, float_, "a")
+    g.matmul(x, x, float_, 0.0, "b")
+    g.reduction(x, weft.reduction_mode.ADD, float_, "c").set_dim([1, 1, 1])
+    g.reshape(x, "d", weft.reshape_mode.LOGICAL).set_dim([4])
+    g.swish_backward(x, x, float_, 0.5, "e")
+    g.softplus_backward(x, x, float_, "f")
+    g.validate()
+    assert [operation.name for operation in g._operations] == list("abcdef")
+    types = [operation.compute_data_type for operation in g._operations]
+    assert types == [float_, float_, float_, None, float_, float_]
+    assert g._operations[4].values["swish_beta"] == 0.5
+
+
+def test_what_cudnn_lacks_is_given_by_name_alone() -> None:
+    g = weft.Graph(io_data_type="f32")
+    x = g.tensor([2, 2])
+    with pytest.raises(TypeError):
+        g.reduction(x, "ADD", None, "r", [1])  # type: ignore[misc]
+    g.reduction(x, "ADD", None, "r", dims=[1])
+    g.validate()
+
+
+def test_wrapped_methods_are_not_public() -> None:
+    from weft.sugar import WRAPPED
+
+    for inner, outer in WRAPPED.items():
+        assert hasattr(weft.Graph, outer)
+        assert hasattr(weft.Graph, f"_{inner}")
+        assert not hasattr(weft.Graph, inner)
 
 
 @pytest.mark.parametrize("method", WHOLE)

@@ -45,7 +45,7 @@ static const struct row rows[] = {
 
 static const struct method methods[] = {
     {"matmul", "batched matrix product : C[b,m,n] = sum_k A[b,m,k] * B[b,k,n]", NULL,
-     "A B padding=0.0 m_override=None n_override=None k_override=None", "C"},
+     "A B compute_data_type padding=0.0 name * m_override=None n_override=None k_override=None", "C"},
     {0},
 };
 

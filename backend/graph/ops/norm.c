@@ -105,14 +105,14 @@ static const struct method forward_methods[] = {
      "input:x scale=None bias=None in_running_mean=None in_running_var=None epsilon momentum=None peer_stats=[]",
      "y mean inv_variance out_mean out_var"},
     {"batchnorm_inference", "norm of each channel with given statistics" FORMULA, "mode=BATCH_NORM phase=INFERENCE",
-     "input:x mean=None inv_variance=None scale=None bias=None in_running_mean=None in_running_var=None epsilon=None",
+     "input:x mean=None inv_variance=None scale=None bias=None * in_running_mean=None in_running_var=None epsilon=None",
      "y"},
     {0},
 };
 #undef FORWARD
 #undef FORMULA
 
-#define BACKWARD "grad:dy input:x scale=None mean=None inv_variance=None epsilon=None"
+#define BACKWARD "grad:dy input:x scale=None mean=None inv_variance=None * epsilon=None"
 #define FORMULA " : dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy"
 static const struct method backward_methods[] = {
     {"layernorm_backward", "gradients of layernorm" FORMULA, "mode=LAYER_NORM", BACKWARD, "dx dscale dbias"},
@@ -120,9 +120,9 @@ static const struct method backward_methods[] = {
     {"instancenorm_backward", "gradients of instancenorm" FORMULA, "mode=INSTANCE_NORM", BACKWARD, "dx dscale dbias"},
     {"groupnorm_backward", "gradients of groupnorm" FORMULA, "mode=GROUP_NORM", BACKWARD " groups", "dx dscale dbias"},
     {"rmsnorm_backward", "gradients of rmsnorm : dx = inv_variance * (g - xhat * mean(g * xhat)), g = scale * dy",
-     "mode=RMS_NORM", "grad:dy input:x scale=None inv_variance=None epsilon=None", "dx dscale dbias"},
+     "mode=RMS_NORM", "grad:dy input:x scale=None inv_variance=None * epsilon=None", "dx dscale dbias"},
     {"batchnorm_backward", "gradients of batchnorm" FORMULA, "mode=BATCH_NORM",
-     "grad:dy input:x scale=None mean=None inv_variance=None peer_stats=[] epsilon=None", "dx dscale dbias"},
+     "grad:dy input:x scale=None mean=None inv_variance=None peer_stats=[] * epsilon=None", "dx dscale dbias"},
     {0},
 };
 #undef BACKWARD

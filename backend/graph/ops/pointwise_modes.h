@@ -36,11 +36,11 @@ MODE(
     "rectifier with clips and a slope below the lower one")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, C(1) / (C(1) + exp(-x)), "sigmoid", "input:x", "logistic function")
-MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x elu_alpha=None", "exponential linear unit")
+MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")
 MODE(GELU_FWD, FORM_UNARY, C(0.5) * x * (C(1) + erf(x * C(0.7071067811865476))), "gelu", "input:x",
      "Gaussian error linear unit, exact")
 MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
-     "input:x softplus_beta=None", "log(1 + exp(beta x)) / beta")
+     "input:x * softplus_beta=None", "log(1 + exp(beta x)) / beta")
 MODE(SWISH_FWD, FORM_UNARY, x / (C(1) + exp(-beta * x)), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
 MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
      C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
@@ -56,16 +56,16 @@ MODE(RELU_BWD, FORM_BACKWARD,
 MODE(TANH_BWD, FORM_BACKWARD, dy *(C(1) - tanh(x) * tanh(x)), "tanh_backward", "loss:dy input:x", "gradient of tanh")
 MODE(SIGMOID_BWD, FORM_BACKWARD, dy / ((C(1) + exp(-x)) * (C(1) + exp(x))), "sigmoid_backward", "loss:dy input:x",
      "gradient of sigmoid")
-MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x elu_alpha=None",
+MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x * elu_alpha=None",
      "gradient of elu")
 MODE(GELU_BWD, FORM_BACKWARD,
      dy *(C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x)),
      "gelu_backward", "loss:dy input:x", "gradient of gelu")
 MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy / (C(1) + exp(-beta * x)), "softplus_backward",
-     "loss:dy input:x softplus_beta=None", "gradient of softplus")
+     "loss:dy input:x * softplus_beta=None", "gradient of softplus")
 MODE(SWISH_BWD, FORM_BACKWARD,
      dy *(C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta * x)))),
-     "swish_backward", "loss:dy input:x swish_beta=None", "gradient of swish")
+     "swish_backward", "loss:dy input:x compute_data_type swish_beta=None name", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
      dy *(C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
           (fabs(x) > C(20) ? C(0) : C(0.5) * x) *

@@ -62,7 +62,7 @@ static const struct row rows[] = {
 
 static const struct method methods[] = {
     {"reduction", "reduction of whole dimensions or of groups of neighbours : y[i] = op over the x that belong to i",
-     NULL, "input:x mode dims=None is_deterministic=None", "y"},
+     NULL, "input:x mode * dims=None is_deterministic=None", "y"},
     {0},
 };
 

@@ -17,7 +17,7 @@ static const struct row rows[] = {
 
 static const struct method methods[] = {
     {"reshape", "other extents for the same elements; set the result's dims : y = x", NULL,
-     "input:x reshape_mode:mode=VIEW_ONLY", "y"},
+     "input:x name reshape_mode:mode=VIEW_ONLY", "y"},
     {0},
 };
 
