@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from weft_cffi._weft import ffi
@@ -105,7 +106,7 @@ class Lowering:
         row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
         what = f"{where}: {row.key}"
         if row.type in ("INT64", "INT32"):
-            return row, [whole(item, what) for item in values]
+            return row, [whole(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
         if row.type in ("FLOAT", "DOUBLE"):
             return row, [real(item, what) for item in values]
         try:
