@@ -41,14 +41,13 @@ def run(title: str, command: list[str], seconds: float, keep: int) -> bool:
     except subprocess.TimeoutExpired as late:
         text, code = (late.stdout or b"").decode(errors="replace"), 124
     lines = text.splitlines()
-    seen: dict[str, int] = {}
+    kinds: dict[str, list[str]] = {}
     for line in lines:  # one line per kind of failure: the sentences say more than the traces
-        if line.startswith(("E   ", "FAILED", "ERROR")) and not line.startswith("E     "):
-            kind = re.sub(r"0x[0-9a-f]+|\d+", "#", line)[:160]
-            seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] == 1:
-                print(line[:400])
-    print("\n".join(lines[-keep:]))
+        if line.startswith("E   ") and not line.startswith("E     "):
+            kinds.setdefault(re.sub(r"0x[0-9a-f]+|[0-9.e+-]+|'[^']*'", "#", line)[:120], []).append(line)
+    for found in sorted(kinds.values(), key=len, reverse=True):
+        print(f"{len(found):4} x {found[0][4:360]}")
+    print("\n".join([line for line in lines if not line.startswith(("FAILED", "E ", ">"))][-keep:]))
     print(f"== {title}: {'passed' if code == 0 else f'failed with {code}'}", flush=True)
     return code == 0
 

@@ -8,6 +8,11 @@
 
 const char *formula_type(const struct pointwise_op *op) {
     weftDataType_t math = (weftDataType_t)op->pw->math;
+    const struct pointwise_operands operands = pointwise_operands(op);
+    const struct tensor *all[] = {operands.x, operands.b, operands.t, operands.out};
+    for (int i = 0; i < 4 && dtype_is_float(math); i++)
+        if (all[i] && all[i]->type == WEFT_DATA_DOUBLE)
+            return "double";
     return math == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(math) ? "float" : "i64";
 }
 

@@ -6,7 +6,7 @@
 #include "engines/cuda/kernel.h"
 #include "graph/ops/pointwise.h"
 
-/* The arithmetic type of a node: "float", "double" or "i64". */
+/* The arithmetic type of a node: "float", "double" or "i64". Where an operand is DOUBLE, float arithmetic is double. */
 const char *formula_type(const struct pointwise_op *op);
 
 /* Whether kernels can evaluate the node; NOT_SUPPORTED and a sentence if not. */

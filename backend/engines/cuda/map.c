@@ -330,7 +330,7 @@ static void print_compute(struct text *code, const struct map *map) {
     }
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store)
-            text_add(code, "    w%d.at[e] = from<%s>::number(v%d);\n", k, cuda_type_name(map->operands[k].type),
+            text_add(code, "    w%d.at[e] = convert<%s>(v%d);\n", k, cuda_type_name(map->operands[k].type),
                      map->operands[k].value);
     text_add(code, "    }\n");
     for (int k = 0; k < map->count; k++) {

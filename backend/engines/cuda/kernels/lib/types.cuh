@@ -123,6 +123,23 @@ template <> struct from<i32> { template <class A> static DEVICE i32 number(A x) 
 template <> struct from<u32> { template <class A> static DEVICE u32 number(A x) { return (u32)clamp<0, 4294967295ll>(from<i64>::number(x)); } };
 template <> struct from<bool8> { template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; } };
 
+/* The arithmetic type that holds every number of a storage type that matters: whole ones in i64. */
+template <class T> struct wide { using type = double; };
+template <> struct wide<float> { using type = float; };
+template <> struct wide<i8> { using type = i64; };
+template <> struct wide<u8> { using type = i64; };
+template <> struct wide<i32> { using type = i64; };
+template <> struct wide<u32> { using type = i64; };
+template <> struct wide<i64> { using type = i64; };
+template <> struct wide<bool8> { using type = i64; };
+
+/* Storage type T from anything, storage or arithmetic; from itself to the bit. */
+template <class T, class S> struct conversion {
+    static DEVICE T of(S x) { return from<T>::number(as<typename wide<S>::type>::of(x)); }
+};
+template <class T> struct conversion<T, T> { static DEVICE T of(T x) { return x; } };
+template <class T, class S> DEVICE T convert(S x) { return conversion<T, S>::of(x); }
+
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
 
