@@ -371,6 +371,44 @@ POINTWISE_DOCS = {
 }
 
 
+# The data type that results have where none is set, by operation. Operands may have any, also mixed.
+PROMOTED = "the promoted type of the operands"
+CALCULATED = "; a virtual result has the type to calculate in, or DOUBLE"
+STATISTICS = "FLOAT, or DOUBLE for DOUBLE operands"
+RESULT_TYPES = {
+    "pointwise": f"{PROMOTED}, scalars counting only as float or integer; where a mode is not exact in "
+    f"integers, they become the type to calculate in{CALCULATED}",
+    "matmul": f"{PROMOTED}, of integers the type to calculate in{CALCULATED}",
+    "conv_fprop": f"the type of x, for integers the type to calculate in{CALCULATED}",
+    "conv_dgrad": f"the type of dy, for integers the type to calculate in{CALCULATED}",
+    "conv_wgrad": f"the type of x, for integers the type to calculate in{CALCULATED}",
+    "resample": f"the type of x{CALCULATED}; index INT8 where it fits, else INT32",
+    "resample_backward": f"the type of dy{CALCULATED}",
+    "norm": f"y the type of x{CALCULATED}; statistics {STATISTICS}",
+    "norm_backward": f"dx the type of x, the others that of scale, without one FLOAT{CALCULATED}",
+    "genstats": STATISTICS,
+    "bn_finalize": STATISTICS,
+    "dbn_weight": STATISTICS,
+    "softmax": f"y the type of x{CALCULATED}; statistics {STATISTICS}",
+    "reduction": f"the type of x, for integers and booleans the type to calculate in{CALCULATED}",
+    "reshape": "the type of x",
+    "transpose": "the type of x",
+    "slice": "the type of x",
+    "concat": "the type of the first input",
+    "rng": "FLOAT",
+    "sdpa_fwd": f"o the type of q{CALCULATED}; statistics {STATISTICS}",
+    "sdpa_bwd": f"gradients the type of what they are of{CALCULATED}",
+}
+
+
+def result_types(op: Json, method: Json) -> str:
+    """The types of a method's results; some pointwise modes have a type of their own."""
+    fixed = method["fixed"] or ""
+    if re.match("mode=(CMP|LOGICAL)_", fixed):
+        return "BYTE_BOOLEAN"
+    return "INT32" if fixed == "mode=GEN_INDEX" else RESULT_TYPES[op["name"]]
+
+
 def write_signature(method: Json, arguments: list[Json], returned: str, names: Names) -> list[str]:
     """The lines of a method's def."""
     lines = [f"    def {method['name']}(", "        self,"]
@@ -385,10 +423,23 @@ def write_signature(method: Json, arguments: list[Json], returned: str, names: N
     return [*lines, f"    ) -> {returned}:"]
 
 
+FAILURES = [
+    "        Raises:",
+    "            BadParameterError: for what is no tensor of the graph, array or number; at build, when",
+    "                operands or options break a rule of the operation.",
+    "            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.",
+]
+
+
 def write_docstring(
-    method: Json, arguments: list[Json], rows: dict[str, list[Json]], names: Names, example: str
+    method: Json,
+    arguments: list[Json],
+    rows: dict[str, list[Json]],
+    names: Names,
+    types: str,
+    example: str,
 ) -> list[str]:
-    """What a method does: one line, formula, arguments, results, failures, example."""
+    """What a method does: one line, formula, arguments, results, data types, failures, example."""
     docs = POINTWISE_DOCS.get(method.get("form"), {})
     text = method["doc"][0].upper() + method["doc"][1:]
     lines = [*wrapped(f'"""{text}.', 8), ""]
@@ -412,10 +463,10 @@ def write_docstring(
         shape = f", {row['shape']}" if row["shape"] else ""
         none = "" if row["required"] or " " not in method["results"] else "; None where it is not computed"
         lines += wrapped(f"{key}: {docs.get(key) or row['doc']}{shape}{none}.", 12, 4)
-    lines += [
-        "        Raises:",
-        "            BadParameterError: at build, when the operands break a rule of the operation.",
-    ]
+    lines += ["        Data types:"]
+    lines += ["            operands: any, also mixed."]
+    lines += wrapped(f"results, unless the tensor or the graph says: {types}.", 12, 4)
+    lines += FAILURES
     lines += ["", *textwrap.indent(example, " " * 8).splitlines()] if example else []
     return [*lines, '        """']
 
@@ -428,7 +479,7 @@ def write_method(
     kinds = ["Tensor" if rows[key][0]["required"] else "Tensor | Any" for key in results]
     returned = "Tensor" if len(results) == 1 else f"tuple[{', '.join(kinds)}]"
     lines = write_signature(method, arguments, returned, names)
-    lines += write_docstring(method, arguments, rows, names, example)
+    lines += write_docstring(method, arguments, rows, names, result_types(op, method), example)
 
     values = values_by_key(arguments) | dict(fixed_values(method, rows, names))
     pairs = [f'            "{key}": {value},' for key, value in values.items()]
@@ -465,10 +516,25 @@ def wrapped_methods() -> dict[str, str]:
 
 
 def examples() -> dict[str, str]:
-    """The doctests of op methods, by method name: the sections of tools/op_examples.txt."""
+    """The doctests of op methods, by method name: the sections of tools/op_examples.txt. A template is headed
+    by the names of its columns, one of them the method, and has a method per line below "--"."""
     text = (ROOT / "tools/op_examples.txt").read_text()
-    parts = re.split(r"^== (\w+)\n", text, flags=re.M)[1:]
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    parts = re.split(r"^== (.+)\n", text, flags=re.M)[1:]
+    found = {}
+    for head, body in zip(parts[::2], parts[1::2], strict=True):
+        if "|" not in head:
+            found[head] = body.strip()
+            continue
+        template, _, lines = body.partition("\n--\n")
+        for line in lines.strip().splitlines():
+            cells = dict(zip(cells_of(head), cells_of(line), strict=True))
+            found[cells["method"]] = template.format(**cells)
+    return found
+
+
+def cells_of(line: str) -> list[str]:
+    """The parts of a line between its bars."""
+    return [cell.strip() for cell in line.split("|")]
 
 
 def write_ops(library: Json, names: Names) -> str:
@@ -533,7 +599,8 @@ def write_manual(library: Json, names: Names) -> str:
         "* among the arguments is given by name alone, after all others."
     )
     for op in library["operations"]:
-        lines += ["", f"## {op['name']}", "", f"`{op['doc']}`", "", f"`{names.kinds[op['kind']]}`"]
+        lines += ["", f"## {op['name']}", "", f"`{op['doc']}`", "", f"`{names.kinds[op['kind']]}`", ""]
+        lines += wrapped_text(f"Operands: any data types. Results, unless set: {RESULT_TYPES[op['name']]}.")
         methods = methods_of(op, library["pointwise_modes"])
         inner = wrapped_methods()
         if methods:

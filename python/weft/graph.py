@@ -36,7 +36,7 @@ class Graph(Sugar):
     unless set_output(True) says which are.
 
     >>> import numpy as np, weft
-    >>> with weft.Graph(name="mlp") as g:
+    >>> with weft.Graph(name="mlp", handle=weft.create_handle("cpu")) as g:
     ...     x, w = g.tensor([2, 2], data_type="f32", name="x"), g.tensor([2, 1], data_type="f32", name="w")
     ...     y = g.relu(g.matmul(x, w), name="act")
     >>> g
@@ -138,6 +138,12 @@ class Graph(Sugar):
             uid: number by which buffers are bound; default the next free one.
         Returns:
             The tensor, whose set_ methods can still change it.
+
+        >>> import weft
+        >>> g = weft.Graph(io_data_type="bf16")
+        >>> x = g.tensor([2, 3, 4, 5], stride=[60, 1, 15, 3], name="x")  # NCHW dims, channels last in memory
+        >>> g.tensor([2, 3], data_type="f32", uid=7)
+        Tensor(uid=7, f32[2,3])
         """
         tensor = self._new_tensor(name)
         tensor.set_dim(dim or ()).set_stride(stride or ()).set_data_type(data_type)
@@ -150,7 +156,12 @@ class Graph(Sugar):
 
     def tensor_like(self, tensor: Any, name: str = "", is_pass_by_value: bool | None = None) -> Tensor:
         """Adds a tensor of the shape, strides and type of another tensor or of an array. An array of one
-        element on the host becomes a by-value scalar, unless is_pass_by_value says otherwise."""
+        element on the host becomes a by-value scalar, unless is_pass_by_value says otherwise.
+
+        >>> import numpy as np, weft
+        >>> weft.Graph().tensor_like(np.zeros((4, 2), "f2").T, name="x").strides
+        (1, 2)
+        """
         made = self._new_tensor(name)
         if isinstance(tensor, Tensor):
             made._dims, made._strides, made._data_type = tensor._dims, tensor._strides, tensor._data_type
@@ -179,7 +190,14 @@ class Graph(Sugar):
     ) -> Tensor:
         """Adds a scalar. COMPILE_TIME_CONST makes its value part of the plan; RUNTIME_PARAM makes it the
         value that is read when a variant pack has no other. data_type: default FLOAT for a float, INT64 for
-        an int."""
+        an int.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.mul(np.float32([1, 2]), g.tensor_scalar(0.5, name="factor"))
+        >>> g(), g(factor=3.0)
+        (array([0.5, 1. ], dtype=float32), array([3., 6.], dtype=float32))
+        """
         tensor = self._new_tensor(name)
         if isinstance(value, IntEnum):
             arguments.real(value, "tensor_scalar: the value")
@@ -283,7 +301,15 @@ class Graph(Sugar):
     # ---- Validation ----
 
     def validate(self) -> None:
-        """Checks every operation and infers what was left unset of their results."""
+        """Checks every operation and infers what was left unset of their results.
+
+        >>> import weft
+        >>> g = weft.Graph(io_data_type="bf16")
+        >>> y = g.matmul(g.tensor([8, 2, 3]), g.tensor([1, 3, 5]))
+        >>> g.validate()
+        >>> y.dims, y.strides, y.dtype.name
+        ((8, 2, 5), (10, 5, 1), 'BFLOAT16')
+        """
         if self.is_validated:
             return
         self._choose_outputs()
@@ -404,7 +430,14 @@ class Graph(Sugar):
         return self
 
     def deselect_engines(self, names: Iterable[str]) -> Graph:
-        """Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts."""
+        """Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.exp(np.float32([0, 1]))
+        >>> g.deselect_engines(["cpu.fast"]).build().plan.engine
+        'cpu.reference'
+        """
         texts = list(names)
         self._filters.append(lambda c: "its name" if any(t in c.tag or t in c.name for t in texts) else "")
         return self
@@ -507,7 +540,14 @@ class Graph(Sugar):
         return planner.candidates[planner.checked(index)]
 
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
-        """The tensor of a uid."""
+        """The tensor of a uid.
+
+        >>> import weft
+        >>> g = weft.Graph()
+        >>> x = g.tensor([2], data_type="f32", name="x", uid=7)
+        >>> g.query_tensor_attributes_of_uid(7) is x
+        True
+        """
         found = next((tensor for tensor in self._tensors if tensor._uid == uid), None)
         if found is None:
             uids = ", ".join(str(tensor._uid) for tensor in self._tensors if tensor._uid is not None)
@@ -516,7 +556,16 @@ class Graph(Sugar):
 
     def key(self) -> int:
         """A number that is equal for graphs that compute the same on tensors of the same shapes, types and
-        uids."""
+        uids.
+
+        >>> import weft
+        >>> def key(extent):
+        ...     g = weft.Graph(io_data_type="f32")
+        ...     g.exp(g.tensor([extent]))
+        ...     return g.key()
+        >>> key(2) == key(2), key(2) == key(3)
+        (True, False)
+        """
         self.validate()
         words = [
             f"{t._uid} {t.description} {t._strides} {t._is_virtual} {t.constant!r}" for t in self._tensors
@@ -538,11 +587,25 @@ class Graph(Sugar):
         return self.plot()
 
     def support(self) -> list[dict[str, Any]]:
-        """Every engine's answer for this graph: a predicted time, or why it declines."""
+        """Every engine's answer for this graph: a predicted time, or why it declines.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.exp(np.float32([0, 1]))
+        >>> [answer["supported"] for answer in g.support() if answer["engine"] == "cpu.reference"]
+        [True]
+        """
         return self._planner().support()
 
     def explain(self) -> str:
-        """The chosen plan in words, and what every other engine answered."""
+        """The chosen plan in words, and what every other engine answered.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph().deselect_engines(["cpu.fast"])
+        >>> y = g.exp(np.float32([0, 1]))
+        >>> print(g.build().explain().partition(" (")[0])
+        graph on cpu.reference
+        """
         from weft.explain import explain_text
 
         support = self._made_planner.support() if self._made_planner is not None else ()
@@ -569,6 +632,16 @@ class Graph(Sugar):
             override_uids: tensors that have another shape in this execution.
             override_shapes: their dims.
             override_strides: their strides, in elements.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+        >>> x = g.tensor([3], data_type="f32", name="x")
+        >>> y = g.neg(x)
+        >>> _ = g.build()
+        >>> workspace, result = np.empty(g.get_workspace_size(), "u1"), np.empty(3, "f4")
+        >>> g.execute({x: np.float32([1, 2, 3]), y: result}, workspace)
+        >>> result
+        array([-1., -2., -3.], dtype=float32)
         """
         overrides = (override_uids, override_shapes or (), override_strides or ()) if override_uids else None
         self._execute(self._plan or self.plan, variant_pack, workspace, handle, overrides)
@@ -630,7 +703,19 @@ class Graph(Sugar):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Runs one of the built plans; arguments as for execute."""
+        """Runs one of the built plans; arguments as for execute.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.neg(np.float32([1, 2]))
+        >>> g.create_execution_plans(["A", "FALLBACK"])
+        >>> g.build_plans(weft.build_plan_policy.ALL)
+        >>> result = np.empty(2, "f4")
+        >>> for i in range(g.get_execution_plan_count()):
+        ...     g.execute_plan_at_index({y: result}, None, i)
+        >>> result
+        array([-1., -2.], dtype=float32)
+        """
         plan = self._planner().plans[self._planner().checked(index)]
         if plan is None:
             raise BadParameterError(
@@ -684,7 +769,17 @@ class Graph(Sugar):
 
     def __call__(self, *arrays: Any, handle: Handle | None = None, **named: Any) -> Any:
         """Builds the graph if need be and runs it: arrays by position or by tensor name, or a dict of them.
-        Returns the output, or a tuple of the outputs."""
+        Returns the output, or a tuple of the outputs.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+        >>> a, b = (g.tensor([2], data_type="f32", name=name) for name in "ab")
+        >>> y = g.sub(a, b)
+        >>> g(np.float32([5, 6]), np.float32([1, 2]))
+        array([4., 4.], dtype=float32)
+        >>> g(b=np.float32([1, 2]), a=np.float32([9, 9]))
+        array([8., 7.], dtype=float32)
+        """
         if self._plan is None:
             self.build()
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
@@ -694,7 +789,15 @@ class Graph(Sugar):
         return self.plan(*arrays, stream=stream, **named)
 
     def set_io_tuples(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-        """Names the tensors that calls take and return by position: by their names, or "matmul_0::A"."""
+        """Names the tensors that calls take and return by position: by their names, or "matmul_0::A".
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+        >>> a, b = (g.tensor([2], data_type="f32", name=name) for name in "ab")
+        >>> y = g.sub(a, b, name="difference")
+        >>> g.set_io_tuples(["b", "a"], ["difference::y"])(np.float32([1, 2]), np.float32([5, 6]))
+        array([4., 4.], dtype=float32)
+        """
         self._io_names = (tuple(inputs), tuple(outputs))
         if self._plan is not None:
             self._use(self._wrap(self._plan.descriptor))
@@ -725,7 +828,15 @@ class Graph(Sugar):
 
     def deserialize(self, *arguments: Any, handle: Handle | None = None) -> Graph:
         """Loads a saved plan: deserialize(data) or deserialize(handle, data). The graph then runs it by uids
-        and names."""
+        and names.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.neg(np.float32([1, 2]), name="negated")
+        >>> data = g.build().serialize()
+        >>> weft.Graph().deserialize(weft.create_handle("cpu"), data)(np.float32([3, 4]))
+        array([-3., -4.], dtype=float32)
+        """
         *before, data = arguments
         handle = before[0] if before else handle
         self._handle = handle or self._handle

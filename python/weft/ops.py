@@ -50,8 +50,22 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.add(np.float32([[1, 2], [3, 4]]), np.float32([[10, 20]]))  # extents of 1 broadcast
+        >>> g()
+        array([[11., 22.],
+               [13., 24.]], dtype=float32)
         """
         values = {
             "x": a,
@@ -80,8 +94,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.sub(np.float32([5, 6]), np.float32([1, 2]))
+        >>> g()
+        array([4., 4.], dtype=float32)
         """
         values = {
             "x": a,
@@ -110,8 +137,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.mul(np.float32([2, 3]), np.float32([4, 5]))
+        >>> g()
+        array([ 8., 15.], dtype=float32)
         """
         values = {
             "x": a,
@@ -140,8 +180,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.div(np.float32([1, 6]), np.float32([4, -2]))
+        >>> g()
+        array([ 0.25, -3.  ], dtype=float32)
         """
         values = {
             "x": a,
@@ -170,8 +223,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.add_square(np.float32([1, 1]), np.float32([2, 3]))
+        >>> g()
+        array([ 5., 10.], dtype=float32)
         """
         values = {
             "x": a,
@@ -200,8 +266,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.max(np.float32([1, 5]), np.float32([4, 2]))
+        >>> g()
+        array([4., 5.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -230,8 +309,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.min(np.float32([1, 5]), np.float32([4, 2]))
+        >>> g()
+        array([1., 2.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -260,8 +352,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.mod(np.float32([5, -5]), np.float32([3, 3]))
+        >>> g()
+        array([ 2., -2.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -290,8 +395,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.floor_mod(np.float32([5, -5]), np.float32([3, 3]))
+        >>> g()
+        array([2., 1.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -320,8 +438,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.pow(np.float32([2, 9]), np.float32([3, 0.5]))
+        >>> g().round(3)
+        array([8., 3.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -350,8 +481,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.atan2(np.float32([0, 1, -1]), np.float32([1, 0, 0]))
+        >>> g().round(3)
+        array([ 0.   ,  1.571, -1.571], dtype=float32)
         """
         values = {
             "x": input0,
@@ -378,8 +522,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.abs(np.float32([-1.5, 2]))
+        >>> g()
+        array([1.5, 2. ], dtype=float32)
         """
         values = {
             "x": input,
@@ -405,8 +562,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.ceil(np.float32([-1.5, 1.5]))
+        >>> g()
+        array([-1.,  2.], dtype=float32)
         """
         values = {
             "x": input,
@@ -432,8 +602,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.floor(np.float32([-1.5, 1.5]))
+        >>> g()
+        array([-2.,  1.], dtype=float32)
         """
         values = {
             "x": input,
@@ -459,8 +642,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cos(np.float32([0, 1.0471976, 3.1415927]))
+        >>> g().round(3)
+        array([ 1. ,  0.5, -1. ], dtype=float32)
         """
         values = {
             "x": input,
@@ -486,8 +682,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.sin(np.float32([0, 0.5235988, 1.5707964]))
+        >>> g().round(3)
+        array([0. , 0.5, 1. ], dtype=float32)
         """
         values = {
             "x": input,
@@ -513,8 +722,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.tan(np.float32([0, 0.7853982]))
+        >>> g().round(3)
+        array([0., 1.], dtype=float32)
         """
         values = {
             "x": input,
@@ -540,8 +762,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.exp(np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([1.   , 2.718, 0.368], dtype=float32)
         """
         values = {
             "x": input,
@@ -567,8 +802,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.log(np.float32([1, 10]))
+        >>> g().round(3)
+        array([0.   , 2.303], dtype=float32)
         """
         values = {
             "x": input,
@@ -594,8 +842,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.neg(np.float32([1, -2]))
+        >>> g()
+        array([-1.,  2.], dtype=float32)
         """
         values = {
             "x": input,
@@ -621,8 +882,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.sqrt(np.float32([0, 1, 4]))
+        >>> g()
+        array([0., 1., 2.], dtype=float32)
         """
         values = {
             "x": input,
@@ -648,8 +922,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.rsqrt(np.float32([1, 4, 16]))
+        >>> g().round(3)
+        array([1.  , 0.5 , 0.25], dtype=float32)
         """
         values = {
             "x": input,
@@ -675,8 +962,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.reciprocal(np.float32([1, 2, -4]))
+        >>> g()
+        array([ 1.  ,  0.5 , -0.25], dtype=float32)
         """
         values = {
             "x": input,
@@ -702,8 +1002,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.erf(np.float32([0, 0.5, 2]))
+        >>> g().round(3)
+        array([0.   , 0.52 , 0.995], dtype=float32)
         """
         values = {
             "x": input,
@@ -729,8 +1042,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.identity(np.float32([1, 2])).set_data_type("f16")
+        >>> g()
+        array([1., 2.], dtype=float16)
         """
         values = {
             "x": input,
@@ -762,14 +1088,22 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
-        >>> y = g.relu(np.float32([-1, 2]))
+        >>> y = g.relu(np.float32([-4, 2, 9]))
+        >>> capped = g.relu(np.float32([-4, 2, 9]), negative_slope=0.25, upper_clip=6)
         >>> g()
-        array([0., 2.], dtype=float32)
+        (array([0., 2., 9.], dtype=float32), array([-1.,  2.,  6.], dtype=float32))
         """
         values = {
             "x": input,
@@ -798,8 +1132,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.tanh(np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([ 0.   ,  0.762, -0.762], dtype=float32)
         """
         values = {
             "x": input,
@@ -825,8 +1172,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.sigmoid(np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([0.5  , 0.731, 0.269], dtype=float32)
         """
         values = {
             "x": input,
@@ -855,8 +1215,21 @@ class Ops:
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.elu(np.float32([-1, 0, 2]), elu_alpha=2)
+        >>> g().round(3)
+        array([-1.264,  0.   ,  2.   ], dtype=float32)
         """
         values = {
             "x": input,
@@ -883,8 +1256,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.gelu(np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([ 0.   ,  0.841, -0.159], dtype=float32)
         """
         values = {
             "x": input,
@@ -913,8 +1299,21 @@ class Ops:
             softplus_beta: sharpness; default 1.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.softplus(np.float32([-1, 0, 1]), softplus_beta=2)
+        >>> g().round(3)
+        array([0.063, 0.347, 1.063], dtype=float32)
         """
         values = {
             "x": input,
@@ -943,8 +1342,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.swish(np.float32([-1, 0, 1]), swish_beta=2)
+        >>> g().round(3)
+        array([-0.119,  0.   ,  0.881], dtype=float32)
         """
         values = {
             "x": input,
@@ -971,8 +1383,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.gelu_approx_tanh(np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([ 0.   ,  0.841, -0.159], dtype=float32)
         """
         values = {
             "x": input,
@@ -1006,8 +1431,22 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dy, x = np.float32([8, 8, 8]), np.float32([-4, 2, 9])
+        >>> dx = g.relu_backward(dy, x, negative_slope=0.25, upper_clip=6)
+        >>> g()
+        array([2., 8., 0.], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1039,8 +1478,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.tanh_backward(np.float32([10, 10, 10]), np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([10. ,  4.2,  4.2], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1069,8 +1521,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.sigmoid_backward(np.float32([10, 10, 10]), np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([2.5  , 1.966, 1.966], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1102,8 +1567,21 @@ class Ops:
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.elu_backward(np.float32([10, 10, 10]), np.float32([-1, 0, 2]), elu_alpha=2)
+        >>> g().round(3)
+        array([ 7.358, 20.   , 10.   ], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1133,8 +1611,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.gelu_backward(np.float32([10, 10, 10]), np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([ 5.   , 10.833, -0.833], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1166,8 +1657,21 @@ class Ops:
             softplus_beta: sharpness; default 1.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.softplus_backward(np.float32([10, 10, 10]), np.float32([-1, 0, 1]), softplus_beta=2)
+        >>> g().round(3)
+        array([1.192, 5.   , 8.808], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1199,8 +1703,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.swish_backward(np.float32([10, 10, 10]), np.float32([-1, 0, 1]), swish_beta=2)
+        >>> g().round(3)
+        array([-0.908,  5.   , 10.908], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1232,8 +1749,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.gelu_approx_tanh_backward(np.float32([10, 10, 10]), np.float32([0, 1, -1]))
+        >>> g().round(3)
+        array([ 5.  , 10.83, -0.83], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1264,8 +1794,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_eq(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([False,  True, False])
         """
         values = {
             "x": input,
@@ -1294,8 +1835,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_neq(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([ True, False,  True])
         """
         values = {
             "x": input,
@@ -1324,8 +1876,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_gt(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([False, False,  True])
         """
         values = {
             "x": input,
@@ -1354,8 +1917,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_ge(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([False,  True,  True])
         """
         values = {
             "x": input,
@@ -1384,8 +1958,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_lt(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([ True, False, False])
         """
         values = {
             "x": input,
@@ -1414,8 +1999,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.cmp_le(np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+        >>> g()
+        array([ True,  True, False])
         """
         values = {
             "x": input,
@@ -1444,8 +2040,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.logical_and(np.float32([0, 1, 1]), np.float32([1, 0, 1]))
+        >>> g()
+        array([False, False,  True])
         """
         values = {
             "x": a,
@@ -1474,8 +2081,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.logical_or(np.float32([0, 1, 0]), np.float32([1, 0, 0]))
+        >>> g()
+        array([ True,  True, False])
         """
         values = {
             "x": a,
@@ -1502,8 +2120,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.logical_not(np.float32([0, 1, -2]))
+        >>> g()
+        array([ True, False, False])
         """
         values = {
             "x": input,
@@ -1533,8 +2162,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.binary_select(np.float32([1, 2]), np.float32([-1, -2]), np.array([True, False]))
+        >>> g()
+        array([ 1., -2.], dtype=float32)
         """
         values = {
             "x": input0,
@@ -1564,8 +2206,20 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: INT32.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.gen_index(np.zeros((2, 3), "f4"), axis=1)
+        >>> g()
+        array([[0, 1, 2],
+               [0, 1, 2]], dtype=int32)
         """
         values = {
             "x": input,
@@ -1594,8 +2248,22 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.bias(np.float32([[[1, 2], [3, 4]]]), np.float32([[[10], [20]]]))  # one per channel
+        >>> g()
+        array([[[11., 12.],
+                [23., 24.]]], dtype=float32)
         """
         values = {
             "x": input,
@@ -1624,8 +2292,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.scale(np.float32([1, 2, 3]), 0.5)
+        >>> g()
+        array([0.5, 1. , 1.5], dtype=float32)
         """
         values = {
             "x": input,
@@ -1654,8 +2335,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.leaky_relu(np.float32([-4, 2]), negative_slope=0.25)
+        >>> g()
+        array([-1.,  2.], dtype=float32)
         """
         values = {
             "x": input,
@@ -1686,8 +2380,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
+                only as float or integer; where a mode is not exact in integers, they become the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dx = g.leaky_relu_backward(np.float32([8, 8]), np.float32([-4, 2]), negative_slope=0.25)
+        >>> g()
+        array([2., 8.], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1726,14 +2433,21 @@ class Ops:
             k_override: depth in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
         Returns:
             C: product, [batch.., M, N].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the promoted type of the operands, of integers the
+                type to calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
-        >>> c = g.matmul(np.float32([[1, 2]]), np.float32([[3], [4]]))
+        >>> C = g.matmul(np.float32([[1, 2], [3, 4]]), np.float32([[1, 10], [0, 1]]))
         >>> g()
-        array([[11.]], dtype=float32)
+        array([[ 1., 12.],
+               [ 3., 34.]], dtype=float32)
         """
         values = {
             "A": A,
@@ -1779,8 +2493,21 @@ class Ops:
             padding: pre_padding and post_padding in one; optional.
         Returns:
             y: result, [N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x, for integers the type to calculate
+                in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> image, edge = np.float32([[[1, 3, 2, 2]]]), np.float32([[[-1, 1]]])  # [N, C, x], [K, C, w]
+        >>> y = g.conv_fprop(image, edge, pre_padding=[1], post_padding=[0])
+        >>> g()
+        array([[[ 1.,  2., -1.,  0.]]], dtype=float32)
         """
         values = {
             "x": image,
@@ -1827,8 +2554,21 @@ class Ops:
             padding: pre_padding and post_padding in one; optional.
         Returns:
             dx: gradient of the image, [N, C, x..]; unset: one group, and the least x.. that makes y...
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of dy, for integers the type to calculate
+                in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> loss, weight = np.float32([[[1, 10]]]), np.float32([[[1, 2, 3]]])  # [N, K, y], [K, C, w]
+        >>> dx = g.conv_dgrad(loss, weight, stride=[2])
+        >>> g()
+        array([[[ 1.,  2., 13., 20., 30.]]], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1875,8 +2615,21 @@ class Ops:
             padding: pre_padding and post_padding in one; optional.
         Returns:
             dw: gradient of the filters, [K, C / groups, w..]; its dims must be set.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x, for integers the type to calculate
+                in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> image, loss = np.float32([[[1, 2, 3, 4]]]), np.float32([[[1, 0, 10]]])  # [N, C, x], [N, K, y]
+        >>> dw = g.conv_wgrad(image, loss).set_dim([1, 1, 2])
+        >>> g()
+        array([[[31., 42.]]], dtype=float32)
         """
         values = {
             "x": image,
@@ -1933,8 +2686,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the input, [N, C, x..]; unset: as x, or the least that makes y...
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of dy; a virtual result has the type to
+                calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, dy = np.float32([[[1, 4, 2, 3]]]), np.float32([[[10, 20]]])
+        >>> dx = g.resample_backward(dy, input=x, window=[2], stride=[2], mode="MAXPOOL")
+        >>> g()
+        array([[[ 0., 10.,  0., 20.]]], dtype=float32)
         """
         values = {
             "dy": loss,
@@ -1986,8 +2752,23 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, scale, bias = np.float32([[1, 3], [4, 8]]), np.float32([[1, 2]]), np.float32([[0, 5]])
+        >>> y, mean, inv_variance = g.layernorm("TRAINING", x, scale, bias, epsilon=0.0)
+        >>> for result in g(): print(result.ravel())
+        [-1.  7. -1.  7.]
+        [2. 6.]
+        [1.  0.5]
         """
         values = {
             "phase": norm_forward_phase,
@@ -2033,8 +2814,22 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x = np.float32([[[1, 3]], [[1, 3]]])  # two batch entries, each with a scale and a bias of its own
+        >>> scale, bias = np.float32([[[1, 1]], [[2, 2]]]), np.float32([[[0, 0]], [[5, 5]]])
+        >>> y, *_ = g.adalayernorm("INFERENCE", x, scale, bias, epsilon=0.0)
+        >>> g().ravel()
+        array([-1.,  1.,  3.,  7.], dtype=float32)
         """
         values = {
             "phase": norm_forward_phase,
@@ -2080,8 +2875,23 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, scale = np.float32([[[1, 3], [4, 8]]]), np.float32([[[1], [2]]])  # [N, C, x], [1, C, 1]
+        >>> y, mean, inv_variance = g.instancenorm("TRAINING", x, scale, epsilon=0.0)
+        >>> for result in g(): print(result.ravel())
+        [-1.  1. -2.  2.]
+        [2. 6.]
+        [1.  0.5]
         """
         values = {
             "phase": norm_forward_phase,
@@ -2129,8 +2939,23 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x = np.float32([[[1], [3], [4], [8]]])  # 4 channels, 2 groups
+        >>> y, mean, inv_variance = g.groupnorm("TRAINING", x, epsilon=0.0, groups=2)
+        >>> for result in g(): print(result.ravel())
+        [-1.  1. -1.  1.]
+        [2. 6.]
+        [1.  0.5]
         """
         values = {
             "phase": norm_forward_phase,
@@ -2175,8 +3000,22 @@ class Ops:
             inv_variance: 1 / sqrt(variance + epsilon), RMS_NORM: 1 / sqrt(mean of x^2 + epsilon); an input of
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, scale = np.float32([[1, 7], [4, 4]]), np.float32([[5, 10]])
+        >>> y, inv_variance = g.rmsnorm("TRAINING", x, scale, epsilon=0.0)
+        >>> g()[0]
+        array([[ 1., 14.],
+               [ 5., 10.]], dtype=float32)
         """
         values = {
             "phase": norm_forward_phase,
@@ -2232,8 +3071,25 @@ class Ops:
                 none before, [1,C,1..]; None where it is not computed.
             out_var: batch norm's training: running variance after this step; takes in the unbiased variance,
                 [1,C,1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, old_mean, old_var = np.float32([[[1]], [[3]]]), np.float32([[[0]]]), np.float32([[[1]]])
+        >>> made = g.batchnorm(x, None, None, old_mean, old_var, epsilon=0.0, momentum=0.5)
+        >>> for result in g(): print(result.ravel())  # y, mean, inv_variance, out_mean, out_var
+        [-1.  1.]
+        [2.]
+        [1.]
+        [1.]
+        [1.5]
         """
         values = {
             "x": input,
@@ -2288,8 +3144,23 @@ class Ops:
             epsilon: scalar added to the variance; not used where inv_variance is given, [1..]; optional.
         Returns:
             y: result, as x.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, scale = np.float32([[[1, 3], [4, 8]]]), np.float32([[[1], [10]]])  # [N, C, x], [1, C, 1]
+        >>> mean, inv_variance = np.float32([[[2], [6]]]), np.float32([[[1], [0.5]]])
+        >>> y = g.batchnorm_inference(x, mean, inv_variance, scale)
+        >>> g()
+        array([[[ -1.,   1.],
+                [-10.,  10.]]], dtype=float32)
         """
         values = {
             "x": input,
@@ -2343,8 +3214,24 @@ class Ops:
                 None where it is not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, mean, inv_variance = np.float32([[3, 7, 3, 7]]), np.float32([[5]]), np.float32([[0.5]])
+        >>> dy, scale = np.float32([[1, 2, 3, 6]]), np.ones((1, 4), "f4")
+        >>> dx, dscale, dbias = g.layernorm_backward(dy, x, scale, mean, inv_variance)
+        >>> for result in g(): print(result.ravel())
+        [-0.5 -1.   0.5  1. ]
+        [-1.  2. -3.  6.]
+        [1. 2. 3. 6.]
         """
         values = {
             "dy": grad,
@@ -2397,8 +3284,24 @@ class Ops:
                 None where it is not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, mean, inv_variance = np.float32([[[3, 7, 3, 7]]]), np.float32([[[5]]]), np.float32([[[0.5]]])
+        >>> dy, scale = np.float32([[[1, 2, 3, 6]]]), np.ones((1, 1, 4), "f4")
+        >>> dx, dscale, dbias = g.adalayernorm_backward(dy, x, scale, mean, inv_variance)
+        >>> for result in g(): print(result.ravel())
+        [-0.5 -1.   0.5  1. ]
+        [-1.  2. -3.  6.]
+        [1. 2. 3. 6.]
         """
         values = {
             "dy": grad,
@@ -2451,8 +3354,24 @@ class Ops:
                 None where it is not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, mean, inv_variance = np.float32([[[3, 7, 3, 7]]]), np.float32([[[5]]]), np.float32([[[0.5]]])
+        >>> dy, scale = np.float32([[[1, 2, 3, 6]]]), np.float32([[[4]]])  # [N, C, x], [1, C, 1]
+        >>> dx, dscale, dbias = g.instancenorm_backward(dy, x, scale, mean, inv_variance)
+        >>> for result in g(): print(result.ravel())
+        [-2. -4.  2.  4.]
+        [4.]
+        [12.]
         """
         values = {
             "dy": grad,
@@ -2507,8 +3426,25 @@ class Ops:
                 None where it is not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x = np.float32([[[3, 7], [3, 7], [-1, 1], [-1, 1]]])  # 2 groups of 2 channels
+        >>> dy, scale = np.float32([[[1, 2], [3, 6], [1, 2], [3, 6]]]), np.ones((1, 4, 1), "f4")
+        >>> mean, inv_variance = np.float32([[[5], [0]]]), np.float32([[[0.5], [1]]])
+        >>> dx, dscale, dbias = g.groupnorm_backward(dy, x, scale, mean, inv_variance, groups=2)
+        >>> for result in g(): print(result.ravel())
+        [-0.5 -1.   0.5  1.  -1.  -2.   1.   2. ]
+        [1. 3. 1. 3.]
+        [3. 9. 3. 9.]
         """
         values = {
             "dy": grad,
@@ -2564,8 +3500,24 @@ class Ops:
                 None where it is not computed.
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, dy = np.float32([[[3, 7]], [[3, 7]]]), np.float32([[[1, 2]], [[3, 6]]])  # [N, C, x]
+        >>> scale, mean, inv_variance = np.float32([[[4]]]), np.float32([[[5]]]), np.float32([[[0.5]]])
+        >>> dx, dscale, dbias = g.batchnorm_backward(dy, x, scale, mean, inv_variance)
+        >>> for result in g(): print(result.ravel())
+        [-2. -4.  2.  4.]
+        [4.]
+        [12.]
         """
         values = {
             "dy": grad,
@@ -2600,8 +3552,20 @@ class Ops:
         Returns:
             sum: sum of each channel, [1, C, 1..].
             sq_sum: sum of squares of each channel, [1, C, 1..].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> sums, squares = g.genstats(np.float32([[[1, 2], [3, 4]]]))  # [N, C, x]
+        >>> for result in g(): print(result.ravel())
+        [3. 7.]
+        [ 5. 25.]
         """
         values = {
             "x": input,
@@ -2653,8 +3617,21 @@ class Ops:
                 inference, [1, C, 1..]; None where it is not computed.
             out_var: running variance after this step; the batch's own where there was none before; unchanged
                 by inference, [1, C, 1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> total, squares = np.float32([[[4]]]), np.float32([[[10]]])  # of the two elements 1 and 3
+        >>> scale, bias = np.float32([[[2]]]), np.float32([[[5]]])
+        >>> made = g.bn_finalize(total, squares, scale, bias, epsilon=0.0, accum_count=2)
+        >>> [result.item() for result in g()][:3]  # eq_scale, eq_bias, mean: y = 2 x + 1
+        [2.0, 1.0, 2.0]
         """
         values = {
             "sum": sum,
@@ -2700,8 +3677,21 @@ class Ops:
             eq_scale_dy: factor of dy in dx, [1, C, 1..]; None where it is not computed.
             eq_scale_x: factor of x in dx, [1, C, 1..]; None where it is not computed.
             eq_bias: addend in dx, [1, C, 1..]; None where it is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, mean, inv_variance = np.float32([[[3, 7, 3, 7]]]), np.float32([[[5]]]), np.float32([[[0.5]]])
+        >>> dy, scale = np.float32([[[1, 2, 3, 6]]]), np.float32([[[2]]])
+        >>> dscale, dbias, eq_scale_dy, eq_scale_x, eq_bias = g.dbn_weight(dy, x, mean, inv_variance, scale)
+        >>> [result.item() for result in g()]  # dx = dy - x / 2 - 1 / 2
+        [4.0, 12.0, 1.0, -0.5, -0.5]
         """
         values = {
             "dy": dy,
@@ -2737,8 +3727,22 @@ class Ops:
             is_deterministic: true: two runs agree to the bit; optional.
         Returns:
             y: result, [d.. with reduced extents 1 or a divisor].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x, for integers and booleans the type to
+                calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x = np.float32([[1, 2], [3, 4]])
+        >>> total, largest = g.reduction(x, "ADD", dims=[1]), g.reduction(x, "MAX", dims=[0, 1])
+        >>> g()
+        (array([[3.],
+               [7.]], dtype=float32), array([[4.]], dtype=float32))
         """
         values = {
             "x": input,
@@ -2768,8 +3772,21 @@ class Ops:
             compute_data_type: accepted and ignored.
         Returns:
             y: result, [e..], dims must be set.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.reshape(np.float32([[1, 2, 3], [4, 5, 6]])).set_dim([3, 2])
+        >>> g()
+        array([[1., 2.],
+               [3., 4.],
+               [5., 6.]], dtype=float32)
         """
         values = {
             "x": input,
@@ -2797,8 +3814,21 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d.. permuted].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.transpose(np.float32([[1, 2, 3], [4, 5, 6]]), [1, 0])
+        >>> g()
+        array([[1., 4.],
+               [2., 5.],
+               [3., 6.]], dtype=float32)
         """
         values = {
             "x": input,
@@ -2830,8 +3860,13 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [ceil((limit - start) / step)..].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
         """
         values = {
             "x": input,
@@ -2863,8 +3898,20 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], along the axis the sum.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of the first input.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.concatenate([np.float32([[1], [2]]), np.float32([[3, 4], [5, 6]])], axis=1)
+        >>> g()
+        array([[1., 3., 4.],
+               [2., 5., 6.]], dtype=float32)
         """
         values = {
             "inputs": inputs,
@@ -2905,8 +3952,19 @@ class Ops:
             name: the operation's name in messages and pictures.
         Returns:
             y: result, FLOAT unless set, [d..], dims must be set.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: FLOAT.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.rng(seed=7, distribution="BERNOULLI", bernoulli_probability=0.5).set_dim([8])
+        >>> g()
+        array([0., 0., 1., 1., 1., 0., 1., 0.], dtype=float32)
         """
         values = {
             "seed": seed,
@@ -2989,8 +4047,14 @@ class Ops:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None where it
                 is not computed.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
         """
         values = {
             "q": q,
@@ -3084,8 +4148,14 @@ class Ops:
             dQ: gradient of q, [B, Hq, Sq, Dqk].
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
+                result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
         """
         values = {
             "q": q,

@@ -58,6 +58,17 @@ class Plan:
 
     plan(x=X, w=W) allocates the outputs and returns them, one alone or a tuple in the graph's order;
     out={"y": buffer} writes into given memory instead.
+
+    >>> import numpy as np, weft
+    >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+    >>> y = g.add(g.tensor([2], data_type="f32", name="x"), 1.0, name="y")
+    >>> plan, result = g.build().plan, np.empty(2, "f4")
+    >>> plan(x=np.float32([1, 2]))
+    array([2., 3.], dtype=float32)
+    >>> plan(np.float32([3, 4]), out={"y": result}) is result
+    True
+    >>> [(slot.name, slot.dims, slot.is_output) for slot in plan.slots]
+    [('x', (2,), False), ('y::y', (2,), True)]
     """
 
     def __init__(

@@ -75,8 +75,14 @@ class Sugar(Ops):
             name: the operation's name in messages and pictures.
         Returns:
             y: the weights, as x.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -108,8 +114,12 @@ class Sugar(Ops):
             name: the operation's name in messages and pictures.
         Returns:
             y: the box, [ceil((stop - start) / step)..].
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: the type of x.
         Raises:
-            BadParameterError: at build, when a slice leaves the tensor.
+            BadParameterError: for a slice without a stop of a tensor without dims; at build, when a slice
+                leaves the tensor.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -164,8 +174,14 @@ class Sugar(Ops):
         Returns:
             y: the result, [N, C, spatial..].
             index: position of each maximum in its window; None unless generate_index.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
+                calculate in, or DOUBLE; index INT8 where it fits, else INT32.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -209,8 +225,23 @@ class Sugar(Ops):
             dx: gradient of x, as x.
             dscale: gradient of the scale.
             dbias: gradient of the bias; None unless has_dbias.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
+                one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, inv_variance = np.float32([[2, -2, 2, -2]]), np.float32([[0.5]])
+        >>> dy, scale = np.float32([[1, 2, 3, 6]]), np.ones((1, 4), "f4")
+        >>> dx, dscale, _ = g.rmsnorm_backward(dy, x, scale, inv_variance, has_dbias=False)
+        >>> for result in g(): print(result.ravel())
+        [1.  0.5 2.  2.5]
+        [ 1. -2.  3. -6.]
         """
         values = {"dy": grad, "x": input, "scale": scale, "inv_variance": inv_variance, "epsilon": epsilon}
         values["mode"] = enums.norm_mode.RMS_NORM
@@ -293,9 +324,24 @@ class Sugar(Ops):
         Returns:
             o: the result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
+                runs it.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> q, k = np.zeros((1, 1, 2, 4), "f4"), np.zeros((1, 1, 2, 4), "f4")  # all keys score alike
+        >>> v = np.float32([[[[1, 10], [3, 30]]]])
+        >>> o, stats = g.sdpa(q, k, v, attn_scale=0.5, use_causal_mask=True, generate_stats=True)
+        >>> for result in g(): print(result.round(3).ravel())
+        [ 1. 10.  2. 20.]
+        [0.    0.693]
         """
         _refuse(f"sdpa '{name}'", {"score_mod": score_mod})
         if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
@@ -390,9 +436,26 @@ class Sugar(Ops):
             dQ: gradient of q, as q.
             dK: gradient of k, as k.
             dV: gradient of v, as v.
+        Data types:
+            operands: any, also mixed.
+            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
+                result has the type to calculate in, or DOUBLE.
         Raises:
-            BadParameterError: at build, when the operands break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
+                runs it.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> q, k = np.float32([[[[1]]]]), np.float32([[[[0], [0]]]])  # one query, two keys that score 0
+        >>> v, o, dO = np.float32([[[[1], [3]]]]), np.float32([[[[2]]]]), np.float32([[[[4]]]])
+        >>> stats = np.log(np.float32([[[[2]]]]))
+        >>> dQ, dK, dV = g.sdpa_backward(q, k, v, o, dO, stats)
+        >>> for result in g(): print(result.round(3).ravel())
+        [0.]
+        [-2.  2.]
+        [2. 2.]
         """
         refused = {"score_mod": score_mod, "score_mod_bprop": score_mod_bprop, "rng_dump": rng_dump}
         _refuse(f"sdpa_backward '{name}'", refused)

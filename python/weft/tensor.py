@@ -35,6 +35,8 @@ class Tensor:
     >>> import weft
     >>> weft.Graph().tensor([2, 3], data_type="f32", name="x")
     Tensor('x', f32[2,3])
+    >>> weft.Graph().tensor().set_dim([3, 4]).set_stride([1, 3]).set_data_type("bf16").set_uid(5)
+    Tensor(uid=5, bf16[3,4])
     """
 
     __slots__ = (
@@ -187,7 +189,15 @@ class Tensor:
         return self.producer is not None and not self._is_virtual
 
     def set_output(self, output: bool) -> Tensor:
-        """Makes an operation's result an output of the graph, with memory."""
+        """Makes an operation's result an output of the graph, with memory.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.neg(np.float32([1, 2])).set_output(True)  # read below, so else only passed on
+        >>> z = g.add(y, y).set_output(True)
+        >>> g()
+        (array([-1., -2.], dtype=float32), array([-2., -4.], dtype=float32))
+        """
         self._changeable()._output = output
         self._is_virtual = not output
         return self
