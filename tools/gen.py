@@ -464,7 +464,7 @@ def write_docstring(
         none = "" if row["required"] or " " not in method["results"] else "; None where it is not computed"
         lines += wrapped(f"{key}: {docs.get(key) or row['doc']}{shape}{none}.", 12, 4)
     lines += ["        Data types:"]
-    lines += ["            operands: any, also mixed."]
+    lines += ["            operands: any, also mixed, unless said above."]
     lines += wrapped(f"results, unless the tensor or the graph says: {types}.", 12, 4)
     lines += FAILURES
     lines += ["", *textwrap.indent(example, " " * 8).splitlines()] if example else []

@@ -51,7 +51,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -95,7 +95,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -138,7 +138,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -181,7 +181,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -224,7 +224,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -267,7 +267,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -310,7 +310,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -353,7 +353,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -396,7 +396,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -439,7 +439,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -482,7 +482,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -523,7 +523,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -563,7 +563,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -603,7 +603,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -643,7 +643,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -683,7 +683,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -723,7 +723,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -763,7 +763,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -803,7 +803,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -843,7 +843,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -883,7 +883,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -923,7 +923,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -963,7 +963,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1003,7 +1003,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1043,7 +1043,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1089,7 +1089,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1133,7 +1133,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1173,7 +1173,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1216,7 +1216,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1257,7 +1257,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1300,7 +1300,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1343,7 +1343,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1384,7 +1384,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1432,7 +1432,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1479,7 +1479,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1522,7 +1522,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1568,7 +1568,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1612,7 +1612,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1658,7 +1658,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1704,7 +1704,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1750,7 +1750,7 @@ class Ops:
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -1795,7 +1795,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -1836,7 +1836,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -1877,7 +1877,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -1918,7 +1918,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -1959,7 +1959,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2000,7 +2000,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2041,7 +2041,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2082,7 +2082,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2121,7 +2121,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: BYTE_BOOLEAN.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2163,7 +2163,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -2207,7 +2207,7 @@ class Ops:
         Returns:
             y: result, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: INT32.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -2249,7 +2249,7 @@ class Ops:
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -2293,7 +2293,7 @@ class Ops:
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -2336,7 +2336,7 @@ class Ops:
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -2381,7 +2381,7 @@ class Ops:
         Returns:
             dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, scalars counting
                 only as float or integer; where a mode is not exact in integers, they become the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
@@ -2434,7 +2434,7 @@ class Ops:
         Returns:
             C: product, [batch.., M, N].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the promoted type of the operands, of integers the
                 type to calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -2494,7 +2494,7 @@ class Ops:
         Returns:
             y: result, [N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x, for integers the type to calculate
                 in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -2555,7 +2555,7 @@ class Ops:
         Returns:
             dx: gradient of the image, [N, C, x..]; unset: one group, and the least x.. that makes y...
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of dy, for integers the type to calculate
                 in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -2616,7 +2616,7 @@ class Ops:
         Returns:
             dw: gradient of the filters, [K, C / groups, w..]; its dims must be set.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x, for integers the type to calculate
                 in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -2687,7 +2687,7 @@ class Ops:
         Returns:
             dx: gradient of the input, [N, C, x..]; unset: as x, or the least that makes y...
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of dy; a virtual result has the type to
                 calculate in, or DOUBLE.
         Raises:
@@ -2753,7 +2753,7 @@ class Ops:
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -2815,7 +2815,7 @@ class Ops:
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -2876,7 +2876,7 @@ class Ops:
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -2940,7 +2940,7 @@ class Ops:
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -3001,7 +3001,7 @@ class Ops:
                 batch norm's inference, x's extents, 1 on the normalised dimensions; GROUP_NORM:
                 [N,groups,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -3072,7 +3072,7 @@ class Ops:
             out_var: batch norm's training: running variance after this step; takes in the unbiased variance,
                 [1,C,1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -3145,7 +3145,7 @@ class Ops:
         Returns:
             y: result, as x.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -3215,7 +3215,7 @@ class Ops:
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3285,7 +3285,7 @@ class Ops:
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3355,7 +3355,7 @@ class Ops:
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3427,7 +3427,7 @@ class Ops:
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3501,7 +3501,7 @@ class Ops:
             dbias: gradient of the bias, [1,C,1..]; layer norms: x's extents on the normalised dimensions;
                 None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3553,7 +3553,7 @@ class Ops:
             sum: sum of each channel, [1, C, 1..].
             sq_sum: sum of squares of each channel, [1, C, 1..].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3618,7 +3618,7 @@ class Ops:
             out_var: running variance after this step; the batch's own where there was none before; unchanged
                 by inference, [1, C, 1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3678,7 +3678,7 @@ class Ops:
             eq_scale_x: factor of x in dx, [1, C, 1..]; None where it is not computed.
             eq_bias: addend in dx, [1, C, 1..]; None where it is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3728,7 +3728,7 @@ class Ops:
         Returns:
             y: result, [d.. with reduced extents 1 or a divisor].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x, for integers and booleans the type to
                 calculate in; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -3773,7 +3773,7 @@ class Ops:
         Returns:
             y: result, [e..], dims must be set.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3815,7 +3815,7 @@ class Ops:
         Returns:
             y: result, [d.. permuted].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3861,7 +3861,7 @@ class Ops:
         Returns:
             y: result, [ceil((limit - start) / step)..].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3899,7 +3899,7 @@ class Ops:
         Returns:
             y: result, [d..], along the axis the sum.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of the first input.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -3953,7 +3953,7 @@ class Ops:
         Returns:
             y: result, FLOAT unless set, [d..], dims must be set.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: FLOAT.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
@@ -4048,7 +4048,7 @@ class Ops:
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None where it
                 is not computed.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -4149,7 +4149,7 @@ class Ops:
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
                 result has the type to calculate in, or DOUBLE.
         Raises:

@@ -76,7 +76,7 @@ class Sugar(Ops):
         Returns:
             y: the weights, as x.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -115,7 +115,7 @@ class Sugar(Ops):
         Returns:
             y: the box, [ceil((stop - start) / step)..].
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x.
         Raises:
             BadParameterError: for a slice without a stop of a tensor without dims; at build, when a slice
@@ -175,7 +175,7 @@ class Sugar(Ops):
             y: the result, [N, C, spatial..].
             index: position of each maximum in its window; None unless generate_index.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
                 calculate in, or DOUBLE; index INT8 where it fits, else INT32.
         Raises:
@@ -226,7 +226,7 @@ class Sugar(Ops):
             dscale: gradient of the scale.
             dbias: gradient of the bias; None unless has_dbias.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: dx the type of x, the others that of scale, without
                 one FLOAT; a virtual result has the type to calculate in, or DOUBLE.
         Raises:
@@ -295,12 +295,13 @@ class Sugar(Ops):
             v: values, [B, Hv, Skv, Dv]; Hv divides Hq.
             is_inference: the opposite of generate_stats.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
-            bias: added to the scaled scores, [B, Hq, Sq, Skv] with any of the first three 1; optional.
+            bias: added to the scaled scores, [B, Hq, Sq, Skv] with any of the first three 1, of a floating
+                type; a boolean one keeps keys where it is true; optional.
             block_mask: which tiles of 128 x 128 scores take part; optional.
             use_alibi_mask: whether ALiBi adds slope (col - row) to the scores.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
-            seq_len_q: queries in use per batch entry, [B, 1, 1, 1]; optional.
-            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1]; optional.
+            seq_len_q: queries in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
+            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
             use_causal_mask: keep col <= row.
             use_causal_mask_bottom_right: keep col <= row + keys - queries.
             sliding_window_length: another name of diagonal_band_left_bound.
@@ -325,7 +326,7 @@ class Sugar(Ops):
             o: the result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
                 calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
@@ -413,8 +414,8 @@ class Sugar(Ops):
             dBias: a tensor that receives the gradient of the bias; optional.
             use_alibi_mask: whether the forward pass used ALiBi.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
-            seq_len_q: queries in use per batch entry, [B, 1, 1, 1]; optional.
-            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1]; optional.
+            seq_len_q: queries in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
+            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
             max_total_seq_len_q: upper bound of all queries together, a hint.
             max_total_seq_len_kv: upper bound of all keys together, a hint.
             use_causal_mask: as in the forward pass.
@@ -437,7 +438,7 @@ class Sugar(Ops):
             dK: gradient of k, as k.
             dV: gradient of v, as v.
         Data types:
-            operands: any, also mixed.
+            operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
                 result has the type to calculate in, or DOUBLE.
         Raises:
