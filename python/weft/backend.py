@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from weft_cffi._weft import ffi
 
@@ -60,6 +61,21 @@ def get_last_error_string() -> str:
 # ---- Handles -----------------------------------------------------------------------------------------------
 
 
+_open_handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
+
+
+def handle_of(value: Handle | int | None) -> Handle | None:
+    """A handle from itself or from int(handle); None for None and 0."""
+    if value is None or isinstance(value, Handle):
+        return value
+    found = _open_handles.get(value) if isinstance(value, int) else None
+    if found is None and value != 0:
+        from weft.errors import BadParameterError
+
+        raise BadParameterError(f"handle: {value!r} is no open handle. Give what create_handle() returns.")
+    return found
+
+
 class Handle:
     """A device opened for use, and the stream on which calls enqueue work. Closed when nobody holds it any
     more."""
@@ -72,6 +88,7 @@ class Handle:
             kind = enums.member(enums.device_kind, device)
             check(library().weftCreateForDevice(pointer, int(kind), ordinal))
         self._pointer = ffi.gc(pointer[0], library().weftDestroy)
+        _open_handles[int(self)] = self
         properties = Descriptor(enums.descriptor_type.DEVICEPROP_DESCRIPTOR)
         properties.set(enums.attribute_name.DEVICEPROP_HANDLE, "HANDLE", [self.pointer])
         properties.finalize()

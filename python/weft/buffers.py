@@ -37,14 +37,6 @@ class Buffer(NamedTuple):
         return math.prod(self.dims)
 
 
-def is_packed(value: Any) -> bool:
-    """Whether an array's elements lie side by side in row-major order."""
-    if hasattr(type(value), "is_contiguous"):
-        return bool(value.is_contiguous())
-    flags = getattr(value, "flags", None)
-    return flags is not None and bool(flags.c_contiguous)
-
-
 def packed_strides(dims: tuple[int, ...] | list[int]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     strides, step = [], 1
@@ -191,53 +183,77 @@ def _describe_dlpack(value: Any) -> Buffer:
     )
 
 
-# ---- Addresses only ----------------------------------------------------------------------------------------
+# ---- What execution needs to know, quickly -----------------------------------------------------------------
+
+Memory = tuple[int, Any, int, bool, bool]
+"""The address of the first element, the dtype, how many bytes may be touched from there on, whether they may
+be written, whether they are on a GPU."""
 
 
-def _interface_pointer(value: Any) -> int:
-    return int(value.__array_interface__["data"][0])
+def _reach(dims: Any, steps: Any, item: int) -> int:
+    """Bytes from the first element to the end of the last one in memory; steps in bytes."""
+    if 0 in dims:
+        return 0
+    forward = ((extent - 1) * step for extent, step in zip(dims, steps, strict=True) if step > 0)
+    return item + int(sum(forward))
 
 
-def _cuda_interface_pointer(value: Any) -> int:
-    return int(value.__cuda_array_interface__["data"][0])
+def _numpy_memory(value: Any) -> Memory:
+    interface = value.__array_interface__
+    pointer, is_read_only = interface["data"]
+    steps = interface["strides"]
+    size = value.nbytes if steps is None else _reach(interface["shape"], steps, value.itemsize)
+    return pointer, value.dtype, size, not is_read_only, False
 
 
-def _torch_pointer(value: Any) -> int:
-    return int(value.data_ptr())
+def _torch_memory(value: Any) -> Memory:
+    is_cuda = value.is_cuda
+    if not is_cuda and not value.is_cpu:
+        describe(value)  # says why not
+    if value.is_contiguous():
+        size = value.nbytes
+    else:
+        item = value.element_size()
+        size = _reach(value.shape, [step * item for step in value.stride()], item)
+    return value.data_ptr(), value.dtype, size, True, is_cuda
 
 
-_readers: dict[type, Callable[[Any], int]] = {int: int}
+def _described_memory(value: Any) -> Memory:
+    buffer = describe(value)
+    item = max(dtypes.of(buffer.data_type).bits // 8, 1)
+    size = _reach(buffer.dims, [step * item for step in buffer.strides], item)
+    return buffer.pointer, buffer.data_type, size, buffer.is_writable, buffer.device is device_kind.CUDA
 
 
-def pointer_of(value: Any) -> int:
-    """The address of an array's first element; integers are addresses already."""
-    try:
-        return _readers[type(value)](value)
-    except KeyError:
-        return _add_reader(type(value))(value)
-
-
-def _no_pointer(value: Any) -> int:
+def _no_memory(value: Any) -> Memory:
     raise BadParameterError(
         f"buffer: {type(value).__name__} is a number without memory of its own. Give an array of one element."
     )
 
 
-def _described_pointer(value: Any) -> int:
-    return describe(value).pointer
+_readers: dict[type, Callable[[Any], Memory]] = {}
 
 
-def _add_reader(kind: type) -> Callable[[Any], int]:
-    numpy = sys.modules.get("numpy")
-    reader = _described_pointer
-    if numpy is not None and issubclass(kind, numpy.generic):
-        reader = _no_pointer
-    elif hasattr(kind, "data_ptr"):
-        reader = _torch_pointer
-    elif hasattr(kind, "__array_interface__"):
-        reader = _interface_pointer
-    elif hasattr(kind, "__cuda_array_interface__"):
-        reader = _cuda_interface_pointer
+def memory_of(value: Any) -> Memory:
+    """The memory of an array."""
+    reader = _readers.get(type(value))
+    return (_add_reader(type(value)) if reader is None else reader)(value)
+
+
+def pointer_of(value: Any) -> int:
+    """The address of an array's first element; integers are addresses already."""
+    return int(value) if isinstance(value, int) else memory_of(value)[0]
+
+
+def _add_reader(kind: type) -> Callable[[Any], Memory]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    reader = _described_memory
+    if issubclass(kind, (float, bool)) or (numpy is not None and issubclass(kind, numpy.generic)):
+        reader = _no_memory
+    elif torch is not None and issubclass(kind, torch.Tensor):
+        reader = _torch_memory
+    elif numpy is not None and issubclass(kind, numpy.ndarray):
+        reader = _numpy_memory
     _readers[kind] = reader
     return reader
 

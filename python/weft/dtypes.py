@@ -147,3 +147,24 @@ def scalar_bytes(type_: data_type, value: float) -> bytes:
         is_whole = _FORMATS[type_] in "bBiIq"
         return struct.pack(_FORMATS[type_], int(value) if is_whole else value)
     return bytes(numpy_dtype(type_).type(value).tobytes())
+
+
+def scalar_value(type_: data_type, memory: bytes) -> float:
+    """One element as a number: the inverse of scalar_bytes.
+
+    >>> scalar_value(data_type.BFLOAT16, scalar_bytes(data_type.BFLOAT16, 0.1))
+    0.10009765625
+    """
+    if type_ is data_type.BFLOAT16:
+        return float(struct.unpack("<f", b"\0\0" + memory)[0])
+    if type_ in _FORMATS:
+        number: float = struct.unpack(_FORMATS[type_], memory)[0]
+        return number
+    import numpy
+
+    return float(numpy.frombuffer(memory, numpy_dtype(type_))[0])
+
+
+def is_floating(type_: data_type) -> bool:
+    """Whether elements have a fraction."""
+    return of(type_).name[0] in "feb" and type_ not in (data_type.BOOLEAN, data_type.BYTE_BOOLEAN)

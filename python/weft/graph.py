@@ -18,15 +18,13 @@ from weft.devices import DeviceProperties, KernelCache, default_handle
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
 from weft.lowering import Lowering, Operation
-from weft.plan import Plan
+from weft.plan import Overrides, Plan, Slot
 from weft.planning import Candidate, Knob, Planner
 from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
-
-Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 
 
 class Graph(Sugar):
@@ -108,6 +106,7 @@ class Graph(Sugar):
         self._made_planner: Planner | None = None
         self._plan: Plan | None = None
         self._keys: dict[Any, int | None] = {}
+        self._template: list[int] | None = None
 
     # ---- Tensors ----
 
@@ -493,7 +492,7 @@ class Graph(Sugar):
         self._use(plan)
 
     def _use(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan, self._template = plan, None
         self._keys = {tensor: plan.index.get(tensor._uid) for tensor in self._tensors}
         self._keys |= plan.index
 
@@ -643,7 +642,7 @@ class Graph(Sugar):
         >>> result
         array([-1., -2., -3.], dtype=float32)
         """
-        overrides = (override_uids, override_shapes or (), override_strides or ()) if override_uids else None
+        overrides = _overrides(override_uids, override_shapes, override_strides) if override_uids else None
         self._execute(self._plan or self.plan, variant_pack, workspace, handle, overrides)
 
     def _execute(
@@ -654,9 +653,7 @@ class Graph(Sugar):
         handle: Handle | None,
         overrides: Overrides | None,
     ) -> None:
-        if overrides is not None:
-            self._execute_with_overrides(plan, variant_pack, workspace, handle, overrides)
-            return
+        slots = plan.slots if overrides is None else plan.overridden(overrides)
         keys, bound = self._keys, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
@@ -664,27 +661,34 @@ class Graph(Sugar):
                 continue
             if i < 0:
                 raise self._unknown(key)
-            plan.bind(i, value)
+            plan.bind(i, value, slots[i])
             bound.add(i)
-        if len(bound) < len(plan.slots):
-            self._bind_rest(plan, bound)
-        plan.launch(workspace, self._stream(plan, handle))
+        if len(bound) < len(slots):
+            self._bind_rest(plan, slots, bound)
+        if overrides is None:
+            plan.launch(workspace, self._stream(plan, handle))
+        else:
+            plan.launch_overridden(overrides, workspace, self._handle_to_run_on(plan, handle))
 
     def _unknown(self, key: object) -> BadParameterError:
         return BadParameterError(
-            f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, uids "
-            "or names."
+            self.plan.shared_name(self._label, key)
+            or f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, "
+            "uids or names."
         )
 
-    def _bind_rest(self, plan: Plan, bound: set[int]) -> None:
+    def _bind_rest(self, plan: Plan, slots: Sequence[Slot], bound: set[int]) -> None:
         """Binds values that were given as operands; what then has no memory is missing."""
-        for i, slot in enumerate(plan.slots):
+        for i, slot in enumerate(slots):
             if i in bound:
                 continue
             if slot.uid not in plan.values:
                 raise BadParameterError(f"{self._label}: the variant pack has no buffer for {slot}. Add it.")
             value = plan.values[slot.uid]
-            plan.bind(i, float(value) if isinstance(value, (int, float)) else value)
+            if isinstance(value, (int, float)):
+                plan.bind_number(i, value)
+            else:
+                plan.bind(i, value, slot)
 
     def _stream(self, plan: Plan, handle: Handle | None) -> int:
         if plan.device is device_kind.CPU:
@@ -692,6 +696,64 @@ class Graph(Sugar):
         if handle is not None:
             return handle.stream
         return plan.current_stream() if self._follows_torch and "torch" in sys.modules else self.handle.stream
+
+    def _handle_to_run_on(self, plan: Plan, handle: Handle | None) -> Handle:
+        if handle is not None:
+            return handle
+        follows = plan.device is device_kind.CUDA and self._follows_torch and "torch" in sys.modules
+        return plan.handle_on_current_stream() if follows else self.handle
+
+    # Paths of low overhead, as cuDNN's frontend calls them: addresses in ascending order of uids.
+
+    def _prepare_variant_pack_template(self) -> None:
+        """Finds which slots callers fill, in ascending order of uids: all but what was given as operands."""
+        plan = self.plan
+        self._template = sorted(slot.uid for slot in plan.slots if slot.uid not in plan.values)
+
+    def _get_variant_pack_uids_sorted(self) -> list[int]:
+        """The uids whose addresses _execute_with_ptrs takes, in its order."""
+        if self._template is None:
+            self._prepare_variant_pack_template()
+        assert self._template is not None
+        return list(self._template)
+
+    def _execute_with_ptrs(
+        self, ptrs: Sequence[int], workspace: int | None = None, handle: Handle | int | None = None
+    ) -> None:
+        """Runs the chosen plan on addresses, one per uid of _get_variant_pack_uids_sorted; nothing of them is
+        checked. workspace: an address; None or 0 allocates."""
+        self._execute_addresses(self.plan, ptrs, workspace, handle)
+
+    def _execute_with_raw_ptrs(
+        self,
+        address: int,
+        count: int,
+        workspace: int | None = None,
+        handle: Handle | int | None = None,
+        index: int = -1,
+    ) -> None:
+        """Like _execute_with_ptrs, on an array of `count` addresses that lies at an address. index: the plan
+        to run; -1 is the chosen one."""
+        plan = self.plan if index < 0 else self._built_plan(index)
+        ptrs = ffi.unpack(ffi.cast("uint64_t *", address), count) if address and count > 0 else ()
+        self._execute_addresses(plan, ptrs, workspace, handle)
+
+    def _execute_addresses(
+        self, plan: Plan, ptrs: Sequence[int], workspace: int | None, handle: Handle | int | None
+    ) -> None:
+        uids = self._get_variant_pack_uids_sorted()
+        if len(ptrs) != len(uids):
+            raise BadParameterError(
+                f"{self._label}: {len(ptrs)} addresses, it takes {len(uids)}. Give one for each uid of "
+                f"{', '.join(map(str, uids))}, in this order."
+            )
+        bound = set()
+        for uid, address in zip(uids, ptrs, strict=True):
+            i = plan.index[uid]
+            plan.bind_address(i, address)
+            bound.add(i)
+        self._bind_rest(plan, plan.slots, bound)
+        plan.launch(workspace, self._stream(plan, backend.handle_of(handle)))
 
     def execute_plan_at_index(
         self,
@@ -716,13 +778,16 @@ class Graph(Sugar):
         >>> result
         array([-1., -2.], dtype=float32)
         """
+        overrides = _overrides(override_uids, override_shapes, override_strides) if override_uids else None
+        self._execute(self._built_plan(index), variant_pack, workspace, handle, overrides)
+
+    def _built_plan(self, index: int) -> Plan:
         plan = self._planner().plans[self._planner().checked(index)]
         if plan is None:
             raise BadParameterError(
                 f"{self._label}: plan {index} is not built. Call build_plan_at_index({index})."
             )
-        overrides = (override_uids, override_shapes or (), override_strides or ()) if override_uids else None
-        self._execute(plan, variant_pack, workspace, handle, overrides)
+        return plan
 
     def populate_cuda_graph(self, handle: Handle, variant_pack: Any, workspace: Any, cuda_graph: int) -> None:
         """Not offered: execute may run while its stream is captured into a CUDA graph, which does the
@@ -734,38 +799,6 @@ class Graph(Sugar):
         )
 
     update_cuda_graph = populate_cuda_graph
-
-    def _execute_with_overrides(
-        self,
-        plan: Plan,
-        variant_pack: Mapping[Tensor | int | str, Any],
-        workspace: Any,
-        handle: Handle | None,
-        overrides: Overrides,
-    ) -> None:
-        """Runs with other shapes: through a variant pack, which carries them."""
-        pack = Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
-        bound = []
-        for key, value in variant_pack.items():
-            if key not in self._keys:
-                raise self._unknown(key)
-            i = self._keys[key]
-            if i is not None:
-                bound.append((plan.slots[i].uid, value))
-        pointers = [ffi.cast("void *", buffers.pointer_of(value)) for _, value in bound]
-        pack.set(attribute_name.VARIANT_PACK_UNIQUE_IDS, "INT64", [uid for uid, _ in bound])
-        pack.set(attribute_name.VARIANT_PACK_DATA_POINTERS, "VOID_PTR", pointers)
-        uids, shapes, strides = overrides
-        pack.set(attribute_name.VARIANT_PACK_OVERRIDE_UNIQUE_IDS, "INT64", list(uids))
-        pack.set(attribute_name.VARIANT_PACK_OVERRIDE_SHAPES, "INT64", [n for shape in shapes for n in shape])
-        pack.set(
-            attribute_name.VARIANT_PACK_OVERRIDE_STRIDES, "INT64", [n for steps in strides for n in steps]
-        )
-        if workspace is not None:
-            address = ffi.cast("void *", buffers.pointer_of(workspace))
-            pack.set(attribute_name.VARIANT_PACK_WORKSPACE, "VOID_PTR", [address])
-        pack.finalize()
-        backend.backend_execute(handle or self.handle, plan.descriptor, pack)
 
     def __call__(self, *arrays: Any, handle: Handle | None = None, **named: Any) -> Any:
         """Builds the graph if need be and runs it: arrays by position or by tensor name, or a dict of them.
@@ -782,11 +815,11 @@ class Graph(Sugar):
         """
         if self._plan is None:
             self.build()
+        given: dict[Any, Any] = dict(named)
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
-            named = {self._find(key).name: value for key, value in arrays[0].items()} | named
+            given = {self._find(key)._uid: value for key, value in arrays[0].items()} | given
             arrays = ()
-        stream = handle.stream if handle is not None else None
-        return self.plan(*arrays, stream=stream, **named)
+        return self.plan.run(arrays, given, stream=handle.stream if handle is not None else None)
 
     def set_io_tuples(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """Names the tensors that calls take and return by position: by their names, or "matmul_0::A".
@@ -902,6 +935,16 @@ class _Module(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Module
+
+
+def _overrides(uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
+    """What execute is given of other shapes, as whole numbers; strides are packed where none are given."""
+    dims = [arguments.wholes(shape, "execute: override shape") for shape in shapes or ()]
+    if strides:
+        steps = [arguments.wholes(stride, "execute: override strides") for stride in strides]
+    else:
+        steps = [buffers.packed_strides(shape) for shape in dims]
+    return arguments.wholes(uids, "execute: override_uids"), dims, steps
 
 
 def _key_text(value: Any) -> str:

@@ -604,7 +604,8 @@ def test_a_small_workspace_is_refused() -> None:
     g.build_plans()
     size = g.get_workspace_size()
     with refusal(
-        f"execute: the workspace has 8 bytes, the plan needs {size}. Allocate get_workspace_size() bytes."
+        f"execute: the workspace has 8 bytes, the plan needs {size}. Allocate "
+        "get_workspace_size() bytes, or leave it out."
     ):
         g.execute({x: X, w: W, z: np.empty((2, 4), "f4")}, np.empty(8, np.uint8))
 
