@@ -58,7 +58,9 @@ weftStatus_t weftCreate(weftHandle_t *handle) {
     status_clear();
     if (!handle)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftCreate: handle is NULL. Give the address of a weftHandle_t.");
-    return weftCreateForDevice(handle, WEFT_DEVICE_CPU, 0);
+    struct device chosen;
+    TRY(trace_failure(device_choose_default(&chosen)));
+    return weftCreateForDevice(handle, chosen.kind, chosen.ordinal);
 }
 
 weftStatus_t weftDestroy(weftHandle_t handle) {

@@ -116,12 +116,12 @@ const struct schema device_properties_schema = {
 };
 
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
-                           const struct weftContext *handle, const struct engine *engine) {
+                           const struct weftContext *handle) {
     if (properties)
         *device = properties->device;
     else if (handle)
         *device = handle->device;
     else
-        TRY(device_find(device, engine->device, 0));
+        TRY(device_choose_default(device));
     return WEFT_STATUS_SUCCESS;
 }

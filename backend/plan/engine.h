@@ -50,10 +50,9 @@ struct engine_config {
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
     intermediate_info_schema, engine_schema, engine_config_schema, heuristics_schema, kernel_cache_schema;
 
-/* The device that a graph is planned for: the properties' if given, else the handle's, else the machine's first device
-   of the engine's kind. */
+/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one. */
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
-                           const struct weftContext *handle, const struct engine *engine);
+                           const struct weftContext *handle);
 
 /* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice); the
    caller releases it. */

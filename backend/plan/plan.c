@@ -140,8 +140,7 @@ static weftStatus_t make_draft(struct plan *plan) {
     struct knob_choices choices;
     const struct device_properties *properties = plan->device_properties ? plan->device_properties : engine->device;
     const struct weftContext *handle = plan->handle ? plan->handle : engine->graph->handle;
-    TRY(choose_device(&device, plan->handle && !plan->device_properties ? NULL : properties, handle,
-                      engines[engine->index]));
+    TRY(choose_device(&device, plan->handle && !plan->device_properties ? NULL : properties, handle));
     TRY(collect_choices(&choices, plan->config, &plan->base.arena));
     TRY(draft_make(&plan->draft, engine->graph, engines[engine->index], &device, &choices, &plan->base.arena));
     if (plan->draft.workspace_bytes > plan->workspace_limit)
