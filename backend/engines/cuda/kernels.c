@@ -11,13 +11,69 @@
 EMBED(lib_types, "lib/types.cuh")
 EMBED(lib_index, "lib/index.cuh")
 EMBED(lib_math, "lib/math.cuh")
+EMBED(lib_gather, "lib/gather.cuh")
+EMBED(lib_mma, "lib/mma.cuh")
+EMBED(lib_staging, "lib/staging.cuh")
+EMBED(lib_tiles, "lib/tiles.cuh")
+EMBED(combine, "combine.cuh")
+EMBED(contraction_fma, "contraction_fma.cuh")
+EMBED(contraction_mma, "contraction_mma.cuh")
+EMBED(direct, "direct.cuh")
+EMBED(lib_window, "lib/window.cuh")
+EMBED(window, "window.cuh")
+EMBED(window_bwd, "window_bwd.cuh")
 EMBED(map, "map.cuh")
+EMBED(lib_reduce, "lib/reduce.cuh")
+EMBED(lib_stream, "lib/stream.cuh")
+EMBED(rows, "rows.cuh")
+EMBED(base_philox, "../../../base/philox.h")
+EMBED(lib_async, "lib/async.cuh")
+EMBED(lib_attention, "lib/attention.cuh")
+EMBED(lib_attention_end, "lib/attention_end.cuh")
+EMBED(lib_attention_gradient, "lib/attention_gradient.cuh")
+EMBED(lib_philox, "lib/philox.cuh")
+EMBED(lib_warp_tiles, "lib/warp_tiles.cuh")
+EMBED(attention_bwd, "attention_bwd.cuh")
+EMBED(attention_bwd_bias, "attention_bwd_bias.cuh")
+EMBED(attention_bwd_rows, "attention_bwd_rows.cuh")
+EMBED(attention_bwd_sink, "attention_bwd_sink.cuh")
+EMBED(attention_dump, "attention_dump.cuh")
+EMBED(attention_fwd, "attention_fwd.cuh")
+EMBED(attention_merge, "attention_merge.cuh")
 
 static const struct program_header files[] = {
     {"lib/types.cuh", weft_kernel_lib_types},
     {"lib/index.cuh", weft_kernel_lib_index},
     {"lib/math.cuh", weft_kernel_lib_math},
+    {"lib/gather.cuh", weft_kernel_lib_gather},
+    {"lib/mma.cuh", weft_kernel_lib_mma},
+    {"lib/staging.cuh", weft_kernel_lib_staging},
+    {"lib/tiles.cuh", weft_kernel_lib_tiles},
+    {"combine.cuh", weft_kernel_combine},
+    {"contraction_fma.cuh", weft_kernel_contraction_fma},
+    {"contraction_mma.cuh", weft_kernel_contraction_mma},
+    {"direct.cuh", weft_kernel_direct},
+    {"lib/window.cuh", weft_kernel_lib_window},
+    {"window.cuh", weft_kernel_window},
+    {"window_bwd.cuh", weft_kernel_window_bwd},
     {"map.cuh", weft_kernel_map},
+    {"lib/reduce.cuh", weft_kernel_lib_reduce},
+    {"lib/stream.cuh", weft_kernel_lib_stream},
+    {"rows.cuh", weft_kernel_rows},
+    {"base/philox.h", weft_kernel_base_philox},
+    {"lib/async.cuh", weft_kernel_lib_async},
+    {"lib/attention.cuh", weft_kernel_lib_attention},
+    {"lib/attention_end.cuh", weft_kernel_lib_attention_end},
+    {"lib/attention_gradient.cuh", weft_kernel_lib_attention_gradient},
+    {"lib/philox.cuh", weft_kernel_lib_philox},
+    {"lib/warp_tiles.cuh", weft_kernel_lib_warp_tiles},
+    {"attention_bwd.cuh", weft_kernel_attention_bwd},
+    {"attention_bwd_bias.cuh", weft_kernel_attention_bwd_bias},
+    {"attention_bwd_rows.cuh", weft_kernel_attention_bwd_rows},
+    {"attention_bwd_sink.cuh", weft_kernel_attention_bwd_sink},
+    {"attention_dump.cuh", weft_kernel_attention_dump},
+    {"attention_fwd.cuh", weft_kernel_attention_fwd},
+    {"attention_merge.cuh", weft_kernel_attention_merge},
 };
 
 const struct program_header *kernel_files(int *count) {

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two when
+   the sum is split. The host half decides and prints; kernels/contraction_mma.cuh and _fma.cuh make tiles of the
+   product, kernels/direct.cuh single elements of small ones, kernels/combine.cuh brings the parts of split sums together. */
+#include "engines/cuda/contraction.h"
+#include "engines/cuda/families.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+
+enum {
+    DIRECT_THREADS = 128,
+    COMBINE_THREADS = 256,
+    GROUP_TILES = 8, /* rows of tiles that are walked together, so that their factors meet in L2 */
+};
+
+static const int64_t GRID_MAX = INT32_MAX;
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static bool is_contraction(const struct node *node) { return op_of(node->op) == &matmul_op || conv_is(node->op); }
+
+static weftStatus_t find_contraction(const struct region *region, const struct node **found) {
+    *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        if (op_of(node->op) == &pointwise_op)
+            continue;
+        if (!is_contraction(node))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
+                 descriptor_label(node->op));
+        if (*found)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
+                 descriptor_label((*found)->op), descriptor_label(node->op));
+        *found = node;
+    }
+    if (!*found)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &region->graph->values[node->operands[i]];
+        const struct tensor *tensor = value->tensor;
+        if (!node->is_output[i] && value->producer >= 0 && region_has(region, value->producer))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 descriptor_label(region->graph->nodes[value->producer].op));
+        if (tensor->vector_count != 1)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+        if (!cuda_type_name((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 dtype_of((weftDataType_t)tensor->type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
+    const struct node *node;
+    *c = (struct contraction){.region = region};
+    TRY(find_contraction(region, &node));
+    TRY(check_operands(region, node));
+    TRY(contraction_shape(c, node));
+    return contraction_plan(c, device, knobs);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct contraction c;
+    TRY(analyse(&c, region, device, NULL));
+    *seconds = c.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static int64_t elements_of(const struct contraction *c) {
+    return digits_extent(&c->digits[BATCH]) * digits_extent(&c->digits[ROW]) * digits_extent(&c->digits[COLUMN]);
+}
+
+/* What all three kernels are printed with. */
+static void print_common(struct kernel_print *print, const struct contraction *c) {
+    const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
+    kernel_print_init(print, c->region->graph);
+    text_add(&print->constants, "using sum_t = %s;\nusing index = %s;\n", row->sum, c->is_small ? "u32" : "i64");
+    print_constant(print, "LEAD_IS_ROW", c->finish.lead == ROW);
+    text_add(&print->code, "#include \"lib/gather.cuh\"\n\n");
+}
+
+static void print_splits(struct kernel_print *print, const struct contraction *c) {
+    print_number(print, c->splits, "splits");
+    print_number(print, c->steps_per_split, "steps_per_split");
+    if (c->splits > 1)
+        print_scratch(print, "sum_t", 0, "partial");
+}
+
+/* The sum goes to finish(), or, split, to the workspace. */
+static void print_end(struct kernel_print *print, const struct contraction *c) {
+    print_constant(print, "IS_SPLIT", c->splits > 1);
+    print_splits(print, c);
+    if (c->splits == 1)
+        finish_print(print, c);
+    else
+        print_constant(print, "RUN", c->finish.run);
+}
+
+/* The type that numbers tiles or results, of which `most` exist. */
+static void print_position(struct kernel_print *print, int64_t most) {
+    text_add(&print->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
+}
+
+static int tile_threads(const struct contraction *c) {
+    const struct tile *tile = c->tile;
+    return arithmetic_rows[c->arithmetic].is_mma
+               ? tile->warps_m * tile->warps_n * 32
+               : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
+}
+
+static uint32_t grid_of(int64_t blocks) { return (uint32_t)(blocks < GRID_MAX ? blocks : GRID_MAX); }
+
+static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+    const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
+    const struct tile *tile = c->tile;
+    struct kernel_print print;
+    int64_t tiles_m = (digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows;
+    int64_t tiles_n = (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns;
+    int64_t batches = digits_extent(&c->digits[BATCH]), tiles = tiles_m * tiles_n * batches * c->splits;
+    print_common(&print, c);
+    if (row->is_mma)
+        print_constant(&print, "HAS_K16", c->has_k16);
+    print_constant(&print, "BLOCK_M", tile->rows);
+    print_constant(&print, "BLOCK_N", tile->columns);
+    print_constant(&print, "BLOCK_K", row->block_depth);
+    print_constant(&print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
+    print_constant(&print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
+    print_constant(&print, "THREADS", tile_threads(c));
+    print_constant(&print, "HAS_FILL", c->fill != 0);
+    contraction_print_factors(&print, c);
+    print_end(&print, c);
+    print_real(&print, c->fill, "fill");
+    print_constant(&print, "GROUP_TILES", GROUP_TILES);
+    print_number(&print, tiles_m, "tiles_m");
+    print_divisor(&print, tiles_m * tiles_n, "tiles_per_entry");
+    print_divisor(&print, GROUP_TILES * tiles_n, "tiles_per_group");
+    print_divisor(&print, batches, "batches");
+    print_number(&print, tiles, "tiles");
+    print_position(&print, tiles);
+    TRY(kernel_finish(&print, kernel, row->is_mma ? "contraction_mma.cuh" : "contraction_fma.cuh", "contraction", arena));
+    kernel->grid[0] = grid_of(tiles);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)tile_threads(c);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+    struct kernel_print print;
+    int64_t runs = elements_of(c) / c->finish.run;
+    print_common(&print, c);
+    print_constant(&print, "THREADS", DIRECT_THREADS);
+    contraction_print_factors(&print, c);
+    print_end(&print, c);
+    print_number(&print, runs, "runs");
+    TRY(kernel_finish(&print, kernel, "direct.cuh", "direct", arena));
+    kernel->grid[0] = grid_of((runs + DIRECT_THREADS - 1) / DIRECT_THREADS);
+    kernel->grid[1] = (uint32_t)c->splits; /* SPLITS_MAX at most */
+    kernel->grid[2] = 1;
+    kernel->block = DIRECT_THREADS;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+    struct kernel_print print;
+    int64_t runs = elements_of(c) / c->finish.run;
+    print_common(&print, c);
+    print_constant(&print, "THREADS", COMBINE_THREADS);
+    print_splits(&print, c);
+    finish_print(&print, c);
+    bool lead_is_row = c->finish.lead == ROW;
+    print_divisor(&print, digits_extent(&c->digits[lead_is_row ? ROW : COLUMN]), "along");
+    print_divisor(&print, digits_extent(&c->digits[lead_is_row ? COLUMN : ROW]), "across");
+    print_number(&print, runs, "runs");
+    print_position(&print, elements_of(c));
+    TRY(kernel_finish(&print, kernel, "combine.cuh", "combine", arena));
+    kernel->grid[0] = grid_of((runs + COMBINE_THREADS - 1) / COMBINE_THREADS);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = COMBINE_THREADS;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t describe(struct step *step, const struct contraction *c, struct arena *arena) {
+    static const char *const names[] = {
+        [MMA_F16] = "f16 tensor cores", [MMA_BF16] = "bf16 tensor cores", [MMA_INT8] = "int8 tensor cores",
+        [FMA_FLOAT] = "f32",            [FMA_DOUBLE] = "f64",             [FMA_INT32] = "i32",
+        [FMA_INT64] = "i64"};
+    if (c->is_direct)
+        return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, %d operations behind",
+                           names[c->arithmetic], c->finish.run, c->splits, c->region->count - 1);
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d splits, %d operations behind",
+                       names[c->arithmetic], c->tile->rows, c->tile->columns,
+                       arithmetic_rows[c->arithmetic].block_depth, c->splits, c->region->count - 1);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct contraction c;
+    struct cuda_step *state;
+    TRY(analyse(&c, &step->region, device, knobs));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    int64_t elements = elements_of(&c);
+    if (elements == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(c.is_direct ? build_direct(kernel, &c, arena) : build_tiles(kernel, &c, arena));
+    if (c.splits > 1) {
+        TRY(build_combine(&state->kernels[state->count++], &c, arena));
+        step->workspace_bytes = (elements * c.splits * arithmetic_rows[c.arithmetic].sum_bytes + 63) / 64 * 64;
+    }
+    return describe(step, &c, arena);
+}
+
+/* A run is read before it is written, by one thread; what the product reads may be read by all. */
+static bool may_alias(const struct region *region, int in, int out) {
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count && is_contraction(node); k++)
+            if (node->operands[k] == in)
+                return false;
+    }
+    return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor);
+}
+
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILE_ROWS, 1, 0,
+     "rows x columns of a tile: 1 128x128, 2 128x64, 3 64x128, 4 64x64, 5 128x32, 6 32x128, 7 32x32; 0 chooses"},
+    {WEFT_KNOB_TYPE_SPLIT_K, 0, SPLITS_MAX, 1, 0, "parts that each sum is split into; 0 chooses"},
+    {0},
+};
+
+const struct family cuda_contraction = {
+    .name = "cuda.contraction",
+    .doc = "a matmul or convolution and the pointwise operations behind it",
+    .knobs = knobs,
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = may_alias,
+    .release = cuda_release,
+};

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contraction family: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j]) for a matmul or any of the three
+   convolutions, and the pointwise operations behind it. Each of the four indices is a number in mixed radix: its digits
+   say where an element lies in A, in B and in the result, and, for an image, which coordinates it has. One set of kernels
+   serves all four operations; what differs is printed from the digits. */
+#ifndef WEFT_ENGINES_CUDA_CONTRACTION_H
+#define WEFT_ENGINES_CUDA_CONTRACTION_H
+
+#include "engines/cuda/formula.h"
+#include "engines/cuda/kernel.h"
+
+enum index { BATCH, ROW, COLUMN, DEPTH, INDICES };
+enum { FACTOR_A, FACTOR_B, FACTORS };
+enum { COORDINATES = 3, DIGITS_MAX = 16, FINISHERS_MAX = 32, NO_DIM = -1, NO_PHASE = -1 };
+
+struct digit {
+    int64_t extent;
+    int64_t stride[FACTORS];            /* elements from one value of the digit to the next */
+    int64_t step[FACTORS][COORDINATES]; /* what it adds to the coordinates */
+    int dim;                            /* of the result; NO_DIM in DEPTH */
+    int64_t dim_step;                   /* what it adds to the coordinate in that dimension */
+    int phase;                          /* BATCH: is the phase of this number; DEPTH: its taps; else NO_PHASE */
+};
+
+/* An index: digits, slowest first. Without digits it counts to 1. */
+struct digits {
+    int count;
+    struct digit at[DIGITS_MAX];
+};
+
+/* A or B. The element of all digits 0 lies at `first`; where a coordinate is outside 0 .. size - 1, the element counts as
+   the padding value and is not read. */
+struct factor {
+    int value;
+    const struct tensor *tensor;
+    int64_t first;
+    bool is_checked[COORDINATES];
+    int64_t start[COORDINATES], size[COORDINATES];
+    /* How it is read: neighbours per access, and whether these lie along DEPTH or along the factor's other index. */
+    int run;
+    bool along_depth;
+};
+
+/* A spatial dimension of a data gradient whose stride is above 1: elements of dx at distance `stride` see dy through the
+   same taps, so each of the `stride` phases is a sum of its own over every tap_step-th tap. */
+struct phase {
+    int coordinate;
+    int64_t taps, tap_step, stride, dilation, pre;
+    int64_t a_stride, b_stride; /* elements from one position in dy, one tap in w, to the next */
+};
+
+/* How products are made and summed. */
+enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
+
+/* What finish() does with memory. */
+enum finisher_role { FINISH_LOAD, FINISH_STORE, FINISH_INDEX, FINISH_LIMIT, FINISH_OLD };
+
+struct finisher {
+    enum finisher_role role;
+    int value;
+    weftDataType_t type;
+    int64_t strides[INDICES][DIGITS_MAX];
+    int64_t bound; /* LIMIT: the coordinate stays below it */
+};
+
+/* What follows the sum: the same indices with digits of their own, and operands over them. */
+struct finish {
+    int digit_count[INDICES];
+    int64_t extents[INDICES][DIGITS_MAX];
+    int count;
+    struct finisher at[FINISHERS_MAX];
+    enum index lead; /* whose last digit runs over neighbours in the result */
+    int run;
+};
+
+struct tile {
+    int rows, columns;
+    int warps_m, warps_n;     /* of MMA kernels */
+    int thread_m, thread_n;   /* of FMA kernels */
+    double efficiency;
+};
+
+struct contraction {
+    const struct region *region;
+    const struct node *node;
+    int result;
+    double alpha, beta, fill;
+    const struct tensor *used[3]; /* overrides of M, N, K; NULL: all */
+    struct factor factor[FACTORS];
+    struct digits digits[INDICES];
+    int phase_count;
+    struct phase phases[COORDINATES];
+    double depth; /* products per element, for predictions */
+
+    enum arithmetic arithmetic;
+    struct finish finish;
+    bool is_direct; /* one thread per run of results instead of tiles */
+    bool is_small;  /* all indices fit in 31 bits */
+    bool has_k16;   /* mma.sync takes 16 halves at a time, from sm_80 on; 8 before */
+    const struct tile *tile;
+    int splits; /* of DEPTH; sums of parts meet in the workspace */
+    int64_t steps_per_split;
+    double seconds;
+};
+
+/* ---- contraction_shape.c: from an operation to digits ---- */
+
+/* The node's digits and factors; NOT_SUPPORTED and a sentence for what kernels cannot index. */
+weftStatus_t contraction_shape(struct contraction *c, const struct node *node);
+int64_t digits_extent(const struct digits *digits);
+/* Makes one digit of neighbours that both factors walk as one. */
+void digits_merge(struct digits *digits);
+/* Moves rows and columns into the batch, where the direct kernel counts results, in the order that memory asks for. */
+void contraction_flatten(struct contraction *c);
+
+/* ---- contraction_finish.c: what follows the sum ---- */
+
+/* Finds operands, merges their digits; NOT_SUPPORTED and a sentence for what cannot follow. */
+weftStatus_t finish_analyse(struct contraction *c);
+/* finish(p, z, i, j, sum): stores a run of results. */
+void finish_print(struct kernel_print *print, const struct contraction *c);
+
+/* ---- contraction_plan.c: arithmetic, tile, splits ---- */
+
+struct arithmetic_row {
+    const char *a_staged, *b_staged; /* NULL: by the factor's type */
+    const char *sum;
+    bool is_mma;
+    int bytes, sum_bytes; /* of a staged element, of a sum */
+    int block_depth;
+};
+extern const struct arithmetic_row arithmetic_rows[];
+
+/* Fills in the rest of a contraction that has its shape. */
+weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
+enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
+
+/* ---- contraction_print.c: text and arguments of the kernels ---- */
+
+/* struct batch, find_batch, and the places of A and B. */
+void contraction_print_factors(struct kernel_print *print, const struct contraction *c);
+
+/* A name made by printf, for the length of the full expression. */
+struct name {
+    char text[32];
+};
+struct name named(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A field that holds the bits of a double. */
+void print_real(struct kernel_print *print, double number, const char *name);
+/* " + d * p.name" with an argument, " + d" for 1, nothing for 0. */
+void print_term(struct kernel_print *print, const char *digit, int64_t coefficient, const char *argument);
+/* The digits of the index `value` as i64 variables <prefix>0 .. by the divisors p.<prefix>1 ..; in `digits`, which may be
+   NULL, taps of a phase have the run-time divisor g.taps<phase>. */
+void print_split(struct kernel_print *print, const char *prefix, int count, const char *value,
+                 const struct digits *digits);
+
+#endif

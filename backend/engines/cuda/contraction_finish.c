@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows the sum: alpha, beta, the pointwise operations of the region, and the stores, as one printed function over
+   a run of results that lie side by side. It must not know how sums are made. */
+#include "engines/cuda/contraction.h"
+#include "graph/ops/pointwise.h"
+
+enum { LONGEST_RUN = 8 };
+
+static const struct tensor *tensor_at(const struct contraction *c, int value) {
+    return c->region->graph->values[value].tensor;
+}
+
+static bool made_inside(const struct contraction *c, int value) {
+    int producer = c->region->graph->values[value].producer;
+    return producer >= 0 && region_has(c->region, producer);
+}
+
+static bool is_index(const struct node *node) {
+    return ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
+}
+
+static int output_of(const struct node *node) {
+    int i = 0;
+    while (!node->is_output[i])
+        i++;
+    return node->operands[i];
+}
+
+/* ---- Analysis ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensor(const struct contraction *c, const struct descriptor *op, const struct tensor *tensor,
+                                 bool is_output) {
+    const struct tensor *result = tensor_at(c, c->result);
+    bool fits = tensor->dims.count == result->dims.count || (tensor_elements(tensor) == 1 && !is_output);
+    for (int64_t i = 0; fits && i < tensor->dims.count && tensor->dims.count == result->dims.count; i++)
+        fits = tensor->dims.at[i] == result->dims.at[i] || (tensor->dims.at[i] == 1 && !is_output);
+    if (!fits)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, %s makes %s. What follows it must have these dims.",
+             descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor),
+             descriptor_label(c->node->op), tensor_dims_text(result));
+    if (tensor->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+             descriptor_label(op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_finisher(struct contraction *c, struct finisher **added, enum finisher_role role, int value) {
+    struct finish *finish = &c->finish;
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == role && finish->at[k].value == value) {
+            *added = &finish->at[k];
+            return WEFT_STATUS_SUCCESS;
+        }
+    if (finish->count == FINISHERS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operands would follow it in one kernel",
+             descriptor_label(c->node->op), FINISHERS_MAX);
+    *added = &finish->at[finish->count++];
+    **added = (struct finisher){.role = role, .value = value};
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* An operand in memory: its strides over the digits, 0 where it broadcasts. */
+static weftStatus_t add_memory(struct contraction *c, enum finisher_role role, int value) {
+    const struct tensor *tensor = tensor_at(c, value);
+    struct finisher *finisher;
+    TRY(add_finisher(c, &finisher, role, value));
+    finisher->type = (weftDataType_t)tensor->type;
+    bool is_scalar = tensor_elements(tensor) == 1;
+    for (int index = BATCH; index < DEPTH; index++)
+        for (int d = 0; d < c->digits[index].count; d++) {
+            const struct digit *digit = &c->digits[index].at[d];
+            bool moves = !is_scalar && tensor->dims.at[digit->dim] != 1;
+            finisher->strides[index][d] = moves ? tensor->strides.at[digit->dim] * digit->dim_step : 0;
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A coordinate of the result, as the value of GEN_INDEX or to be held below a bound. */
+static weftStatus_t add_coordinate(struct contraction *c, enum finisher_role role, int value, int64_t dim) {
+    struct finisher *finisher;
+    TRY(add_finisher(c, &finisher, role, value));
+    finisher->bound = tensor_at(c, c->result)->dims.at[dim];
+    for (int index = BATCH; index < DEPTH; index++)
+        for (int d = 0; d < c->digits[index].count; d++)
+            finisher->strides[index][d] = c->digits[index].at[d].dim == dim ? c->digits[index].at[d].dim_step : 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_node(struct contraction *c, const struct node *node) {
+    TRY(formula_accepts(node->op));
+    for (int k = 0; k < node->operand_count; k++) {
+        int value = node->operands[k];
+        TRY(check_tensor(c, node->op, tensor_at(c, value), node->is_output[k]));
+        if (node->is_output[k] ? region_exports(c->region, value) : !made_inside(c, value) && !is_index(node))
+            TRY(add_memory(c, node->is_output[k] ? FINISH_STORE : FINISH_LOAD, value));
+    }
+    if (is_index(node))
+        TRY(add_coordinate(c, FINISH_INDEX, output_of(node), ((const struct pointwise_op *)node->op)->pw->axis));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void merge_digits(struct finish *finish, int index) {
+    int64_t *extents = finish->extents[index];
+    for (int i = finish->digit_count[index] - 1; i-- > 0;) {
+        bool merges = extents[i] * extents[i + 1] < INT32_MAX;
+        for (int k = 0; k < finish->count; k++) {
+            const int64_t *strides = finish->at[k].strides[index];
+            merges = merges && strides[i] == strides[i + 1] * extents[i + 1];
+        }
+        if (!merges)
+            continue;
+        extents[i + 1] *= extents[i];
+        finish->digit_count[index]--;
+        for (int j = i; j < finish->digit_count[index]; j++) {
+            extents[j] = extents[j + 1];
+            for (int k = 0; k < finish->count; k++)
+                finish->at[k].strides[index][j] = finish->at[k].strides[index][j + 1];
+        }
+    }
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* The index whose last digit runs along the memory of the first store. */
+static enum index find_lead(const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    int rows = finish->digit_count[ROW], columns = finish->digit_count[COLUMN], k = 0;
+    if (c->is_direct)
+        return BATCH;
+    if (!rows || !columns)
+        return rows ? ROW : COLUMN;
+    while (k < finish->count - 1 && finish->at[k].role != FINISH_STORE)
+        k++;
+    return finish->at[k].strides[ROW][rows - 1] < finish->at[k].strides[COLUMN][columns - 1] ? ROW : COLUMN;
+}
+
+/* How many neighbours one thread finishes: what is contiguous is read and written in one access. */
+static int find_run(const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    int last = finish->digit_count[finish->lead] - 1;
+    int64_t length = last < 0 ? 1 : gcd(LONGEST_RUN, finish->extents[finish->lead][last]);
+    for (int k = 0; k < finish->count; k++) {
+        const struct finisher *finisher = &finish->at[k];
+        if (last < 0 || finisher->role == FINISH_INDEX || finisher->strides[finish->lead][last] == 0)
+            continue;
+        if (finisher->role == FINISH_LIMIT)
+            return 1;
+        if (finisher->strides[finish->lead][last] != 1)
+            continue;
+        int64_t fits = gcd(tensor_at(c, finisher->value)->alignment, 16) / dtype_bytes(finisher->type, 1);
+        length = gcd(length, fits > 1 ? fits : 1);
+        for (int index = BATCH; index < DEPTH; index++)
+            for (int d = 0; d < finish->digit_count[index]; d++)
+                if (finisher->strides[index][d] && (index != (int)finish->lead || d != last))
+                    length = gcd(length, finisher->strides[index][d]);
+    }
+    return (int)length;
+}
+
+weftStatus_t finish_analyse(struct contraction *c) {
+    struct finish *finish = &c->finish;
+    const struct tensor *result = tensor_at(c, c->result);
+    *finish = (struct finish){0};
+    if (region_exports(c->region, c->result))
+        TRY(add_memory(c, FINISH_STORE, c->result));
+    for (int i = 0; i < c->region->count; i++)
+        if (region_node(c->region, i) != c->node)
+            TRY(add_node(c, region_node(c->region, i)));
+    if (c->beta != 0)
+        TRY(add_memory(c, FINISH_OLD, c->result));
+    for (int p = 0; p < c->phase_count; p++)
+        TRY(add_coordinate(c, FINISH_LIMIT, c->phases[p].coordinate,
+                           result->dims.count - COORDINATES + c->phases[p].coordinate));
+    for (int index = BATCH; index < DEPTH; index++) {
+        finish->digit_count[index] = c->digits[index].count;
+        for (int d = 0; d < c->digits[index].count; d++)
+            finish->extents[index][d] = c->digits[index].at[d].extent;
+        merge_digits(finish, index);
+    }
+    finish->lead = find_lead(c);
+    finish->run = find_run(c);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+
+static const char letters[] = "zij";
+
+static int lead_digit(const struct finish *finish) { return finish->digit_count[finish->lead] - 1; }
+
+static int64_t lead_stride(const struct finish *finish, const struct finisher *finisher) {
+    int last = lead_digit(finish);
+    return last < 0 ? 0 : finisher->strides[finish->lead][last];
+}
+
+/* The sum of digits times strides. */
+static void print_offset(struct kernel_print *print, const struct finish *finish, int k) {
+    for (int index = BATCH; index < DEPTH; index++)
+        for (int d = 0; d < finish->digit_count[index]; d++)
+            print_term(print, named("f%c%d", letters[index], d).text, finish->at[k].strides[index][d],
+                       named("f%d_%c%d", k, letters[index], d).text);
+}
+
+static void print_digits(struct kernel_print *print, const struct finish *finish) {
+    for (int index = BATCH; index < DEPTH; index++) {
+        char prefix[] = {'f', letters[index], 0}, value[] = {letters[index], 0};
+        for (int d = 1; d < finish->digit_count[index]; d++)
+            print_divisor(print, finish->extents[index][d], named("%s%d", prefix, d).text);
+        print_split(print, prefix, finish->digit_count[index], value, NULL);
+    }
+}
+
+static void print_loads(struct kernel_print *print, const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    for (int k = 0; k < finish->count; k++) {
+        const struct finisher *finisher = &finish->at[k];
+        bool is_old = finisher->role == FINISH_OLD;
+        if (finisher->role != FINISH_LOAD && !is_old)
+            continue;
+        const char *type = cuda_type_name(finisher->type);
+        int64_t stride = lead_stride(finish, finisher);
+        print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
+        text_add(&print->code, "    run<%s, %s> in%d;\n", type, stride ? "RUN" : "1", k);
+        if (stride > 1)
+            text_add(&print->code, "    for (int e = 0; e < RUN; e++) in%d.at[e] = (p.f%d", k, k);
+        else
+            text_add(&print->code, "    in%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
+        print_offset(print, finish, k);
+        if (stride > 1)
+            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, letters[finish->lead], lead_digit(finish));
+        else
+            text_add(&print->code, ");\n");
+    }
+}
+
+static bool is_read_inside(const struct contraction *c) {
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *node = region_node(c->region, i);
+        for (int k = 0; k < node->operand_count; k++)
+            if (node->operands[k] == c->result && !node->is_output[k])
+                return true;
+    }
+    return false;
+}
+
+/* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. */
+static void print_result(struct kernel_print *print, const struct contraction *c) {
+    bool is_scaled = c->alpha != 1 || c->beta != 0;
+    bool is_whole = c->arithmetic == MMA_INT8 || c->arithmetic == FMA_INT32 || c->arithmetic == FMA_INT64;
+    const char *type = is_whole ? is_scaled ? "double" : "i64" : c->arithmetic == FMA_DOUBLE ? "double" : "float";
+    text_add(&print->code, "        %s v%d = (%s)sum.at[e]", type, c->result, type);
+    if (c->alpha != 1) {
+        print_real(print, c->alpha, "alpha");
+        text_add(&print->code, " * (%s)__longlong_as_double(p.alpha)", type);
+    }
+    if (c->beta != 0) {
+        int old = 0;
+        print_real(print, c->beta, "beta");
+        while (c->finish.at[old].role != FINISH_OLD)
+            old++;
+        text_add(&print->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in%d.at[%s])", type, type, old,
+                 lead_stride(&c->finish, &c->finish.at[old]) ? "e" : "0");
+    }
+    text_add(&print->code, ";\n");
+    const struct tensor *result = tensor_at(c, c->result);
+    if (is_read_inside(c))
+        text_add(&print->code, "        v%d = rounded<%s>(v%d);\n", c->result,
+                 cuda_type_name((weftDataType_t)result->type), c->result);
+}
+
+static void print_values(struct kernel_print *print, const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    for (int k = 0; k < finish->count; k++) {
+        const struct finisher *finisher = &finish->at[k];
+        if (finisher->role == FINISH_LOAD)
+            text_add(&print->code, "        const %s v%d = in%d.at[%s];\n", cuda_type_name(finisher->type),
+                     finisher->value, k, lead_stride(finish, finisher) ? "e" : "0");
+        if (finisher->role == FINISH_INDEX) {
+            text_add(&print->code, "        const i64 v%d = 0", finisher->value);
+            print_offset(print, finish, k);
+            print_term(print, "e", lead_stride(finish, finisher),
+                       named("f%d_%c%d", k, letters[finish->lead], lead_digit(finish)).text);
+            text_add(&print->code, ";\n");
+        }
+    }
+}
+
+static void print_stores(struct kernel_print *print, const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    for (int k = 0; k < finish->count; k++) {
+        const struct finisher *finisher = &finish->at[k];
+        if (finisher->role != FINISH_STORE)
+            continue;
+        const char *type = cuda_type_name(finisher->type);
+        int64_t stride = lead_stride(finish, finisher);
+        print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
+        if (stride <= 1)
+            text_add(&print->code, "    store_run<%s, RUN>(p.f%d", type, k);
+        else
+            text_add(&print->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
+        print_offset(print, finish, k);
+        if (stride <= 1)
+            text_add(&print->code, ", out%d);\n", k);
+        else
+            text_add(&print->code, ")[e * p.f%d_%c%d] = out%d.at[e];\n", k, letters[finish->lead], lead_digit(finish),
+                     k);
+    }
+}
+
+/* The terms that an element of the result contributes are printed once per use, their arguments once. */
+static void print_arguments(struct kernel_print *print, const struct finish *finish) {
+    for (int k = 0; k < finish->count; k++)
+        for (int index = BATCH; index < DEPTH; index++)
+            for (int d = 0; d < finish->digit_count[index]; d++)
+                if (finish->at[k].strides[index][d] != 0 && finish->at[k].strides[index][d] != 1)
+                    print_number(print, finish->at[k].strides[index][d],
+                                 named("f%d_%c%d", k, letters[index], d).text);
+}
+
+void finish_print(struct kernel_print *print, const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    print_constant(print, "RUN", finish->run);
+    print_arguments(print, finish);
+    text_add(&print->code, "DEVICE void finish(const arguments& p, index z, index i, index j, "
+                           "const run<sum_t, RUN>& sum) {\n");
+    print_digits(print, finish);
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_LIMIT) {
+            print_number(print, finish->at[k].bound, named("f%d_bound", k).text);
+            text_add(&print->code, "    if (0");
+            print_offset(print, finish, k);
+            text_add(&print->code, " >= p.f%d_bound) return;\n", k);
+        }
+    print_loads(print, c);
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_STORE)
+            text_add(&print->code, "    run<%s, RUN> out%d;\n", cuda_type_name(finish->at[k].type), k);
+    text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
+    print_values(print, c);
+    print_result(print, c);
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *node = region_node(c->region, i);
+        if (node != c->node && !is_index(node))
+            formula_print(&print->code, c->region->graph, node);
+    }
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_STORE)
+            text_add(&print->code, "        out%d.at[e] = from<%s>::number(v%d);\n", k,
+                     cuda_type_name(finish->at[k].type), finish->at[k].value);
+    text_add(&print->code, "    }\n");
+    print_stores(print, c);
+    text_add(&print->code, "}\n\n");
+}

@@ -1,0 +1,299 @@
+/* attention: what the forward and the backward kernels share: which keys a query sees, scores with everything that is
+   added to them, dropout, and bringing tiles into shared memory. Functions are templates on the arguments, so that what was
+   not printed is not looked up. */
+
+using tiles = warp_tiles<staged_t>;
+constexpr int PAD = tiles::PAD, THREADS = WARPS * 32;
+
+/* ---- Which keys a query sees ---- */
+
+/* first .. last - 1 */
+struct span {
+    int first, last;
+    DEVICE bool has(int i) const { return (u32)(i - first) < (u32)(last - first); }
+    DEVICE bool meets(int from, int until) const { return first < until && last > from && first < last; }
+    DEVICE bool covers(int from, int until) const { return first <= from && last >= until; }
+};
+
+/* Queries and keys in use of a batch, and the shift of the diagonal. */
+struct lengths {
+    int queries, keys;
+    i64 shift;
+};
+
+template <class P> DEVICE lengths lengths_of(const P& a, i64 batch) {
+    i64 queries = a.queries, keys = a.keys;
+    if constexpr (HAS_SEQ_LEN_Q) queries = min(max(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0ll), queries);
+    if constexpr (HAS_SEQ_LEN_KV) keys = min(max(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0ll), keys);
+    return lengths{(int)queries, (int)keys, IS_BOTTOM_RIGHT ? keys - queries : 0};
+}
+
+DEVICE span span_of(i64 first, i64 last, int all) {
+    const int from = (int)min(max(first, 0ll), (i64)all);
+    return span{from, (int)max(min(last, (i64)all), (i64)from)};
+}
+
+template <class P> DEVICE span keys_seen(const P& a, const lengths& used, int query) {
+    if (query >= used.queries) return span{0, 0};
+    return span_of(query + used.shift - a.left + 1, query + used.shift + a.right + 1, used.keys);
+}
+template <class P> DEVICE span queries_seeing(const P& a, const lengths& used, int key) {
+    if (key >= used.keys) return span{0, 0};
+    return span_of(key - used.shift - a.right, key - used.shift + a.left, used.queries);
+}
+
+/* What `own` sees of the other side: own is a query, or, by OWN_IS_KEY, a key. Both ends grow with own. */
+template <class P> DEVICE span seen_by(const P& a, const lengths& used, int own) {
+    if constexpr (OWN_IS_KEY) return queries_seeing(a, used, own);
+    else return keys_seen(a, used, own);
+}
+DEVICE int own_in_use(const lengths& used) { return OWN_IS_KEY ? used.keys : used.queries; }
+
+/* What any, and what each, of first .. last - 1 sees. */
+template <class P> DEVICE span seen_by_any(const P& a, const lengths& used, int first, int last) {
+    last = min(last, own_in_use(used));
+    return first < last ? span{seen_by(a, used, first).first, seen_by(a, used, last - 1).last} : span{0, 0};
+}
+template <class P> DEVICE span seen_by_each(const P& a, const lengths& used, int first, int last) {
+    return last <= own_in_use(used) ? span{seen_by(a, used, last - 1).first, seen_by(a, used, first).last} : span{0, 0};
+}
+
+/* ---- Scores: natural, or times log2(e) where that saves an operation and cannot overflow ---- */
+
+constexpr bool IS_LOG2 = sizeof(sum_t) == 4 && BIAS == 0;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+
+DEVICE float low_of(float) { return __int_as_float(0xff800000); }
+DEVICE double low_of(double) { return (double)low_of(0.0f); }
+/* The score of a key that is not seen. */
+DEVICE sum_t unseen() { return low_of((sum_t)0); }
+DEVICE sum_t not_a_number() { return (sum_t)__int_as_float(0x7fffffff); }
+
+DEVICE sum_t in_units(sum_t natural) { return IS_LOG2 ? natural * (sum_t)LOG2_E : natural; }
+DEVICE sum_t in_nature(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : score; }
+/* e^x, or 2^x, of a difference of scores. */
+DEVICE float power(float x) { return exp2_approx(IS_LOG2 ? x : x * LOG2_E); }
+DEVICE double power(double x) { return ::exp(x); }
+
+/* The slope of ALiBi: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for the rest. */
+DEVICE sum_t alibi_slope(int head, int heads) {
+    int n = 1;
+    while (n * 2 <= heads) n *= 2;
+    const float step = head < n ? 8.0f * (head + 1) : 4.0f * (2 * (head - n) + 1);
+    return (sum_t)::exp2((sum_t)-step / (sum_t)n);
+}
+
+template <class P> DEVICE sum_t scale_of(const P& a) {
+    if constexpr (HAS_SCALE) return as<sum_t>::of(*a.scale);
+    else return (sum_t)__longlong_as_double(a.scale);
+}
+
+/* A row of scores, as the thread that has it sees it: of a query over keys, or of a key over queries. */
+struct own_row {
+    int index;
+    span seen;
+    sum_t slope;
+    i64 bias;  /* offset of its first score's bias */
+    u64 line;  /* of a query: its first block of random words; of a key: that of query 0 */
+};
+
+template <class P> DEVICE own_row own_row_of(const P& a, const lengths& used, i64 batch, i64 head, int index) {
+    own_row own{index, seen_by(a, used, index), 0, 0, 0};
+    if constexpr (HAS_ALIBI) own.slope = in_units(alibi_slope((int)head, (int)a.heads));
+    if constexpr (BIAS != 0) own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
+    if constexpr (HAS_DROPOUT) own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
+    return own;
+}
+
+/* A score from its scaled product. */
+template <class P> DEVICE sum_t score_of(const P& a, const own_row& own, int other, sum_t score) {
+    if constexpr (BIAS != 0) {
+        const auto bias = a.bias[own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key)];
+        const sum_t number = as<sum_t>::of(bias);
+        if (BIAS == 1 ? number == unseen() : number == 0) return unseen();
+        if constexpr (BIAS == 1) score += number;
+    }
+    if constexpr (HAS_ALIBI) score += own.slope * (sum_t)(OWN_IS_KEY ? own.index - other : other - own.index);
+    return score;
+}
+
+/* Turns the products of 16 rows with columns `first` .. into scores. is_whole: every row sees every column. */
+template <int N, class P> DEVICE void score_tile(const P& a, const own_row (&own)[2], int first, bool is_whole, sum_t scale, sum_t (&s)[N][4]) {
+    #pragma unroll
+    for (int j = 0; j < N; j++)
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const own_row& row = own[e / 2];
+            const int other = first + score_column(j) + e % 2;
+            const bool is_seen = is_whole || row.seen.has(other);
+            sum_t score = s[j][e] * scale;
+            if constexpr (BIAS != 0 || HAS_ALIBI)
+                if (is_seen) score = score_of(a, row, other, score);
+            s[j][e] = is_seen ? score : unseen();
+        }
+}
+
+/* ---- Dropout: a block of random words serves four neighbouring keys of a query ---- */
+
+struct chance {
+    u64 seed, offset;
+    u32 threshold;
+};
+
+template <class P> DEVICE chance chance_of(const P& a) {
+    if constexpr (HAS_DROPOUT) {
+        chance c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
+        if constexpr (HAS_DROPOUT_OFFSET) c.offset = (u64)to_integer(*a.dropout_offset);
+        return c;
+    } else {
+        return chance{};
+    }
+}
+
+/* Bit i: whether word i keeps its weight. */
+DEVICE u32 keep_bits(const chance& c, u64 block) {
+    const philox random = philox_words(c.seed, c.offset, block);
+    u32 bits = 0;
+    #pragma unroll
+    for (int i = 0; i < 4; i++) bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
+    return bits;
+}
+
+/* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
+   that need parts of it ask for them. */
+DEVICE u32 kept_of(const chance& c, const own_row (&own)[2], int first, u64 blocks_per_query) {
+    const int t = lane() % 4, w = lane() / 4 % 4;
+    if constexpr (!OWN_IS_KEY) {
+        /* Two lanes share the words of both their rows: the even one draws for the upper row. */
+        const u32 drawn = keep_bits(c, (t % 2 ? own[1].line : own[0].line) + (u64)(first / 4 + t / 2));
+        const u32 other = __shfl_xor_sync(0xffffffffu, drawn, 1);
+        const u32 upper = t % 2 ? other : drawn, lower = t % 2 ? drawn : other;
+        return (upper >> t % 2 * 2 & 3) | (lower >> t % 2 * 2 & 3) << 2;
+    } else {
+        /* Four lanes share the words of their four elements: the lane of key w (mod 4) draws for element w. */
+        const u32 drawn = keep_bits(c, own[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query + (u64)((w / 2 ? own[1].index : own[0].index) / 4));
+        u32 bits = 0;
+        #pragma unroll
+        for (int e = 0; e < 4; e++) bits |= (__shfl_sync(0xffffffffu, drawn, (lane() & ~12) | e << 2) >> w & 1) << e;
+        return bits;
+    }
+}
+
+/* ---- Bringing tiles ---- */
+
+DEVICE bool is_finite(f16 x) { return (x.bits & 0x7c00) != 0x7c00; }
+DEVICE bool is_finite(bf16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) != 0x7ff00000u; }
+
+template <class A, class B> struct same { static constexpr bool value = false; };
+template <class A> struct same<A, A> { static constexpr bool value = true; };
+
+/* ROWS rows of WIDTH elements, read RUN neighbours at a time. */
+template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
+    static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + THREADS - 1) / THREADS;
+    static constexpr bool IS_ASYNC = HAS_ASYNC && same<T, staged_t>::value && RUN * sizeof(T) >= 4;
+    static constexpr int BATCH = EACH < 4 ? EACH : 4; /* loads under way at once */
+
+    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. */
+    template <class F> static DEVICE void bring(staged_t* tile, const T* any, int columns, i64 step, F place) {
+        if constexpr (IS_ASYNC) {
+            #pragma unroll 4
+            for (int u = 0; u < EACH; u++) {
+                const int i = (int)threadIdx.x + u * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+                if (RUNS % THREADS != 0 && i >= RUNS) break;
+                const T* from = place(row);
+                const bool take = from && column < columns;
+                copy_async<RUN * (int)sizeof(T)>(tile + row * PITCH + column, take ? from + column * (RUN == 1 ? step : 1) : any, take);
+            }
+        } else {
+            #pragma unroll 1
+            for (int u = 0; u < EACH; u += BATCH) {
+                run<T, RUN> kept[BATCH];
+                #pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const int i = (int)threadIdx.x + (u + b) * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+                    kept[b] = run<T, RUN>{};
+                    if (i >= RUNS) continue;
+                    const T* from = place(row);
+                    if (from && column < columns) kept[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
+                }
+                #pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const int i = (int)threadIdx.x + (u + b) * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+                    run<staged_t, RUN> turned;
+                    #pragma unroll
+                    for (int e = 0; e < RUN; e++) turned.at[e] = turn(kept[b].at[e]);
+                    if (i < RUNS) store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
+                }
+            }
+        }
+    }
+    static DEVICE staged_t turn(T x) {
+        if constexpr (same<T, staged_t>::value) return x;
+        else return from<staged_t>::number(as<sum_t>::of(x));
+    }
+
+    /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
+       rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row: whoever
+       does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
+    static DEVICE bool clear_spoiled(staged_t* tile, int* spoiled, int mark) {
+        bool found = false;
+        #pragma unroll 2
+        for (int u = 0; u < EACH; u++) {
+            const int i = (int)threadIdx.x + u * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+            if (i >= RUNS) break;
+            run<staged_t, RUN> some = load_run<staged_t, RUN>(tile + row * PITCH + column);
+            bool is_clean = true;
+            #pragma unroll
+            for (int e = 0; e < RUN; e++) is_clean = is_clean && is_finite(some.at[e]);
+            if (is_clean) continue;
+            #pragma unroll
+            for (int e = 0; e < RUN; e++)
+                if (!is_finite(some.at[e])) some.at[e] = staged_t{};
+            store_run<staged_t, RUN>(tile + row * PITCH + column, some);
+            spoiled[row] = mark;
+            found = true;
+        }
+        return found;
+    }
+};
+
+DEVICE void commit_tiles() { if constexpr (HAS_ASYNC) commit_copies(); }
+DEVICE void await_tiles() { if constexpr (HAS_ASYNC) await_copies<0>(); }
+
+/* What to add to the sums of a row: NaN where it sees a spoiled row, else 0. */
+template <int N> DEVICE void find_spoils(const int* spoiled, int mark, const sum_t (&s)[N][4], sum_t (&spoil)[2]) {
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        bool is_spoiled = false;
+        #pragma unroll
+        for (int j = 0; j < N; j++)
+            #pragma unroll
+            for (int e = 0; e < 2; e++) is_spoiled = is_spoiled || (spoiled[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
+        const u32 quad = 0xfu << lane() / 4 * 4;
+        spoil[h] = __ballot_sync(0xffffffffu, is_spoiled) & quad ? not_a_number() : (sum_t)0;
+    }
+}
+
+/* Sums and maxima over the four lanes that share a row. */
+DEVICE sum_t row_sum(sum_t x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+DEVICE sum_t row_most(sum_t x) {
+    x = fmax(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmax(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* ---- Results ---- */
+
+/* Two neighbours of a row; IS_PAIR: side by side in memory, and aligned so. */
+template <bool IS_PAIR, class T> DEVICE void store_two(T* row, i64 step, int column, int columns, sum_t x, sum_t y) {
+    if (IS_PAIR && column + 1 < columns) {
+        store_run<T, 2>(row + column, run<T, 2>{{from<T>::number(x), from<T>::number(y)}});
+        return;
+    }
+    if (column < columns) row[column * step] = from<T>::number(x);
+    if (column + 1 < columns) row[(column + 1) * step] = from<T>::number(y);
+}

@@ -1,0 +1,199 @@
+/* reduce: combining elements to totals. Every kind of total has an identity, takes chunks of elements in (added), and
+   joins with another one; joining keeps the order of its arguments, so that all threads that join the same totals in
+   the same order agree to the bit. NaN wins. */
+
+namespace weft {
+
+/* ---- Between threads ---- */
+
+template <class T> DEVICE T shuffle_xor(const T& x, int mask) {
+    struct words { u32 at[sizeof(T) / 4]; };
+    union { words from; T number; } both;
+    both.number = x;
+    #pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        both.from.at[i] = __shfl_xor_sync(0xffffffffu, both.from.at[i], mask);
+    return both.number;
+}
+
+/* Lanes whose numbers differ in the bits FIRST .. LAST get the total of all of them: P::joined, lower lanes first. */
+template <class P, int FIRST, int LAST, class T> DEVICE T reduce_lanes(T x) {
+    #pragma unroll
+    for (int mask = FIRST; mask <= LAST; mask *= 2) {
+        const T other = shuffle_xor(x, mask);
+        const bool upper = threadIdx.x & mask;
+        x = P::joined(upper ? other : x, upper ? x : other);
+    }
+    return x;
+}
+
+/* ---- Sums and products ---- */
+
+DEVICE float plus(float a, float b) { return a + b; }
+DEVICE double plus(double a, double b) { return a + b; }
+DEVICE i64 plus(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+DEVICE float times(float a, float b) { return a * b; }
+DEVICE double times(double a, double b) { return a * b; }
+DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+
+/* The sum of neighbours, then of pairs, ... */
+template <class A, int N> DEVICE A tree_sum(const A (&x)[N]) {
+    A level[N];
+    #pragma unroll
+    for (int i = 0; i < N; i++) level[i] = x[i];
+    #pragma unroll
+    for (int width = 1; width < N; width *= 2)
+        #pragma unroll
+        for (int i = 0; i + width < N; i += 2 * width) level[i] = plus(level[i], level[i + width]);
+    return level[0];
+}
+
+template <class A> struct sum {
+    A number;
+    static DEVICE sum none() { return {(A)0}; }
+    template <int N> DEVICE void added(const A (&x)[N]) { number = plus(number, tree_sum(x)); }
+    static DEVICE sum joined(const sum& a, const sum& b) { return {plus(a.number, b.number)}; }
+};
+
+template <class A> struct product {
+    A number;
+    static DEVICE product none() { return {(A)1}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; i++) number = times(number, x[i]);
+    }
+    static DEVICE product joined(const product& a, const product& b) { return {times(a.number, b.number)}; }
+};
+
+/* ---- Extremes ---- */
+
+template <class A> struct ends;
+template <> struct ends<float> {
+    static DEVICE float low() { return __int_as_float(0xff800000); }
+    static DEVICE float high() { return __int_as_float(0x7f800000); }
+};
+template <> struct ends<double> {
+    static DEVICE double low() { return -(double)ends<float>::high(); }
+    static DEVICE double high() { return (double)ends<float>::high(); }
+};
+template <> struct ends<i64> {
+    static DEVICE i64 low() { return (i64)0x8000000000000000ull; }
+    static DEVICE i64 high() { return 0x7fffffffffffffffll; }
+};
+
+template <class A> DEVICE A larger(A a, A b) { return a > b || a != a ? a : b; }
+template <class A> DEVICE A smaller(A a, A b) { return a < b || a != a ? a : b; }
+DEVICE float peak_of(float a, float b) { return fmaxf(a, b); }
+DEVICE double peak_of(double a, double b) { return fmax(a, b); }
+
+template <class A> struct largest {
+    A number;
+    static DEVICE largest none() { return {ends<A>::low()}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; i++) number = larger(number, x[i]);
+    }
+    static DEVICE largest joined(const largest& a, const largest& b) { return {larger(a.number, b.number)}; }
+};
+
+template <class A> struct least {
+    A number;
+    static DEVICE least none() { return {ends<A>::high()}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; i++) number = smaller(number, x[i]);
+    }
+    static DEVICE least joined(const least& a, const least& b) { return {smaller(a.number, b.number)}; }
+};
+
+/* The largest that is a number. */
+template <class A> struct peak {
+    A number;
+    static DEVICE peak none() { return {ends<A>::low()}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; i++) number = peak_of(number, x[i]);
+    }
+    static DEVICE peak joined(const peak& a, const peak& b) { return {peak_of(a.number, b.number)}; }
+};
+
+/* ---- Mean and squared deviations ---- */
+
+/* part / whole for counts. */
+DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
+DEVICE double share(double part, double whole) { return part / whole; }
+
+/* Chunks are measured around their own mean, so that nothing large cancels; Chan's formula joins them. */
+template <class A> struct moments {
+    A count, number, squares; /* number: the mean */
+    static DEVICE moments none() { return {(A)0, (A)0, (A)0}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        const A mean = tree_sum(x) * (A)(1.0 / N);
+        A deviations[N];
+        #pragma unroll
+        for (int i = 0; i < N; i++) deviations[i] = (x[i] - mean) * (x[i] - mean);
+        *this = joined(*this, {(A)N, mean, tree_sum(deviations)});
+    }
+    static DEVICE moments joined(const moments& a, const moments& b) {
+        const A count = a.count + b.count;
+        const A weight = count > 0 ? share(b.count, count) : (A)0, distance = b.number - a.number;
+        return {count, a.count > 0 ? a.number + distance * weight : b.number,
+                a.squares + b.squares + distance * distance * a.count * weight};
+    }
+};
+
+/* ---- Weights of softmax ---- */
+
+/* e^-distance's zero: what scores are compared with; finite where there is no score above -inf. */
+template <class A> DEVICE A shift_of(A most) { return most == ends<A>::low() ? (A)0 : most; }
+
+/* e^(score - shift), where score <= shift; 1 for infinity minus itself. */
+DEVICE float weight(float score, float shift) {
+    float distance = score == shift ? 0.0f : score - shift;
+    distance = distance < -150.0f ? -150.0f : distance;
+    const float high = distance * 1.44269504f, low = fmaf(distance, 1.44269504f, -high);
+    const float power = exp2_approx(high);
+    return fmaf(power, low * 0.693147181f, power);
+}
+DEVICE double weight(double score, double shift) { return score == shift ? 1.0 : ::exp(score - shift); }
+
+/* The same to 20 bits near the maximum, for results of 16 bits. */
+DEVICE float brief_weight(float score, float shift) {
+    return exp2_approx((score == shift ? 0.0f : score - shift) * 1.44269504f);
+}
+DEVICE double brief_weight(double score, double shift) { return weight(score, shift); }
+
+/* The largest score so far and the sum of weights relative to it. */
+template <class A> struct weights {
+    A number, sum;
+    static DEVICE weights none() { return {ends<A>::low(), (A)0}; }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        A most = number, each[N];
+        #pragma unroll
+        for (int i = 0; i < N; i++) most = larger(most, x[i]);
+        const A shift = shift_of(most);
+        #pragma unroll
+        for (int i = 0; i < N; i++) each[i] = weight(x[i], shift);
+        sum = sum * weight(number, shift) + tree_sum(each);
+        number = most;
+    }
+    static DEVICE weights joined(const weights& a, const weights& b) {
+        const A most = larger(a.number, b.number), shift = shift_of(most);
+        return {most, a.sum * weight(a.number, shift) + b.sum * weight(b.number, shift)};
+    }
+};
+
+/* ---- Integers ---- */
+
+DEVICE i64 magnitude(i64 x) { return x == ends<i64>::low() ? ends<i64>::high() : x < 0 ? -x : x; }
+
+/* The largest integer whose square is at most x. */
+DEVICE i64 integer_root(i64 x) {
+    if (x <= 0) return 0;
+    u64 root = (u64)::sqrt((double)x);
+    while (root * root > (u64)x) root--;
+    while ((root + 1) * (root + 1) <= (u64)x) root++;
+    return (i64)root;
+}
+
+} // namespace weft

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operations that combine elements to rows, each as terms: one function per operation, in the words of its
+   definition. Printed code evaluates them in float, double or i64, as the operation's compute type says. */
+#include "engines/cuda/rows_plan.h"
+#include "graph/ops/bn_bwd_weights.h"
+#include "graph/ops/bn_finalize.h"
+#include "graph/ops/genstats.h"
+#include "graph/ops/norm.h"
+#include "graph/ops/reduction.h"
+#include "graph/ops/softmax.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
+
+/* The type that an operation calculates in; that of a double x is double whatever was asked for. */
+static const char *arithmetic(int32_t math, const struct tensor *x) {
+    if (!dtype_is_float((weftDataType_t)math))
+        return "i64";
+    return math == WEFT_DATA_DOUBLE || x->type == WEFT_DATA_DOUBLE ? "double" : "float";
+}
+
+/* ---- Row spaces -------------------------------------------------------------------------------------------------- */
+
+static void shape_of_norm(const struct tensor *x, const struct norm_shape *shape, bool is_group, struct dims *dims,
+                          int64_t *parts) {
+    *dims = x->dims;
+    for (int64_t d = 0; d < dims->count; d++)
+        parts[d] = shape->over[d] ? 1 : d == 1 && is_group ? shape->statistics.at[1] : dims->at[d];
+}
+
+static void shape_of_channels(const struct tensor *x, struct dims *dims, int64_t *parts) {
+    *dims = x->dims;
+    for (int64_t d = 0; d < dims->count; d++)
+        parts[d] = d == 1 ? dims->at[d] : 1;
+}
+
+static const struct tensor *finalize_source(const struct bn_finalize_op *op) {
+    return op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING ? op->sum : op->in_running_mean;
+}
+
+bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts) {
+    if (is_op(node, &reduction_op)) {
+        const struct reduction_op *op = (const struct reduction_op *)node->op;
+        *dims = op->x->dims;
+        for (int64_t d = 0; d < dims->count; d++)
+            parts[d] = op->y->dims.at[d];
+    } else if (is_op(node, &softmax_op)) {
+        const struct softmax_op *op = (const struct softmax_op *)node->op;
+        *dims = op->x->dims;
+        for (int64_t d = 0; d < dims->count; d++)
+            parts[d] = d == softmax_axis(op) ? 1 : dims->at[d];
+    } else if (is_op(node, &norm_forward_op)) {
+        const struct norm_forward *op = (const struct norm_forward *)node->op;
+        struct norm_shape shape = norm_forward_shape(op);
+        shape_of_norm(op->x, &shape, op->mode == WEFT_GROUP_NORM, dims, parts);
+    } else if (is_op(node, &norm_backward_op)) {
+        const struct norm_backward *op = (const struct norm_backward *)node->op;
+        struct norm_shape shape = norm_backward_shape(op);
+        shape_of_norm(op->x, &shape, op->mode == WEFT_GROUP_NORM, dims, parts);
+    } else if (is_op(node, &genstats_op)) {
+        shape_of_channels(((const struct genstats_op *)node->op)->x, dims, parts);
+    } else if (is_op(node, &bn_bwd_weights_op)) {
+        shape_of_channels(((const struct bn_bwd_weights_op *)node->op)->x, dims, parts);
+    } else if (is_op(node, &bn_finalize_op)) {
+        shape_of_channels(finalize_source((const struct bn_finalize_op *)node->op), dims, parts);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool rows_serves(const struct node *node) {
+    struct dims dims;
+    int64_t parts[WEFT_DIM_MAX];
+    return rows_shape_of(node, &dims, parts);
+}
+
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
+
+/* How each operator takes an element in, combines and finishes, in i64 where that differs; T: the type, X: the value. */
+struct operator {
+    enum total_kind total;
+    const char *element, *finish, *exact_element, *exact_finish;
+};
+
+static const struct operator operators[] = {
+    [WEFT_REDUCE_TENSOR_ADD] = {TOTAL_SUM, "X", "X"},
+    [WEFT_REDUCE_TENSOR_MUL] = {TOTAL_PRODUCT, "X", "X"},
+    [WEFT_REDUCE_TENSOR_MIN] = {TOTAL_LEAST, "X", "X"},
+    [WEFT_REDUCE_TENSOR_MAX] = {TOTAL_LARGEST, "X", "X"},
+    [WEFT_REDUCE_TENSOR_AMAX] = {TOTAL_LARGEST, "fabs(X)", "X < 0 ? (T)0 : X", "magnitude(X)", NULL},
+    [WEFT_REDUCE_TENSOR_AVG] = {TOTAL_SUM, "X", "X / (T)a.length", NULL, "a.length ? X / a.length : 0"},
+    [WEFT_REDUCE_TENSOR_NORM1] = {TOTAL_SUM, "fabs(X)", "X", "magnitude(X)", NULL},
+    [WEFT_REDUCE_TENSOR_NORM2] = {TOTAL_SUM, "X * X", "sqrt(X)", "(i64)((u64)X * (u64)X)", "integer_root(X)"},
+    [WEFT_REDUCE_TENSOR_MUL_NO_ZEROS] = {TOTAL_PRODUCT, "X == 0 ? (T)1 : X", "X"},
+};
+
+/* An operator's formula as a term. */
+static int apply(struct rows *rows, const char *type, const char *formula, int name) {
+    char text[TERM_BYTES];
+    int length = 0;
+    for (const char *at = formula; *at; at++)
+        if (*at == 'X')
+            length += snprintf(text + length, sizeof text - (size_t)length, "v%d", name);
+        else if (*at == 'T')
+            length += snprintf(text + length, sizeof text - (size_t)length, "%s", type);
+        else
+            text[length++] = *at;
+    text[length] = 0;
+    return rows_text(rows, type, "%s", text);
+}
+
+static weftStatus_t expand_reduction(struct rows *rows, const struct node *node) {
+    const struct reduction_op *op = (const struct reduction_op *)node->op;
+    size_t mode = (size_t)op->parameters->mode;
+    if (mode >= sizeof operators / sizeof *operators || !operators[mode].element)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: operator %zu is none that rows are combined by",
+             descriptor_label(node->op), mode);
+    const struct operator *row = &operators[mode];
+    const char *type = arithmetic(op->parameters->math, op->x);
+    bool exact = strcmp(type, "i64") == 0;
+    const char *element = exact && row->exact_element ? row->exact_element : row->element;
+    const char *finish = exact && row->exact_finish ? row->exact_finish : row->finish;
+    int total = rows_total(rows, row->total, type, apply(rows, type, element, rows_input(rows, op->x, type)));
+    rows_result(rows, op->y, type, apply(rows, type, finish, total));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+
+/* The largest score and the sum of weights, in one pass or in two. The larger of no score is -inf; a weight is e to the
+   distance from `shift`, which is finite where all scores are -inf. */
+static weftStatus_t expand_softmax(struct rows *rows, const struct node *node) {
+    const struct softmax_op *op = (const struct softmax_op *)node->op;
+    const char *type = arithmetic(op->math, op->x);
+    if (strcmp(type, "i64") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: weights cannot be calculated in integers",
+             descriptor_label(node->op));
+    int x = rows_input(rows, op->x, type), sink = rows_input(rows, op->sink, type), peak, shift, sum;
+    if (rows->is_online) {
+        int both = rows_total(rows, TOTAL_WEIGHTS, type, x);
+        peak = sink < 0 ? both : rows_text(rows, type, "larger(v%d, v%d)", both, sink);
+        shift = rows_text(rows, type, "shift_of(v%d)", peak);
+        sum = sink < 0 ? both + 1
+                       : rows_text(rows, type, "v%d * weight(v%d, v%d) + weight(v%d, v%d)", both + 1, both, shift, sink,
+                                   shift);
+    } else {
+        int plain = rows_total(rows, TOTAL_PEAK, type, x);
+        peak = sink < 0 ? plain : rows_text(rows, type, "larger(v%d, v%d)", plain, sink);
+        shift = rows_text(rows, type, "shift_of(v%d)", peak);
+        sum = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "WEIGHT(v%d, v%d)", x, shift));
+        if (sink >= 0)
+            sum = rows_text(rows, type, "v%d + weight(v%d, v%d)", sum, sink, shift);
+    }
+    int max = rows_text(rows, type, "v%d != v%d ? v%d : v%d", sum, sum, sum, peak);
+    int scale = rows_text(rows, type, "v%d == 0 ? (%s)0 : 1 / v%d", sum, type, sum);
+    rows_result(rows, op->sum_exp, type, sum);
+    rows_result(rows, op->max, type, max);
+    if (op->stats)
+        rows_result(rows, op->stats, type,
+                    rows_text(rows, type, "(v%d + log(v%d))%s", max, sum,
+                              op->is_stats_log2 ? " * (float)1.4426950408889634" : ""));
+    rows_result(rows, op->y, type, rows_text(rows, type, "WEIGHT(v%d, v%d) * v%d", x, shift, scale));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Norms ------------------------------------------------------------------------------------------------------- */
+
+struct statistics {
+    int mean, variance, inv; /* names; -1: none */
+    int slip;                /* what the true mean has more than the rounded one; -1: not known */
+};
+
+/* Mean and variance of x; 0 for rows without elements. Rows in registers are summed twice, around their mean the second
+   time; streamed ones once, in chunks, around their first element, which keeps large common parts out of the sums. */
+static struct statistics take_statistics(struct rows *rows, const char *type, const struct tensor *tensor, int x,
+                                         bool has_mean) {
+    struct statistics s = {-1, -1, -1, -1};
+    int count = rows_text(rows, type, "(%s)(a.length ? a.length : 1)", type), first, squares;
+    if (!has_mean) {
+        squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", x, x));
+    } else if (!rows->is_online) {
+        s.mean = rows_text(rows, type, "v%d / v%d", rows_total(rows, TOTAL_SUM, type, x), count);
+        int deviation = rows_text(rows, type, "v%d - v%d", x, s.mean);
+        int sum = rows_total(rows, TOTAL_SUM, type, deviation);
+        squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", deviation, deviation));
+        s.slip = rows_text(rows, type, "v%d / v%d", sum, count);
+        squares = rows_text(rows, type, "v%d - v%d * v%d", squares, sum, s.slip);
+    } else if ((first = rows_first(rows, tensor, type)) >= 0) {
+        int near = rows_total(rows, TOTAL_MOMENTS, type, rows_text(rows, type, "v%d - v%d", x, first));
+        squares = near + 1;
+        s.mean = rows_text(rows, type, "v%d + v%d", near, first);
+        s.slip = rows_text(rows, type, "v%d - v%d + v%d", first, s.mean, near);
+    } else {
+        s.mean = rows_total(rows, TOTAL_MOMENTS, type, x);
+        squares = s.mean + 1;
+    }
+    s.variance = rows_text(rows, type, "v%d < 0 ? (%s)0 : v%d / v%d", squares, type, squares, count);
+    return s;
+}
+
+static int inverse_deviation(struct rows *rows, const char *type, int variance, int epsilon) {
+    if (epsilon < 0)
+        return rows_text(rows, type, "1 / sqrt(v%d)", variance);
+    return rows_text(rows, type, "1 / sqrt(v%d + v%d)", variance, epsilon);
+}
+
+static int normalised(struct rows *rows, const char *type, int x, struct statistics s) {
+    if (s.mean < 0)
+        return rows_text(rows, type, "v%d * v%d", x, s.inv);
+    if (s.slip < 0)
+        return rows_text(rows, type, "(v%d - v%d) * v%d", x, s.mean, s.inv);
+    int offset = rows_text(rows, type, "v%d * v%d", s.slip, s.inv);
+    return rows_text(rows, type, "(v%d - v%d) * v%d - v%d", x, s.mean, s.inv, offset);
+}
+
+/* running = (1 - f) * before + f * batch; where nothing came before, the batch's. */
+static void update_running(struct rows *rows, const char *type, const struct tensor *out, const struct tensor *in,
+                           int batch, int factor) {
+    if (!out)
+        return;
+    int before = rows_input(rows, in, type);
+    if (before < 0 || factor < 0)
+        rows_result(rows, out, type, before < 0 ? batch : before);
+    else
+        rows_result(rows, out, type,
+                    rows_text(rows, type, "a.length ? (1 - v%d) * v%d + v%d * v%d : v%d", factor, before, factor, batch,
+                              before));
+}
+
+static weftStatus_t refuse_integers(const struct node *node, const char *type) {
+    if (strcmp(type, "i64") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: statistics cannot be calculated in integers",
+             descriptor_label(node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t expand_norm_forward(struct rows *rows, const struct node *node) {
+    const struct norm_forward *op = (const struct norm_forward *)node->op;
+    const char *type = arithmetic(op->math, op->x);
+    TRY(refuse_integers(node, type));
+    int x = rows_input(rows, op->x, type), epsilon = rows_input(rows, op->epsilon, type);
+    struct statistics s = {-1, -1, -1, -1};
+    if (norm_is_inference_of_batch(op)) {
+        bool given = op->inv_variance != NULL;
+        s.mean = rows_input(rows, given ? op->mean : op->in_running_mean, type);
+        s.inv = given ? rows_input(rows, op->inv_variance, type)
+                      : inverse_deviation(rows, type, rows_input(rows, op->in_running_var, type), epsilon);
+    } else {
+        s = take_statistics(rows, type, op->x, x, norm_has_mean(op->mode));
+        s.inv = inverse_deviation(rows, type, s.variance, epsilon);
+        int factor = rows_input(rows, op->momentum, type);
+        update_running(rows, type, op->out_mean, op->in_running_mean, s.mean, factor);
+        if (op->out_var)
+            update_running(rows, type, op->out_var, op->in_running_var,
+                           rows_text(rows, type, "a.length > 1 ? v%d * ((%s)a.length / (%s)(a.length - 1)) : v%d",
+                                     s.variance, type, type, s.variance),
+                           factor);
+        rows_result(rows, op->mean, type, s.mean);
+        rows_result(rows, op->inv_variance, type, s.inv);
+    }
+    int y = normalised(rows, type, x, s), scale = rows_input(rows, op->scale, type);
+    int bias = rows_input(rows, op->bias, type);
+    if (scale >= 0)
+        y = rows_text(rows, type, bias >= 0 ? "v%d * v%d + v%d" : "v%d * v%d", scale, y, bias);
+    else if (bias >= 0)
+        y = rows_text(rows, type, "v%d + v%d", y, bias);
+    rows_result(rows, op->y, type, y);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static const struct tensor *wanted(const struct rows *rows, const struct tensor *tensor) {
+    return tensor && region_exports(rows->region, graph_find_value(rows->graph, tensor)) ? tensor : NULL;
+}
+
+static bool is_made_inside(const struct rows *rows, const struct tensor *tensor) {
+    int producer = rows->graph->values[graph_find_value(rows->graph, tensor)].producer;
+    return producer >= 0 && region_has(rows->region, producer);
+}
+
+/* dscale = sum of dy * xhat and dbias = sum of dy, over everything outside of the scale's extents. */
+static weftStatus_t expand_gradients(struct rows *rows, const struct node *node, const char *type, struct statistics s,
+                                     int dy, int weighted, int row_dy, int row_weighted) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    struct follow follow = {.node = node, .type = type, .at_scale = -1, .at_bias = -1, .at_mean = -1, .at_inv = -1};
+    follow.scale = wanted(rows, op->dscale);
+    follow.bias = wanted(rows, op->dbias);
+    const struct tensor *any = follow.scale ? follow.scale : follow.bias;
+    if (!any)
+        return WEFT_STATUS_SUCCESS;
+    bool in_row = false, whole_row = true, in_rows = false, all_rows = true;
+    for (int i = 0; i < rows->axis_count; i++) {
+        bool has = rows_has_axis(rows, any, i), reduced = rows->axes[i].is_reduced;
+        in_row = in_row || (reduced && has);
+        whole_row = whole_row && (!reduced || has);
+        in_rows = in_rows || (!reduced && has);
+        all_rows = all_rows && (reduced || has);
+    }
+    if (!in_row && all_rows) {
+        rows_result(rows, follow.scale, type, row_weighted);
+        rows_result(rows, follow.bias, type, row_dy);
+        return WEFT_STATUS_SUCCESS;
+    }
+    if (rows->follow.kind)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
+             descriptor_label(node->op));
+    if (!in_row) {
+        follow.kind = FOLLOW_FOLD;
+        follow.at_scale = follow.scale ? rows_keep(rows, type, row_weighted, false) : -1;
+        follow.at_bias = follow.bias ? rows_keep(rows, type, row_dy, false) : -1;
+    } else if (!in_rows && whole_row && !rows->sums_apart) {
+        follow.kind = FOLLOW_COLUMNS;
+        if (follow.scale)
+            rows_keep(rows, type, rows_total(rows, TOTAL_COLUMN, type, weighted), true);
+        if (follow.bias)
+            rows_keep(rows, type, rows_total(rows, TOTAL_COLUMN, type, dy), true);
+    } else {
+        if (is_made_inside(rows, op->x) || is_made_inside(rows, op->dy))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
+                 descriptor_label(node->op));
+        follow.kind = FOLLOW_APART;
+        if (!op->inv_variance) {
+            follow.at_inv = rows_keep(rows, type, s.inv, false);
+            follow.at_mean = s.mean >= 0 ? rows_keep(rows, type, s.mean, false) : -1;
+        }
+    }
+    rows->follow = follow;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t expand_norm_backward(struct rows *rows, const struct node *node) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    const char *type = arithmetic(op->math, op->x);
+    TRY(refuse_integers(node, type));
+    int x = rows_input(rows, op->x, type), dy = rows_input(rows, op->dy, type);
+    struct statistics s = {-1, -1, -1, -1};
+    if (op->inv_variance) {
+        s.mean = rows_input(rows, op->mean, type);
+        s.inv = rows_input(rows, op->inv_variance, type);
+    } else {
+        s = take_statistics(rows, type, op->x, x, norm_has_mean(op->mode));
+        s.inv = inverse_deviation(rows, type, s.variance, rows_input(rows, op->epsilon, type));
+    }
+    int xhat = normalised(rows, type, x, s), weighted = rows_text(rows, type, "v%d * v%d", dy, xhat);
+    int scale = rows_input(rows, op->scale, type), g = dy, sum_g, sum_g_xhat, row_dy = -1, row_weighted = -1;
+    TRY(rows->trouble);
+    if (scale >= 0 && rows_find(rows, scale)->spans) {
+        g = rows_text(rows, type, "v%d * v%d", scale, dy);
+        sum_g = rows_total(rows, TOTAL_SUM, type, g);
+        sum_g_xhat = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", g, xhat));
+    } else {
+        /* One scale for the row: its gradients are the row's totals. */
+        row_dy = sum_g = rows_total(rows, TOTAL_SUM, type, dy);
+        row_weighted = sum_g_xhat = rows_total(rows, TOTAL_SUM, type, weighted);
+        if (scale >= 0) {
+            g = rows_text(rows, type, "v%d * v%d", scale, dy);
+            sum_g = rows_text(rows, type, "v%d * v%d", scale, row_dy);
+            sum_g_xhat = rows_text(rows, type, "v%d * v%d", scale, row_weighted);
+        }
+    }
+    int along = rows_text(rows, type, "v%d / (%s)a.length", sum_g_xhat, type);
+    if (norm_has_mean(op->mode)) {
+        int level = rows_text(rows, type, "v%d / (%s)a.length", sum_g, type);
+        rows_result(rows, op->dx, type,
+                    rows_text(rows, type, "v%d * (v%d - v%d - v%d * v%d)", s.inv, g, level, xhat, along));
+    } else {
+        rows_result(rows, op->dx, type, rows_text(rows, type, "v%d * (v%d - v%d * v%d)", s.inv, g, xhat, along));
+    }
+    if (row_dy < 0 && wanted(rows, op->dscale) == NULL && wanted(rows, op->dbias) == NULL)
+        return WEFT_STATUS_SUCCESS;
+    return expand_gradients(rows, node, type, s, dy, weighted, row_dy, row_weighted);
+}
+
+void rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv) {
+    const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
+    const char *type = follow->type;
+    int dy = rows_input(rows, op->dy, type);
+    if (follow->scale) {
+        struct statistics s = {mean, -1, inv, -1};
+        if (inv < 0) {
+            s.mean = rows_input(rows, op->mean, type);
+            s.inv = rows_input(rows, op->inv_variance, type);
+        }
+        int xhat = normalised(rows, type, rows_input(rows, op->x, type), s);
+        int weighted = rows_text(rows, type, "v%d * v%d", dy, xhat);
+        rows_result(rows, follow->scale, type, rows_total(rows, TOTAL_SUM, type, weighted));
+    }
+    if (follow->bias)
+        rows_result(rows, follow->bias, type, rows_total(rows, TOTAL_SUM, type, dy));
+}
+
+/* ---- Batch norm's parts ------------------------------------------------------------------------------------------ */
+
+static weftStatus_t expand_genstats(struct rows *rows, const struct node *node) {
+    const struct genstats_op *op = (const struct genstats_op *)node->op;
+    const char *type = arithmetic(op->math, op->x);
+    TRY(refuse_integers(node, type));
+    int x = rows_input(rows, op->x, type);
+    rows_result(rows, op->sum, type, rows_total(rows, TOTAL_SUM, type, x));
+    int square = rows_text(rows, type, "v%d * v%d", x, x);
+    rows_result(rows, op->sq_sum, type, rows_total(rows, TOTAL_SUM, type, square));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t expand_bn_bwd_weights(struct rows *rows, const struct node *node) {
+    const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)node->op;
+    const char *type = arithmetic(op->math, op->x);
+    TRY(refuse_integers(node, type));
+    int x = rows_input(rows, op->x, type), dy = rows_input(rows, op->dy, type);
+    struct statistics s = {rows_input(rows, op->mean, type), -1, rows_input(rows, op->inv_variance, type), -1};
+    int scale = rows_input(rows, op->scale, type);
+    int sum = rows_total(rows, TOTAL_SUM, type, dy);
+    int weighted =
+        rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", dy, normalised(rows, type, x, s)));
+    int factor = scale < 0 ? s.inv : rows_text(rows, type, "v%d * v%d", scale, s.inv);
+    int of_x = rows_text(rows, type, "a.length ? -v%d * v%d * v%d / (%s)a.length : 0", factor, s.inv, weighted, type);
+    rows_result(rows, op->dscale, type, weighted);
+    rows_result(rows, op->dbias, type, sum);
+    rows_result(rows, op->eq_scale_dy, type, factor);
+    rows_result(rows, op->eq_scale_x, type, of_x);
+    if (op->eq_bias)
+        rows_result(rows, op->eq_bias, type,
+                    rows_text(rows, type, "a.length ? -v%d * v%d / (%s)a.length - v%d * v%d : 0", factor, sum, type,
+                              of_x, s.mean));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void update_finalized(struct rows *rows, const char *type, const struct tensor *out, const struct tensor *in,
+                             int batch, int factor) {
+    int before = rows_input(rows, in, type);
+    if (factor < 0)
+        rows_result(rows, out, type, before < 0 ? batch : before);
+    else
+        rows_result(
+            rows, out, type,
+            rows_text(rows, type, "(1 - v%d) * v%d + v%d * v%d", factor, before < 0 ? batch : before, factor, batch));
+}
+
+static weftStatus_t expand_bn_finalize(struct rows *rows, const struct node *node) {
+    const struct bn_finalize_op *op = (const struct bn_finalize_op *)node->op;
+    const char *type = arithmetic(op->math, finalize_source(op));
+    bool training = op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING;
+    TRY(refuse_integers(node, type));
+    int mean, variance, unbiased, factor = -1, epsilon = rows_input(rows, op->epsilon, type);
+    if (training) {
+        int n = rows_input(rows, op->accum_count, type), sum = rows_input(rows, op->sum, type);
+        int squares = rows_input(rows, op->sq_sum, type), momentum = rows_input(rows, op->momentum, type);
+        mean = rows_text(rows, type, "v%d > 0 ? v%d / v%d : 0", n, sum, n);
+        int raw = rows_text(rows, type, "v%d / v%d - v%d * v%d", squares, n, mean, mean);
+        variance = rows_text(rows, type, "v%d > 0 && v%d > 0 ? v%d : 0", n, raw, raw);
+        unbiased = rows_text(rows, type, "v%d > 1 ? v%d * v%d / (v%d - 1) : v%d", n, variance, n, n, variance);
+        factor = momentum < 0 ? rows_text(rows, type, "(%s)(v%d > 0)", type, n)
+                              : rows_text(rows, type, "v%d > 0 ? v%d : 0", n, momentum);
+    } else {
+        mean = rows_input(rows, op->in_running_mean, type);
+        variance = rows_input(rows, op->in_running_var, type);
+        unbiased = rows_text(rows, type, "(%s)0", type);
+    }
+    int inv = inverse_deviation(rows, type, variance, epsilon), scale = rows_input(rows, op->scale, type);
+    int bias = rows_input(rows, op->bias, type);
+    int eq_scale = scale < 0 ? inv : rows_text(rows, type, "v%d * v%d", scale, inv);
+    int shift = rows_text(rows, type, "v%d * v%d", mean, eq_scale);
+    int eq_bias = bias < 0 ? rows_text(rows, type, "-v%d", shift) : rows_text(rows, type, "v%d - v%d", bias, shift);
+    update_finalized(rows, type, op->out_mean, op->in_running_mean, mean, factor);
+    update_finalized(rows, type, op->out_var, op->in_running_var, unbiased, factor);
+    rows_result(rows, op->eq_scale, type, eq_scale);
+    rows_result(rows, op->eq_bias, type, eq_bias);
+    rows_result(rows, op->saved_mean, type, mean);
+    rows_result(rows, op->saved_inv_variance, type, inv);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+weftStatus_t rows_expand(struct rows *rows, const struct node *node) {
+    static const struct {
+        const struct op *op;
+        weftStatus_t (*expand)(struct rows *rows, const struct node *node);
+    } expansions[] = {
+        {&reduction_op, expand_reduction},       {&softmax_op, expand_softmax},
+        {&norm_forward_op, expand_norm_forward}, {&norm_backward_op, expand_norm_backward},
+        {&genstats_op, expand_genstats},         {&bn_bwd_weights_op, expand_bn_bwd_weights},
+        {&bn_finalize_op, expand_bn_finalize},
+    };
+    for (size_t i = 0; i < sizeof expansions / sizeof *expansions; i++)
+        if (is_op(node, expansions[i].op))
+            return expansions[i].expand(rows, node);
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is none of the operations that rows are made of",
+         descriptor_label(node->op));
+}

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a row program to a walk. Memory-bound throughout: what counts is that enough bytes are under way (threads times
+   bytes that each requests at once), that lines are touched whole, and that memory is read as rarely as may be. */
+#include "engines/cuda/rows_walk.h"
+
+#include <string.h>
+
+enum {
+    REQUESTED_BYTES = 64, /* per thread, when rows stay in registers */
+    HELD_BYTES = 128,     /* per thread, at most */
+    SHARED_BYTES = 40960, /* for totals, of the 48 KB that need no asking */
+    STREAMED_BYTES = 32,  /* per thread, twice */
+    ROW_NUMBERS = 40,     /* registers for numbers of rows that lie side by side */
+    STREAM_THREADS = 256,
+    STEPS_MOST = 8,
+    JOIN_THREADS = 512,
+    PARTS_MAX = 1024,
+    JOINED_PARTS = 16, /* more parts than these are joined before many blocks read them */
+};
+
+static const double LAUNCH_SECONDS = 2e-6;
+
+/* ---- Dims -------------------------------------------------------------------------------------------------------- */
+
+static bool is_traffic(const struct walk *walk, int k) {
+    const struct operand *operand = &walk->rows->operands[k];
+    return operand->memory != MEMORY_INDEX && (operand->is_store || rows_find(walk->rows, operand->value)->is_needed);
+}
+
+/* Bytes that an operand moves: its elements, broadcast ones once. */
+static double bytes_of(const struct walk *walk, int k) {
+    const struct rows *rows = walk->rows;
+    double bytes = (double)dtype_bytes(rows->operands[k].type, 1);
+    for (int i = 0; i < rows->axis_count; i++)
+        bytes *= rows->operands[k].strides[i] ? (double)rows->axes[i].extent : 1;
+    return bytes;
+}
+
+/* The operand that most bytes belong to: its memory order leads. */
+static int leading_operand(const struct walk *walk) {
+    int found = 0;
+    double most = -1;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (is_traffic(walk, k) && bytes_of(walk, k) > most) {
+            most = bytes_of(walk, k);
+            found = k;
+        }
+    return found;
+}
+
+/* The dims of one kind, ordered and merged, behind those that the walk has already. */
+static void append_dims(struct walk *walk, bool is_reduced, int lead) {
+    const struct rows *rows = walk->rows;
+    struct space space = {0};
+    struct operand part[ROWS_OPERANDS_MAX];
+    memcpy(part, rows->operands, sizeof part);
+    for (int k = 0; k < rows->operand_count; k++)
+        memset(part[k].strides, 0, sizeof part[k].strides);
+    for (int i = 0; i < rows->axis_count; i++) {
+        if (rows->axes[i].is_reduced != is_reduced)
+            continue;
+        for (int k = 0; k < rows->operand_count; k++)
+            part[k].strides[space.rank] = rows->operands[k].strides[i];
+        space.extents[space.rank++] = rows->axes[i].extent;
+    }
+    if (space.rank == 0)
+        space.extents[space.rank++] = 1;
+    space_coalesce(&space, part, rows->operand_count, lead);
+    for (int i = 0; i < space.rank; i++) {
+        for (int k = 0; k < rows->operand_count; k++)
+            walk->operands[k].strides[walk->rank] = part[k].strides[i];
+        walk->extents[walk->rank++] = space.extents[i];
+    }
+}
+
+static weftStatus_t order_dims(struct walk *walk) {
+    const struct rows *rows = walk->rows;
+    int lead = leading_operand(walk), kinds[2] = {0};
+    for (int i = 0; i < rows->axis_count; i++)
+        kinds[rows->axes[i].is_reduced]++;
+    if ((kinds[0] ? kinds[0] : 1) + (kinds[1] ? kinds[1] : 1) > WEFT_DIM_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows in dims %s would be more than %d dims to walk",
+             numbers_text(rows->dims.at, rows->dims.count), WEFT_DIM_MAX);
+    memcpy(walk->operands, rows->operands, sizeof walk->operands);
+    for (int k = 0; k < rows->operand_count; k++)
+        memset(walk->operands[k].strides, 0, sizeof walk->operands[k].strides);
+    append_dims(walk, false, lead);
+    walk->kept = walk->rank;
+    append_dims(walk, true, lead);
+    const int64_t *strides = walk->operands[lead].strides;
+    int64_t of_rows = strides[walk->kept - 1], of_row = strides[walk->rank - 1];
+    walk->is_columns = of_rows && (of_rows < of_row || !of_row);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Runs -------------------------------------------------------------------------------------------------------- */
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
+   every run of an operand begins at a multiple of its size, or of 16 bytes. */
+static int run_length(const struct walk *walk) {
+    const struct rows *rows = walk->rows;
+    int fast = walk_fast_dim(walk);
+    int64_t length = gcd(16, walk->extents[fast]), widest = 1;
+    for (int k = 0; k < rows->operand_count; k++) {
+        const struct operand *operand = &walk->operands[k];
+        if (!is_traffic(walk, k) || operand->strides[fast] != 1)
+            continue;
+        int64_t bytes = dtype_bytes(operand->type, 1), fits = gcd(16, operand->offset * bytes);
+        fits = operand->memory >= 0 ? gcd(fits, rows->graph->values[operand->memory].tensor->alignment) : fits;
+        bool is_whole = true;
+        for (int i = 0; i < walk->rank; i++) {
+            fits = i == fast ? fits : gcd(fits, operand->strides[i] * bytes);
+            is_whole = is_whole && (operand->strides[i] || walk->extents[i] == 1);
+        }
+        if (fits < 16)
+            length = gcd(length, fits > bytes ? fits / bytes : 1);
+        if (is_whole && bytes > widest)
+            widest = bytes;
+    }
+    return (int)gcd(length, 16 / widest);
+}
+
+/* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
+static void narrow_run(struct walk *walk) {
+    int most = 0;
+    for (int pass = 0; pass < walk->passes && walk->is_columns; pass++) {
+        bool takes_part[TERMS_MAX];
+        int numbers = 0;
+        walk_terms_of_pass(walk, pass, takes_part);
+        for (int i = 0; i < walk->rows->term_count; i++)
+            numbers += takes_part[i] && !walk->rows->terms[i].spans;
+        most = numbers > most ? numbers : most;
+    }
+    while (walk->run > 4 && walk->run * most > ROW_NUMBERS)
+        walk->run /= 2;
+}
+
+bool walk_holds(const struct walk *walk, int k) {
+    const struct operand *operand = &walk->operands[k];
+    if (!walk->steps || operand->is_store || !is_traffic(walk, k) || !rows_find(walk->rows, operand->value)->spans)
+        return false;
+    for (int i = 0; i < walk->kept; i++)
+        if (operand->strides[i])
+            return true;
+    return walk->is_columns;
+}
+
+/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+
+static void count_passes(struct walk *walk) {
+    const struct rows *rows = walk->rows;
+    walk->closed = 0;
+    walk->last_pass = -1;
+    for (int i = 0; i < rows->term_count; i++) {
+        const struct term *term = &rows->terms[i];
+        if (!term->is_needed)
+            continue;
+        if (term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN)
+            walk->column_totals++;
+        if (term->stage > walk->closed)
+            walk->closed = term->stage;
+    }
+    for (int k = 0; k < rows->operand_count; k++) {
+        const struct operand *operand = &rows->operands[k];
+        const struct term *term = rows_find(rows, operand->value);
+        bool is_column = term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
+        if (operand->is_store && (term->spans || is_column) && term->stage > walk->last_pass)
+            walk->last_pass = term->stage;
+    }
+    walk->passes = walk->closed > walk->last_pass + 1 ? walk->closed : walk->last_pass + 1;
+}
+
+static void take_part(const struct rows *rows, int index, bool *takes_part) {
+    const struct term *term = &rows->terms[index];
+    if (takes_part[index])
+        return;
+    takes_part[index] = true;
+    for (int i = 0; i < term->use_count && term->spans; i++)
+        take_part(rows, term->uses[i], takes_part);
+}
+
+/* Terms of the row are marked too where elements use them, but not what they depend on. */
+void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part) {
+    const struct rows *rows = walk->rows;
+    memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
+    for (int i = 0; i < rows->term_count; i++) {
+        const struct term *term = &rows->terms[i];
+        if (term->kind != TERM_TOTAL || !term->is_needed)
+            continue;
+        bool is_column = term->total == TOTAL_COLUMN;
+        if (is_column ? pass == walk->last_pass : term->stage == pass + 1)
+            take_part(rows, term->uses[0], takes_part);
+    }
+    for (int k = 0; k < rows->operand_count && pass == walk->last_pass; k++) {
+        const struct term *term = rows_find(rows, rows->operands[k].value);
+        if (rows->operands[k].is_store && term->spans)
+            take_part(rows, (int)(term - rows->terms), takes_part);
+    }
+}
+
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
+
+static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int power_above(int64_t n, int most) {
+    int power = 1;
+    while (power < n && power < most)
+        power *= 2;
+    return power;
+}
+
+static bool calculates_in_double(const struct walk *walk) {
+    for (int i = 0; i < walk->rows->term_count; i++)
+        if (walk->rows->terms[i].is_needed && strcmp(walk->rows->terms[i].type, "double") == 0)
+            return true;
+    return false;
+}
+
+/* Bytes of the totals of one row in one pass, at most. */
+int64_t walk_total_bytes(const struct walk *walk) {
+    int64_t most = 0;
+    for (int pass = 0; pass < walk->closed; pass++) {
+        int64_t bytes = 0;
+        for (int i = 0; i < walk->rows->term_count; i++) {
+            const struct term *term = &walk->rows->terms[i];
+            if (term->is_needed && term->kind == TERM_TOTAL && term->total != TOTAL_COLUMN && term->stage == pass + 1)
+                bytes += (strcmp(term->type, "float") == 0 ? 4 : 8) * (term->total == TOTAL_MOMENTS ? 3 : term->names);
+        }
+        most = bytes > most ? bytes : most;
+    }
+    return (most + 7) / 8 * 8;
+}
+
+int64_t walk_held_bytes(const struct walk *walk, int k) {
+    return dtype_bytes(walk->operands[k].type, 1) * (walk->operands[k].strides[walk_fast_dim(walk)] ? walk->run : 1);
+}
+
+/* Bytes that a thread holds for one run of each operand that stays. */
+static int64_t held_bytes(const struct walk *walk) {
+    int64_t bytes = 0;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        bytes += walk_holds(walk, k) ? walk_held_bytes(walk, k) : 0;
+    return bytes ? bytes : 1;
+}
+
+int64_t walk_ahead_bytes(const struct walk *walk, int rows) {
+    return walk->ahead ? held_bytes(walk) * walk->steps * walk->threads * rows : 0;
+}
+
+/* Whether copies to shared memory can be made: in pieces of 4 bytes or more, of what is neighbours. */
+static bool can_copy_ahead(const struct walk *walk) {
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (walk_holds(walk, k) && (walk_held_bytes(walk, k) < 4 || walk->operands[k].strides[walk_fast_dim(walk)] > 1))
+            return false;
+    return true;
+}
+
+static void round_team(struct walk *walk, int64_t team) {
+    walk->team = team <= 32 ? power_above(team, 32) : (int)(ceiling(team, 32) * 32);
+}
+
+/* Sums of places want few blocks, as large as may be: each leaves sums of every place. Their next rows are on their way
+   while they work on one. */
+static void make_persistent(struct walk *walk, const struct device *device) {
+    walk->is_persistent = true;
+    walk->threads = walk->team <= 32 ? 1024 : walk->team * (int)least(1024 / walk->team, 8);
+    if (device->cuda.major < 8 || !can_copy_ahead(walk))
+        return;
+    int64_t shared = device->cuda.shared_per_block - (walk->threads > walk->team ? SHARED_BYTES : 2048);
+    walk->ahead = 1;
+    walk->ahead = (int)least(2, shared / walk_ahead_bytes(walk, 1) - 1);
+    walk->ahead = walk->ahead < 0 ? 0 : walk->ahead;
+}
+
+/* Rows in registers, a team of neighbours for each: few bytes for many threads where rows are short or few; two blocks
+   at least on a multiprocessor, so that one loads while the other computes. */
+static bool place_rows(struct walk *walk, const struct device *device) {
+    walk->steps = 1;
+    int64_t bytes = held_bytes(walk), most_steps = least(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
+    if (walk->column_totals) /* each place in a register for each sum */
+        most_steps = least(most_steps, 32 / (walk->column_totals * walk->run));
+    if (calculates_in_double(walk))
+        most_steps = most_steps > 2 ? most_steps / 2 : 1;
+    int64_t steps = walk->column_totals ? 1 : ceiling(REQUESTED_BYTES, bytes);
+    int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
+    while (steps > 1 && walk->groups * ceiling(walk->runs, steps) < resident)
+        steps--;
+    steps = least(steps, most_steps > 0 ? most_steps : 1);
+    int64_t team = ceiling(walk->runs, steps);
+    team = team < 8 ? least(8, power_above(walk->runs, 8)) : team;
+    if (team > 512 && !walk->column_totals && ceiling(walk->runs, 512) <= most_steps)
+        team = ceiling(walk->runs, ceiling(walk->runs, 512));
+    if (walk->column_totals && steps == 1 && team > 1024) {
+        steps = ceiling(walk->runs, 768);
+        team = ceiling(walk->runs, steps);
+    } else if (team > 1024) {
+        steps = ceiling(walk->runs, 1024);
+        team = ceiling(walk->runs, steps);
+        most_steps /= 2; /* with 64 registers */
+    }
+    if (steps > most_steps || most_steps < 1)
+        return false;
+    round_team(walk, team);
+    walk->steps = (int)ceiling(walk->runs, walk->team);
+    walk->steps = walk->steps ? walk->steps : 1;
+    walk->threads = walk->team <= 32 ? 256 : walk->team;
+    if (walk->column_totals)
+        make_persistent(walk, device);
+    if (walk->column_totals && !walk->ahead && walk->steps > 1)
+        return false;
+    walk->across = walk->threads / walk->team;
+    walk->forgets = walk->steps * walk->run > 32 || walk->column_totals || held_bytes(walk) > 16;
+    return true;
+}
+
+/* Rows in registers whose neighbours in memory belong to other rows. */
+static bool place_columns(struct walk *walk) {
+    walk->steps = 1;
+    int64_t bytes = held_bytes(walk), most_steps = HELD_BYTES / bytes;
+    walk->across = power_above(walk->groups, 16);
+    int64_t team = power_above(walk->runs, 1024 / walk->across);
+    int64_t steps = ceiling(walk->runs, team);
+    if (steps > most_steps || steps > 8)
+        return false;
+    while (steps * 2 <= 4 && steps * 2 <= most_steps && team * walk->across > 128) {
+        steps *= 2;
+        team /= 2;
+    }
+    while (team * walk->across < 128)
+        walk->across *= 2;
+    walk->team = (int)team;
+    walk->steps = (int)steps;
+    walk->threads = walk->team * walk->across;
+    walk->forgets = true;
+    return true;
+}
+
+/* Bytes that a thread asks for at once where rows are streamed. */
+static int64_t streamed_bytes(const struct walk *walk) {
+    int64_t bytes = 0;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (is_traffic(walk, k) && !walk->operands[k].is_store && rows_find(walk->rows, walk->operands[k].value)->spans)
+            bytes += walk_held_bytes(walk, k);
+    return bytes ? bytes : 1;
+}
+
+static void place_stream(struct walk *walk, const struct device *device) {
+    walk->steps = 0;
+    walk->threads = STREAM_THREADS;
+    /* Chunks of rows side by side are as long as the block of runs, and cost less when they are longer. */
+    walk->unroll = (int)least(4, STREAMED_BYTES * (walk->is_columns ? 2 : 1) / streamed_bytes(walk));
+    if (walk->is_columns && walk->passes > 2)
+        walk->unroll = (int)least(walk->unroll, 2);
+    walk->unroll = walk->unroll < 1 ? 1 : walk->unroll;
+    walk->ahead = 0;
+    walk->forgets = walk->is_persistent = false;
+    if (!walk->is_columns) {
+        walk->across = 1;
+        walk->threads = walk->groups < 3 * device->cuda.multiprocessors ? 2 * STREAM_THREADS : STREAM_THREADS;
+        walk->team = walk->threads;
+        return;
+    }
+    walk->across = power_above(walk->groups, 16);
+    walk->team = walk->threads / walk->across;
+    while (walk->team > 1 && walk->team / 2 >= walk->runs) {
+        walk->team /= 2;
+        walk->across *= 2;
+    }
+}
+
+static bool totals_fit(const struct walk *walk) {
+    if (!walk->is_columns)
+        return true;
+    int in_warp = walk->across >= 32 ? 1 : 32 / walk->across, groups = walk->team / in_warp;
+    return groups <= 1 || (groups + 1) * walk->run * walk->across * walk_total_bytes(walk) <= SHARED_BYTES;
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------------------------- */
+
+static double bytes_moved(const struct walk *walk) {
+    double bytes = 0;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (is_traffic(walk, k))
+            bytes += bytes_of(walk, k) * (walk->operands[k].is_store || walk->steps ? 1 : walk->passes);
+    return bytes;
+}
+
+/* Streams whose rows are too few for the chip are cut. */
+static void cut_rows(struct walk *walk, const struct device *device) {
+    int64_t wanted = (int64_t)device->cuda.multiprocessors * walk->min_blocks;
+    int64_t smallest = (int64_t)walk->team * walk->unroll, parts = ceiling(wanted, walk->tiles ? walk->tiles : 1);
+    parts = least(parts, least(ceiling(walk->runs, smallest), PARTS_MAX));
+    if (parts <= 1 || (walk->closed && walk->tiles * 2 >= wanted))
+        return;
+    walk->part_runs = ceiling(ceiling(walk->runs, parts), walk->team) * walk->team;
+    walk->parts = ceiling(walk->runs, walk->part_runs);
+}
+
+bool walk_joins(const struct walk *walk, int pass) {
+    return walk->parts > JOINED_PARTS && (pass < walk->closed - 1 || walk->last_pass >= walk->closed);
+}
+
+int walk_kernel_count(const struct walk *walk) {
+    if (walk->groups == 0)
+        return 0;
+    int kernels = 1;
+    for (int pass = 0; pass < walk->closed && walk->parts > 1; pass++)
+        kernels += walk_joins(walk, pass) ? 2 : 1;
+    return kernels;
+}
+
+/* Registers for about this many threads on a multiprocessor: what elements are put through takes them. */
+static void allot_registers(struct walk *walk) {
+    bool is_heavy = calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1;
+    bool holds_much = held_bytes(walk) > 16 && held_bytes(walk) * walk->steps > 96;
+    int threads = is_heavy ? 512 : walk->steps && !holds_much ? 1024 : 768;
+    for (int i = 0; i < walk->rows->term_count && threads == 1024; i++) {
+        const struct term *term = &walk->rows->terms[i];
+        if (term->is_needed && term->spans && term->kind == TERM_NODE)
+            threads = 768;
+    }
+    walk->min_blocks = threads / walk->threads > 0 ? threads / walk->threads : 1;
+}
+
+static void count_blocks(struct walk *walk, const struct device *device) {
+    int64_t most = INT32_MAX;
+    if (walk->is_persistent)
+        most = device->cuda.multiprocessors;
+    walk->blocks = least(walk->tiles * walk->parts, most);
+}
+
+void walk_for_joining(struct walk *walk, int64_t parts) {
+    walk->threads = JOIN_THREADS;
+    walk->team = !walk->is_columns ? JOIN_THREADS : parts > 128 ? 256 : 128;
+    walk->across = walk->threads / walk->team;
+    walk->steps = walk->ahead = 0;
+    walk->min_blocks = 1;
+    walk->tiles = ceiling(walk->groups, walk->across);
+    walk->parts = 1;
+    walk->blocks = walk->tiles;
+}
+
+static void predict(struct walk *walk, const struct device *device) {
+    double bandwidth = (double)device->cuda.bandwidth, multiprocessors = device->cuda.multiprocessors;
+    double busy = (double)least(walk->blocks, device->cuda.multiprocessors) / multiprocessors * 2;
+    double bytes = bytes_moved(walk);
+    walk->seconds = LAUNCH_SECONDS * walk_kernel_count(walk) + bytes / (bandwidth * (busy > 1   ? 1
+                                                                                     : busy > 0 ? busy
+                                                                                                : 1));
+}
+
+static void count_tiles(struct walk *walk) {
+    walk->tiles = ceiling(walk->groups, walk->across);
+    walk->parts = 1;
+    walk->part_runs = walk->runs;
+}
+
+weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
+    memset(walk, 0, sizeof *walk);
+    walk->rows = rows;
+    walk->unroll = 1;
+    TRY(order_dims(walk));
+    count_passes(walk);
+    walk->run = run_length(walk);
+    narrow_run(walk);
+    walk->groups = walk->runs = 1;
+    for (int i = 0; i < walk->rank; i++)
+        *(i < walk->kept ? &walk->groups : &walk->runs) *= walk->extents[i];
+    *(walk->is_columns ? &walk->groups : &walk->runs) /= walk->run;
+    bool stays = !must_stream && walk->passes > 0 && !(walk->column_totals && walk->is_columns) &&
+                 (walk->is_columns ? place_columns(walk) : place_rows(walk, device)) && totals_fit(walk);
+    if (!stays)
+        place_stream(walk, device);
+    while (!totals_fit(walk) && walk->across > 1) {
+        walk->across /= 2;
+        walk->threads /= 2;
+    }
+    if (!totals_fit(walk) || walk->threads % 32)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the totals of %d rows at a time do not fit in shared memory",
+             walk->run);
+    count_tiles(walk);
+    allot_registers(walk);
+    if (!walk->steps)
+        cut_rows(walk, device);
+    count_blocks(walk, device);
+    predict(walk, device);
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a row program is walked: the order of its dims in memory, which threads have which rows, how often memory is
+   read, and into how many launches that falls. Printing follows it to the letter. */
+#ifndef WEFT_ENGINES_CUDA_ROWS_WALK_H
+#define WEFT_ENGINES_CUDA_ROWS_WALK_H
+
+#include "engines/cuda/kernel.h"
+#include "engines/cuda/rows_plan.h"
+
+struct walk {
+    const struct rows *rows;
+    int kept, rank; /* dims: the rows' first, then those within the row; slowest first */
+    int64_t extents[WEFT_DIM_MAX];
+    struct operand operands[ROWS_OPERANDS_MAX]; /* strides over these dims */
+    bool is_columns;                            /* the fastest dim is one of the rows' */
+    int run, team, across, threads, min_blocks;
+    int steps, unroll; /* steps 0: rows do not stay in registers */
+    int column_totals;
+    bool is_persistent;
+    int ahead;    /* rows that a persistent block copies to shared memory early */
+    bool forgets; /* runs in registers are converted anew in every pass */
+    int64_t groups, runs, tiles, parts, part_runs, blocks;
+    int closed, last_pass, passes; /* passes with totals; the pass that stores elements, -1: none; all */
+    double seconds;
+};
+
+/* Decides everything for a program. must_stream: rows do not stay in registers whatever their length. */
+weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream);
+
+/* Whether a term is evaluated in a pass, for its totals or its stores. */
+void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part);
+
+/* An operand that stays in a thread's registers. */
+bool walk_holds(const struct walk *walk, int operand);
+/* Bytes of one run of it. */
+int64_t walk_held_bytes(const struct walk *walk, int operand);
+/* Bytes of shared memory for this many rows of each team on their way to registers. */
+int64_t walk_ahead_bytes(const struct walk *walk, int rows);
+/* Gives the threads of a launch that only joins totals to few rows, many parts each. */
+void walk_for_joining(struct walk *walk, int64_t parts);
+/* The dim that runs lie along. */
+static inline int walk_fast_dim(const struct walk *walk) { return walk->is_columns ? walk->kept - 1 : walk->rank - 1; }
+
+/* Launches that a program takes. */
+int walk_kernel_count(const struct walk *walk);
+/* Whether the parts' totals of a pass are joined by a launch of their own. */
+bool walk_joins(const struct walk *walk, int pass);
+/* Bytes of the totals of one row in one pass, at most. */
+int64_t walk_total_bytes(const struct walk *walk);
+
+/* Prints the program's kernels behind those that the step has, and takes workspace from *scratch_bytes on. */
+weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena);
+
+#endif

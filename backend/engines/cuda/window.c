@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. The host half decides and
+   prints constants; kernels/window.cuh and window_bwd.cuh walk, and lib/window.cuh knows the geometry. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/kernel.h"
+#include "graph/ops/resample.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { THREADS = 256, LONGEST_RUN = 16, UNROLLED_TAPS = 16, POSITION_DIGITS = 5 };
+
+static const double INT32_REACH = 1 << 30;
+
+struct window {
+    const struct region *region;
+    const struct descriptor *op;
+    struct resample_geometry g;
+    int run;
+    bool is_wide; /* numbers of the geometry pass 32 bits */
+    bool has_y, has_index;
+};
+
+/* The tensor that is made: positions are counted in its memory order. */
+static const struct resample_operand *result_of(const struct window *w) { return w->g.backward ? &w->g.x : &w->g.y; }
+
+static double product(const int64_t *numbers) {
+    return (double)numbers[0] * (double)numbers[1] * (double)numbers[2];
+}
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensor(const struct window *w, const struct tensor *tensor) {
+    if (!tensor)
+        return WEFT_STATUS_SUCCESS;
+    if (tensor->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+             descriptor_label(w->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    if (!cuda_type_name((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+             descriptor_label(w->op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* How many channels of an operand one access takes. */
+static int64_t channels_per_access(const struct resample_operand *operand) {
+    if (operand->channel_stride != 1)
+        return 1;
+    int64_t fits = gcd(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
+    int64_t run = gcd(fits > 1 ? fits : 1, operand->batch_stride);
+    for (int i = 0; i < 3; i++)
+        run = gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+    return run;
+}
+
+static bool is_used(const struct window *w, const struct resample_operand *operand) {
+    bool is_saved = operand == &w->g.saved;
+    return operand->tensor && (!is_saved || (w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->g.index.tensor)) &&
+           (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
+}
+
+static bool is_stored(const struct region *region, const struct tensor *tensor) {
+    int value = tensor ? graph_find_value(region->graph, tensor) : -1;
+    return value >= 0 && !value_is_dead(&region->graph->values[value]);
+}
+
+static void find_reach(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    for (int i = 0; i < 3; i++) {
+        double y = ((double)g->y.size[i] + 1) * (double)g->step[i] + fabs((double)g->offset[i]);
+        double x = ((double)g->x.size[i] + (double)g->taps[i] + 1) * (double)g->denominator[i];
+        w->is_wide = w->is_wide || x + y > INT32_REACH;
+    }
+}
+
+static weftStatus_t analyse(struct window *w, const struct region *region) {
+    *w = (struct window){.region = region, .op = region_node(region, 0)->op};
+    bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
+    if (!is_resample)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is neither pooling nor interpolation.",
+             descriptor_label(w->op));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: nothing is fused with it, %s needs a kernel of its own.",
+             descriptor_label(w->op), descriptor_label(region_node(region, 1)->op));
+    w->g = resample_geometry(w->op);
+    const struct resample_geometry *g = &w->g;
+    if (product(g->taps) >= INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its window has %g elements; kernels count to 2^31.",
+             descriptor_label(w->op), product(g->taps));
+    w->has_y = g->backward || is_stored(region, g->y.tensor);
+    w->has_index = g->backward ? g->index.tensor != NULL : is_stored(region, g->index.tensor);
+    const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
+    int64_t run = gcd(LONGEST_RUN, g->c);
+    for (int k = 0; k < 4; k++) {
+        TRY(check_tensor(w, operands[k]->tensor));
+        if (is_used(w, operands[k]))
+            run = gcd(run, channels_per_access(operands[k]));
+    }
+    w->run = (int)run;
+    find_reach(w);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t positions_of(const struct window *w) {
+    const struct resample_operand *result = result_of(w);
+    return w->g.n * w->g.c * result->size[0] * result->size[1] * result->size[2];
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct window w;
+    TRY(analyse(&w, region));
+    const struct resample_operand *operands[] = {&w.g.x, &w.g.y, &w.g.index, &w.g.saved};
+    double bytes = 0;
+    for (int k = 0; k < 4; k++)
+        if (is_used(&w, operands[k]))
+            bytes += (double)tensor_bytes(operands[k]->tensor);
+    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+static void print_bits(struct kernel_print *print, double number, const char *name) {
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    print_number(print, bits, name);
+}
+
+static void print_numbered(struct kernel_print *print, const int64_t *numbers, const char *name) {
+    char text[32];
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text, "%s%d", name, i);
+        print_number(print, numbers[i], text);
+    }
+}
+
+/* Type, strides and, where it is used, pointer of an operand. */
+static void print_operand(struct kernel_print *print, const struct window *w, const struct resample_operand *operand,
+                          const char *name, const char *pointer) {
+    char text[32];
+    weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
+    if (is_used(w, operand))
+        print_pointer(print, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
+    snprintf(text, sizeof text, "%s_t", pointer);
+    print_type(print, text, type);
+    snprintf(text, sizeof text, "%s_n", pointer);
+    print_number(print, operand->batch_stride, text);
+    snprintf(text, sizeof text, "%s_c", pointer);
+    print_number(print, operand->channel_stride, text);
+    print_numbered(print, operand->size_stride, name);
+}
+
+/* The digits of a position, slowest first in memory: the result's image, channel, and place along each axis. */
+static void print_locate(struct kernel_print *print, const struct window *w) {
+    static const char *const digits[POSITION_DIGITS] = {"n", "c", "at[0]", "at[1]", "at[2]"};
+    const struct resample_operand *result = result_of(w);
+    const int64_t extents[] = {w->g.n, w->g.c, result->size[0], result->size[1], result->size[2]};
+    const int64_t strides[] = {result->batch_stride, result->channel_stride, result->size_stride[0],
+                               result->size_stride[1], result->size_stride[2]};
+    int order[POSITION_DIGITS], count = 0;
+    for (int i = 0; i < POSITION_DIGITS; i++) {
+        int at = count;
+        if (extents[i] == 1)
+            continue;
+        while (at > 0 && (strides[order[at - 1]] < strides[i] || (w->run > 1 && order[at - 1] == 1)))
+            at--;
+        memmove(&order[at + 1], &order[at], (size_t)(count - at) * sizeof *order);
+        order[at] = i;
+        count++;
+    }
+    text_add(&print->code, "DEVICE place locate(const arguments& p, position rest) {\n    place to = {};\n");
+    for (int k = count - 1; k > 0; k--) {
+        char text[32];
+        snprintf(text, sizeof text, "digit%d", k);
+        print_divisor(print, extents[order[k]], text);
+        text_add(&print->code, "    to.%s = split(rest, p.digit%d);\n", digits[order[k]], k);
+    }
+    if (count)
+        text_add(&print->code, "    to.%s = rest;\n", digits[order[0]]);
+    text_add(&print->code, "    return to;\n}\n\n");
+}
+
+/* float holds whole numbers to 2^24, so wider ones are compared and summed in double; interpolated ones as well, whose
+   halves must round as they should. */
+static bool computes_in_double(const struct window *w) {
+    const struct resample *p = ((const struct resample_op *)w->op)->parameters;
+    const struct tensor *tensors[] = {w->g.x.tensor, w->g.y.tensor, w->g.saved.tensor};
+    bool is_double = p->math == WEFT_DATA_DOUBLE;
+    for (int k = 0; k < 3; k++)
+        if (tensors[k])
+            is_double = is_double || tensors[k]->type == WEFT_DATA_DOUBLE ||
+                        (dtype_is_integer((weftDataType_t)tensors[k]->type) &&
+                         (dtype_bytes((weftDataType_t)tensors[k]->type, 1) > 1 || w->g.mode == WEFT_RESAMPLE_BILINEAR));
+    return is_double;
+}
+
+static void print_constants(struct kernel_print *print, const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    bool unrolls = product(g->taps) <= UNROLLED_TAPS;
+    const struct {
+        const char *name;
+        int64_t value;
+    } constants[] = {
+        {"RUN", w->run},
+        {"THREADS", THREADS},
+        {"TAPS0", unrolls ? g->taps[0] : 0},
+        {"TAPS1", unrolls ? g->taps[1] : 0},
+        {"TAPS2", unrolls ? g->taps[2] : 0},
+        {"IS_MAXIMUM", is_maximum},
+        {"IS_LINEAR", g->mode == WEFT_RESAMPLE_BILINEAR},
+        {"IS_POOL", is_maximum || excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING},
+        {"IS_WHOLE", g->denominator[0] == 1 && g->denominator[1] == 1 && g->denominator[2] == 1},
+        {"CLAMPS", g->padding == WEFT_EDGE_VAL_PAD && !excludes},
+        {"SKIPS_PADDING", g->padding == WEFT_NEG_INF_PAD},
+        {"EXCLUDES_PADDING", excludes},
+        {"PROPAGATES_NAN", g->propagates_nan},
+        {"HAS_Y", w->has_y},
+        {"HAS_INDEX", w->has_index},
+        {"HAS_SAVED", is_used(w, &g->saved)},
+        {"HAS_OLD", g->beta != 0},
+    };
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    text_add(&print->constants, "using math_t = %s;\nusing length_t = %s;\nusing position = %s;\n",
+             computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32",
+             positions_of(w) < INT32_MAX ? "u32" : "i64");
+}
+
+static void print_geometry(struct kernel_print *print, const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
+    const struct dtype *type = dtype_of((weftDataType_t)compared->type);
+    print_numbered(print, g->x.size, "x");
+    print_numbered(print, g->y.size, "y");
+    print_numbered(print, g->taps, "taps");
+    print_numbered(print, g->step, "step");
+    print_numbered(print, g->offset, "offset");
+    print_numbered(print, g->denominator, "denominator");
+    print_operand(print, w, &g->x, "x_stride", "x");
+    print_operand(print, w, &g->y, "y_stride", "y");
+    print_operand(print, w, &g->index, "index_stride", "index");
+    print_operand(print, w, &g->saved, "saved_stride", "saved");
+    print_bits(print, g->alpha, "alpha");
+    print_bits(print, g->beta, "beta");
+    print_bits(print, type->is_float ? -INFINITY : type->lowest, "lowest");
+    print_number(print, positions_of(w) / w->run, "runs");
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct window w;
+    struct cuda_step *state;
+    struct kernel_print print;
+    TRY(analyse(&w, &step->region));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (positions_of(&w) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    kernel_print_init(&print, step->region.graph);
+    print_constants(&print, &w);
+    print_geometry(&print, &w);
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n\n");
+    print_locate(&print, &w);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, w.g.backward ? "window_bwd.cuh" : "window.cuh",
+                      w.g.backward ? "window_bwd" : "window", arena));
+    int64_t runs = positions_of(&w) / w.run, blocks = (runs + THREADS - 1) / THREADS;
+    int64_t most = (int64_t)device->cuda.multiprocessors * 256;
+    kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    return arena_print(arena, &step->detail, "windows of %lldx%lldx%lld, runs of %d channels", (long long)w.g.taps[0],
+                       (long long)w.g.taps[1], (long long)w.g.taps[2], w.run);
+}
+
+const struct family cuda_window = {
+    .name = "cuda.window",
+    .doc = "pooling and interpolation, and their gradients",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};
