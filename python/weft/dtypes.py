@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -163,6 +165,44 @@ def scalar_value(type_: data_type, memory: bytes) -> float:
     import numpy
 
     return float(numpy.frombuffer(memory, numpy_dtype(type_))[0])
+
+
+def fitting_bytes(type_: data_type, value: float, is_exact: bool = False) -> bytes | None:
+    """One element as it lies in memory; None if the type does not hold the value. Only fractions may be
+    rounded, and only if the value need not be exact."""
+    try:
+        if not is_floating(type_) and value != int(value):
+            return None
+        memory = scalar_bytes(type_, value)
+        stored = scalar_value(type_, memory)
+        if math.isfinite(value) and not math.isfinite(stored):
+            return None
+    except (OverflowError, ValueError, struct.error):
+        return None
+    is_same = stored == value or (stored != stored and value != value)
+    return memory if is_same or (not is_exact and is_floating(type_)) else None
+
+
+def type_beside(value: float, others: Iterable[data_type]) -> data_type:
+    """The type of a Python number among operands of other types: the widest floating one, else for whole
+    numbers the widest of whole numbers; FLOAT where a fraction meets none, and where a small type does not
+    hold the value.
+
+    >>> type_beside(2, [data_type.HALF, data_type.INT64]), type_beside(0.5, [data_type.INT32])
+    (<data_type.HALF: 2>, <data_type.FLOAT: 0>)
+    """
+    known = sorted(others, key=lambda type_: -of(type_).bits)
+    wider = [data_type.FLOAT, data_type.DOUBLE]
+    floating = [type_ for type_ in known if is_floating(type_)]
+    if floating or isinstance(value, float):
+        wanted = floating[:1] + wider
+    else:
+        booleans = (data_type.BOOLEAN, data_type.BYTE_BOOLEAN)
+        whole = [type_ for type_ in known if type_ not in booleans and of(type_).bits >= 8]
+        plain = data_type.BYTE_BOOLEAN if isinstance(value, bool) else data_type.INT64
+        wanted = [*whole[:1], plain, *wider]
+    fitting = (type_ for type_ in wanted if fitting_bytes(type_, value, of(type_).bits < 16) is not None)
+    return next(fitting, wanted[0])
 
 
 def is_floating(type_: data_type) -> bool:

@@ -145,11 +145,12 @@ class Graph(Sugar):
         Tensor(uid=7, f32[2,3])
         """
         tensor = self._new_tensor(name)
-        tensor.set_dim(dim or ()).set_stride(stride or ()).set_data_type(data_type)
+        tensor.set_dim(() if dim is None else dim).set_stride(() if stride is None else stride)
+        tensor.set_data_type(data_type)
         tensor._is_virtual = is_virtual
         tensor.set_is_pass_by_value(is_pass_by_value).set_reordering_type(reordering_type)
         tensor.set_ragged_offset(ragged_offset)
-        if uid is not None and uid >= 0:
+        if uid is not None and arguments.whole(uid, f"{tensor.label}: uid") >= 0:
             tensor.set_uid(uid)
         return tensor
 
@@ -170,7 +171,7 @@ class Graph(Sugar):
         made._dims, made._strides, made._data_type = buffer.dims, buffer.strides, buffer.data_type
         if min(buffer.strides, default=0) < 0:
             raise BadParameterError(
-                f"tensor '{name}': strides {list(buffer.strides)} go backwards. Copy the array, for example "
+                f"{made.label}: strides {list(buffer.strides)} go backwards. Copy the array, for example "
                 "with numpy.ascontiguousarray."
             )
         made._alignment = min(16, buffer.pointer & -buffer.pointer) if buffer.pointer else None
@@ -204,6 +205,11 @@ class Graph(Sugar):
         assert kind is not None
         tensor._dims, tensor._strides, tensor._data_type, tensor._by_value = (1,), (1,), kind, True
         tensor.value = value
+        if dtypes.fitting_bytes(kind, value) is None:
+            raise BadParameterError(
+                f"tensor_scalar: the value is {value!r}, which {dtypes.of(kind).name} does not hold. Give "
+                "another data_type."
+            )
         if enums.scalar_type(scalar_type) is enums.scalar_type.COMPILE_TIME_CONST:
             tensor.constant = dtypes.scalar_bytes(kind, value)
         return tensor
@@ -237,7 +243,7 @@ class Graph(Sugar):
         if buffers.is_numpy_scalar(value):
             return self.tensor_scalar(value.item(), enums.scalar_type.COMPILE_TIME_CONST, value.dtype)
         if isinstance(value, (bool, int, float)):
-            return self.tensor_scalar(value, enums.scalar_type.COMPILE_TIME_CONST)
+            return self._number(value)
         if not buffers.is_array(value):
             raise BadParameterError(
                 f"{operation}: {key} is {type(value).__name__}. Give a tensor of the graph, an array or a "
@@ -249,6 +255,13 @@ class Graph(Sugar):
             known.value = value
             self._note_device(buffers.describe(value))
         return known
+
+    def _number(self, value: float) -> Tensor:
+        """A constant whose type is that of the operands beside it, once they are known."""
+        tensor = self._new_tensor("")
+        tensor._dims, tensor._strides, tensor._by_value = (1,), (1,), True
+        tensor.value = tensor.number = value
+        return tensor
 
     # ---- Operations ----
 
@@ -324,6 +337,12 @@ class Graph(Sugar):
 
     def _choose_outputs(self) -> None:
         """Makes unread results outputs when the user named none."""
+        for tensor in self._tensors:
+            if tensor._output and tensor.producer is None and not tensor.is_written:
+                raise BadParameterError(
+                    f"{tensor.label}: set_output(True) was called, but it is an input: no operation makes "
+                    "it. Call it on the result of an operation."
+                )
         if not any(tensor._output for tensor in self._tensors):
             for tensor in self._results():
                 tensor._is_virtual = tensor.is_read or tensor._output is False
@@ -343,7 +362,8 @@ class Graph(Sugar):
         are always inferred, as they must not be narrowed."""
         statistics = {t for o in self._operations for key, t in o.results.items() if is_statistic(key)}
         for tensor in self._tensors:
-            if tensor._data_type is None and (tensor._is_virtual or tensor not in statistics):
+            is_open = tensor._data_type is None and tensor.number is None
+            if is_open and (tensor._is_virtual or tensor not in statistics):
                 tensor._data_type = self._intermediate_type if tensor._is_virtual else self._io_type
 
     # ---- From the graph to plans ----
@@ -458,12 +478,12 @@ class Graph(Sugar):
         """Builds the best plan that can be built, or with policy ALL every one."""
         if not self._planner().candidates:
             self.check_support()
-        self._choose(self._planner().build(policy, self._wrap))
+        self._choose(self._planner().build(policy, self._wrapper()))
 
     def build_plan_at_index(self, index: int) -> None:
         """Builds one of the candidates and makes it the plan that execute runs."""
         planner = self._planner()
-        planner.build_at(planner.checked(index), self._wrap)
+        planner.build_at(planner.checked(index), self._wrapper())
         self._choose(index)
 
     def build(
@@ -478,13 +498,20 @@ class Graph(Sugar):
         self.build_plans(policy)
         return self
 
-    def _wrap(self, descriptor: Descriptor) -> Plan:
-        """A plan that knows this graph's order of inputs and outputs and the values that were given as
+    def _wrapper(self) -> Callable[[Descriptor], Plan]:
+        """Makes plans that know this graph's order of inputs and outputs and the values that were given as
         operands."""
-        inputs, outputs = ([self._find(name).get_uid() for name in names] for names in self._io_names)
-        outputs = outputs or [t.get_uid() for t in self._results() if not t._is_virtual]
-        values = {t.get_uid(): t.value for t in self._tensors if t.value is not None and t.constant is None}
-        return Plan(descriptor, inputs, outputs, values)
+        inputs, outputs = ([self._find(name) for name in names] for names in self._io_names)
+        for role, tensors in (("inputs", inputs), ("outputs", outputs)):
+            for tensor in tensors:
+                if tensor._is_virtual:
+                    raise BadParameterError(
+                        f"{self._label}: {role} names {tensor!r}, which has no memory. Call set_output(True) "
+                        "on it, or name another."
+                    )
+        uids = [t.get_uid() for t in outputs or self._results() if not t._is_virtual]
+        values = {t.get_uid(): t.value for t in self._tensors if t.value is not None and not t.is_constant}
+        return lambda descriptor: Plan(descriptor, [t.get_uid() for t in inputs], uids, values)
 
     def _choose(self, index: int) -> None:
         plan = self._planner().plans[index]
@@ -833,21 +860,26 @@ class Graph(Sugar):
         """
         self._io_names = (tuple(inputs), tuple(outputs))
         if self._plan is not None:
-            self._use(self._wrap(self._plan.descriptor))
+            self._use(self._wrapper()(self._plan.descriptor))
         return self
 
     def _find(self, key: Tensor | int | str) -> Tensor:
-        """A tensor by itself, its uid, its name, or operation::key."""
+        """A tensor by itself, its uid, its name, or operation::key, where key is also IN_0.., OUT_0.., the
+        position among the operation's operands or results."""
         if isinstance(key, Tensor):
             return key
         if isinstance(key, int):
             return self.query_tensor_attributes_of_uid(key)
-        named = next((tensor for tensor in self._tensors if tensor._name == key), None)
-        if named is not None:
-            return named
+        named = [tensor for tensor in self._tensors if tensor._name == key]
+        if len(named) > 1:
+            raise BadParameterError(
+                f"{self._label}: {len(named)} tensors are named '{key}'. Give them different names."
+            )
+        if named:
+            return named[0]
         owner, _, row = key.partition("::")
         for operation in self._operations:
-            bound = {**operation.values, **operation.results}.get(row)
+            bound = {**operation.by_position(), **operation.values, **operation.results}.get(row)
             if operation.name == owner and isinstance(bound, Tensor):
                 return bound
         names = ", ".join(tensor._name for tensor in self._tensors if tensor._name)
@@ -911,7 +943,7 @@ class Graph(Sugar):
     def __repr__(self) -> str:
         results = self._results()
         if self._operations:
-            inputs = [t for t in self._tensors if t.producer is None and t.is_read and t.constant is None]
+            inputs = [t for t in self._tensors if t.producer is None and t.is_read and not t.is_constant]
             is_marked = any(t._output for t in self._tensors)
             outputs = [t for t in results if (t._output if is_marked else not t.is_read)]
             outputs += [t for t in self._tensors if t.is_written]

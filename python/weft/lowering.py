@@ -15,6 +15,9 @@ from weft.enums import attribute_name, data_type, descriptor_type
 from weft.errors import BadParameterError, WeftError
 from weft.tensor import Tensor
 
+NUMERIC_KEYS = ("x", "b", "dy")
+"""The operands of a pointwise operation beside which a Python number takes their type; a mask is none."""
+
 
 class Operation(NamedTuple):
     """An operation as it was asked for: operands and options by row key."""
@@ -24,6 +27,17 @@ class Operation(NamedTuple):
     values: dict[str, Any]
     results: dict[str, Tensor]
     compute_data_type: data_type | None
+
+    def operands(self) -> list[Tensor]:
+        """The tensors that were given, in order."""
+        lists = [value if isinstance(value, list) else [value] for value in self.values.values()]
+        return [item for items in lists for item in items if isinstance(item, Tensor)]
+
+    def by_position(self) -> dict[str, Tensor]:
+        """Operands and results as IN_0.., OUT_0..."""
+        inputs = [tensor for tensor in self.operands() if not tensor.is_written]
+        found = {f"IN_{i}": tensor for i, tensor in enumerate(inputs)}
+        return found | {f"OUT_{i}": tensor for i, tensor in enumerate(self.results.values())}
 
 
 class Lowering:
@@ -75,6 +89,7 @@ class Lowering:
     def operation(self, operation: Operation) -> Descriptor:
         """The finalized descriptor of an operation; the library infers its results."""
         schema = backend.operations()[operation.kind]
+        self._type_numbers(operation)
         own = Descriptor(schema.kind)
         own.set(attribute_name.NAME_EXT, "CHAR", operation.name)
         parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
@@ -95,6 +110,23 @@ class Lowering:
             own.set(row.name, "BACKEND_DESCRIPTOR", [parameters])
         own.finalize()
         return own
+
+    def _type_numbers(self, operation: Operation) -> None:
+        """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise
+        operation, else Python's."""
+        others: list[data_type] = []
+        if operation.kind == "pointwise":
+            beside = [t for key in NUMERIC_KEYS if isinstance(t := operation.values.get(key), Tensor)]
+            others = [type_ for t in beside if t.number is None for type_ in self._types_of(t)]
+        for tensor in operation.operands():
+            if tensor.number is not None:
+                type_ = dtypes.type_beside(tensor.number, others)
+                tensor._data_type, tensor.constant = type_, dtypes.scalar_bytes(type_, tensor.number)
+
+    def _types_of(self, tensor: Tensor) -> list[data_type]:
+        """The type of a tensor, in a list; empty if it has none, of which the library complains."""
+        found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
+        return [data_type(number) for number in found if number >= 0]
 
     def _row(self, rows: Sequence[Row], value: Any, where: str) -> tuple[Row, Sequence[Any]]:
         """Which of an attribute's rows takes a value, and the value as its elements."""

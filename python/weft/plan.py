@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import sys
 import threading
 from collections import Counter
@@ -312,7 +311,8 @@ class Plan:
                 f"{where}: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
             )
         number = value if isinstance(value, (int, float)) else _number_of(value)
-        packed = _packed(slot.data_type, number, is_exact=not isinstance(value, (int, float)))
+        is_exact = not isinstance(value, (int, float))
+        packed = dtypes.fitting_bytes(slot.data_type, number, is_exact)
         if packed is None:
             raise BadParameterError(
                 f"{where}: {slot} is {dtypes.of(slot.data_type).name}, which does not hold its value "
@@ -531,19 +531,3 @@ def _number_of(value: Any) -> float:
     buffer = buffers.describe(value)
     size = dtypes.of(buffer.data_type).bits // 8
     return dtypes.scalar_value(buffer.data_type, ffi.buffer(ffi.cast("char *", buffer.pointer), size)[:])
-
-
-def _packed(type_: data_type, value: float, is_exact: bool) -> bytes | None:
-    """A number as an element; None if the type does not hold it. Only fractions may be rounded, and only if
-    it need not be exact."""
-    try:
-        if not dtypes.is_floating(type_) and value != int(value):
-            return None
-        memory = dtypes.scalar_bytes(type_, value)
-        stored = dtypes.scalar_value(type_, memory)
-        if math.isfinite(value) and not math.isfinite(stored):
-            return None
-    except (OverflowError, ValueError, struct.error):
-        return None
-    is_same = stored == value or (stored != stored and value != value)
-    return memory if is_same or (not is_exact and dtypes.is_floating(type_)) else None

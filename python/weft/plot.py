@@ -103,7 +103,7 @@ def picture_of_graph(graph: Graph) -> Picture:
         outputs = [keys[tensor] for tensor in operation.results.values()]
         for key, value in operation.values.items():
             side = outputs if rows[key][0].role == "output" else inputs
-            side += [keys[tensor] for tensor in _tensors_in(value) if tensor.constant is None]
+            side += [keys[tensor] for tensor in _tensors_in(value) if not tensor.is_constant]
         ops.append(Op(operation.name, _kind(operation.kind, operation.values), inputs, outputs))
     try:
         plan = graph.plan
@@ -185,7 +185,8 @@ def _kind(kind: str, values: Mapping[str, Any]) -> str:
     """What an operation computes, in words, with the numbers that it takes: relu, reduction add, mul 0.5."""
     mode = values.get("mode")
     word = str(getattr(mode, "name", mode or "")).lower().removesuffix("_fwd").replace("_bwd", "_backward")
-    numbers = [tensor.value for value in values.values() for tensor in _tensors_in(value) if tensor.constant]
+    tensors = [tensor for value in values.values() for tensor in _tensors_in(value)]
+    numbers = [tensor.value for tensor in tensors if tensor.is_constant]
     shown = "".join(f" {number:.4g}" for number in numbers if isinstance(number, (int, float)))
     if kind == "pointwise" and word:
         return word + shown

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import enums
+from weft.arguments import label, whole
 from weft.errors import BadParameterError, NotSupportedError
 from weft.ops import Ops
 from weft.tensor import Tensor
@@ -41,6 +42,16 @@ def _refuse(operation: str, features: Mapping[str, Any]) -> None:
             raise NotSupportedError(
                 f"{operation}: {name} is given, a feature of attention that does not exist yet. Leave it out."
             )
+
+
+def _slice_of(item: slice | int, where: str) -> slice:
+    """A slice from itself or from one index, whose dimension stays."""
+    if isinstance(item, slice):
+        return item
+    index = whole(item, where)
+    if index < 0:
+        raise BadParameterError(f"{where} is {index}. Count from the start: give 0 or more.")
+    return slice(index, index + 1)
 
 
 class Sugar(Ops):
@@ -98,7 +109,7 @@ class Sugar(Ops):
     def slice(
         self,
         input: Operand,
-        slices: Sequence[slice],
+        slices: Sequence[slice | int],
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
@@ -109,7 +120,7 @@ class Sugar(Ops):
         Args:
             input: x, [d..].
             slices: a slice per dimension, without negative numbers; its stop may be None where x has dims
-                already.
+                already. A number keeps its dimension, with extent 1.
             compute_data_type: accepted for compatibility; nothing is calculated.
             name: the operation's name in messages and pictures.
         Returns:
@@ -128,17 +139,19 @@ class Sugar(Ops):
         array([1., 3.], dtype=float32)
         """
         dims = input.dims if isinstance(input, Tensor) else getattr(input, "shape", ())
+        where = label("slice", name)
+        boxes = [_slice_of(item, f"{where}: dimension {i}") for i, item in enumerate(slices)]
         limits = [
-            s.stop if s.stop is not None else dims[i] if i < len(dims) else None for i, s in enumerate(slices)
+            s.stop if s.stop is not None else dims[i] if i < len(dims) else None for i, s in enumerate(boxes)
         ]
         if None in limits:
             dimension = limits.index(None)
             raise BadParameterError(
-                f"slice '{name}': the slice of dimension {dimension} has no stop, and the input has no dims "
-                "yet. Give it."
+                f"{where}: the slice of dimension {dimension} has no stop, and the input has no dims yet. "
+                "Give it."
             )
-        values = {"x": input, "start": [s.start or 0 for s in slices], "limit": limits}
-        values["steps"] = [1 if s.step is None else s.step for s in slices]
+        values = {"x": input, "start": [s.start or 0 for s in boxes], "limit": limits}
+        values["steps"] = [1 if s.step is None else s.step for s in boxes]
         return self._operation("slice", "slice", values, ("y",), compute_data_type, name)[0]
 
     def resample(
@@ -344,14 +357,14 @@ class Sugar(Ops):
         [ 1. 10.  2. 20.]
         [0.    0.693]
         """
-        _refuse(f"sdpa '{name}'", {"score_mod": score_mod})
+        where = label("sdpa", name)
+        _refuse(where, {"score_mod": score_mod})
         if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
             raise BadParameterError(
-                f"sdpa '{name}': use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of "
-                "INT32."
+                f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
             )
         values = self._attention_values(
-            f"sdpa '{name}'", q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
             dropout,
         )  # fmt: skip
@@ -459,14 +472,14 @@ class Sugar(Ops):
         [2. 2.]
         """
         refused = {"score_mod": score_mod, "score_mod_bprop": score_mod_bprop, "rng_dump": rng_dump}
-        _refuse(f"sdpa_backward '{name}'", refused)
+        where = label("sdpa_backward", name)
+        _refuse(where, refused)
         if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
             raise BadParameterError(
-                f"sdpa_backward '{name}': use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, "
-                "1, 1] of INT32."
+                f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
             )
         values = self._attention_values(
-            f"sdpa_backward '{name}'", q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
             dropout,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from weft import dtypes
+from weft import arguments, dtypes
 from weft.enums import data_type, tensor_reordering
 from weft.errors import BadParameterError
 
@@ -57,6 +57,7 @@ class Tensor:
         "graph",
         "is_read",
         "is_written",
+        "number",
         "producer",
         "value",
     )
@@ -68,6 +69,7 @@ class Tensor:
         self.is_written = False  # by an operation that did not make it
         self.value: Any = None  # the array or number that it was made from
         self.constant: bytes | None = None
+        self.number: float | None = None  # an operand that takes its type from its neighbours
         self._name = name
         self._dims: tuple[int, ...] = ()
         self._strides: tuple[int, ...] = ()
@@ -119,6 +121,16 @@ class Tensor:
         """Whether the tensor is a scalar on the host."""
         return self._by_value
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the tensor is a number that is part of the plan."""
+        return self.constant is not None or self.number is not None
+
+    @property
+    def label(self) -> str:
+        """What messages call the tensor."""
+        return arguments.label("tensor", self._name)
+
     # ---- Getters and setters as cuDNN's frontend spells them ----
 
     def _changeable(self) -> Tensor:
@@ -144,7 +156,7 @@ class Tensor:
 
     def set_uid(self, uid: int) -> Tensor:
         """Gives the tensor its number, unique in the graph."""
-        self._changeable()._uid = int(uid)
+        self._changeable()._uid = arguments.whole(uid, f"{self.label}: uid")
         return self
 
     def get_data_type(self) -> data_type:
@@ -162,7 +174,7 @@ class Tensor:
 
     def set_dim(self, dim: Sequence[int]) -> Tensor:
         """Sets the extents, in elements."""
-        self._changeable()._dims = tuple(int(extent) for extent in dim)
+        self._changeable()._dims = arguments.wholes(dim, f"{self.label}: dim")
         return self
 
     def get_stride(self) -> list[int]:
@@ -171,7 +183,7 @@ class Tensor:
 
     def set_stride(self, stride: Sequence[int]) -> Tensor:
         """Sets the strides, in elements."""
-        self._changeable()._strides = tuple(int(step) for step in stride)
+        self._changeable()._strides = arguments.wholes(stride, f"{self.label}: stride")
         return self
 
     def get_is_virtual(self) -> bool:
@@ -181,7 +193,8 @@ class Tensor:
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
         """Says whether the tensor only passes between operations and has no memory."""
         self._changeable()._is_virtual = is_virtual
-        self._output = not is_virtual
+        if self.producer is not None:
+            self._output = not is_virtual
         return self
 
     def get_output(self) -> bool:
@@ -237,7 +250,7 @@ class Tensor:
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
         """Sets the factor on every ragged offset."""
-        self._changeable()._ragged_multiplier = int(multiplier)
+        self._changeable()._ragged_multiplier = arguments.whole(multiplier, f"{self.label}: multiplier")
         return self
 
     def get_alignment(self) -> int:
@@ -246,7 +259,7 @@ class Tensor:
 
     def set_alignment(self, alignment: int) -> Tensor:
         """Promises that addresses are multiples of so many bytes, a power of two."""
-        self._changeable()._alignment = int(alignment)
+        self._changeable()._alignment = arguments.whole(alignment, f"{self.label}: alignment")
         return self
 
     def get_vector_count_and_dimension(self) -> tuple[int, int]:
@@ -255,7 +268,10 @@ class Tensor:
 
     def set_vector_count_and_dimension(self, count: int, dimension: int) -> Tensor:
         """Puts so many elements of a dimension side by side; strides then count vectors."""
-        self._changeable()._vector = (int(count), int(dimension))
+        self._changeable()._vector = (
+            arguments.whole(count, f"{self.label}: vector count"),
+            arguments.whole(dimension, f"{self.label}: vector dimension"),
+        )
         return self
 
     # ---- Words ----

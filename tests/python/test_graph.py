@@ -207,6 +207,138 @@ def test_norm_inference_keeps_no_statistics() -> None:
     assert g.rmsnorm_backward(x, x, scale, None, False, epsilon=1e-5)[2] is None
 
 
+# ---- Numbers as operands -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "expected"),
+    [
+        (lambda g, x: g.sub(1, x), "f16", data_type.HALF),
+        (lambda g, x: g.mul(x, 2), "bf16", data_type.BFLOAT16),
+        (lambda g, x: g.mul(x, 0.1), "f64", data_type.DOUBLE),
+        (lambda g, x: g.binary_select(1, x, g.cmp_gt(x, 2)), "f32", data_type.FLOAT),
+        (lambda g, x: g.add(3, x), "i32", data_type.INT32),
+        (lambda g, x: g.add(x, 0.5), "i32", data_type.FLOAT),
+        (lambda g, x: g.add(x, 2**40), "i32", data_type.INT64),
+        (lambda g, x: g.mul(g.identity(x), 1e6), "f16", data_type.FLOAT),
+    ],
+)
+def test_numbers_take_the_type_of_the_operand_beside_them(make: Any, dtype: str, expected: Any) -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    y = make(g, g.tensor([4], data_type=dtype, name="x"))
+    g.validate()
+    numbers = [t for t in g._tensors if t.number is not None]
+    assert all(t.constant is not None for t in numbers)
+    assert numbers[-1].dtype is expected
+    g.build()
+    assert y.get_output()
+
+
+def test_numbers_compute() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f16")
+    x = np.float32([1, 2, 3])
+    y = g.sub(1, x)
+    z = g.binary_select(7, y, g.cmp_lt(y, -1.5)).set_output(True)
+    assert repr(g) == "Graph(3 ops, 1 input, 1 output, not built)"
+    g.build()
+    out = np.empty(3, "f2")
+    g.execute({z: out})
+    np.testing.assert_array_equal(out, [0, -1, 7])
+
+
+def test_epsilons_stay_precise() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="bf16")
+    g.rmsnorm("INFERENCE", g.tensor([2, 8]), g.tensor([1, 8]), None, 1e-5)
+    g.validate()
+    assert [t.dtype for t in g._tensors if t.number is not None] == [data_type.FLOAT]
+
+
+# ---- Given wrongly -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda g: g.tensor([2.7, 3], name="x"),
+            "tensor 'x': dim [2.7, 3]: number 0 is 2.7. Give a whole number.",
+        ),
+        (lambda g: g.tensor([2], [0.5]), "tensor: stride [0.5]: number 0 is 0.5. Give a whole number."),
+        (lambda g: g.tensor(5), "tensor: dim is 5. Give a list of whole numbers."),
+        (
+            lambda g: g.tensor([2], uid=2**63),
+            f"tensor: uid is {2**63}, more than 64 bits hold. Give a smaller one.",
+        ),
+        (
+            lambda g: g.tensor([2**64]),
+            f"tensor: dim [{2**64}]: number 0 is {2**64}, more than 64 bits hold. Give a smaller one.",
+        ),
+        (lambda g: g.tensor([2]).set_alignment("a"), "tensor: alignment is 'a'. Give a whole number."),
+        (
+            lambda g: g.tensor_like(np.arange(3.0)[::-1]),
+            "tensor: strides [-1] go backwards. Copy the array, for example with numpy.ascontiguousarray.",
+        ),
+        (
+            lambda g: g.slice(g.tensor(), [slice(0, None)]),
+            "slice: the slice of dimension 0 has no stop, and the input has no dims yet. Give it.",
+        ),
+        (
+            lambda g: g.slice(g.tensor([4]), [-1], name="s"),
+            "slice 's': dimension 0 is -1. Count from the start: give 0 or more.",
+        ),
+        (lambda g: g.slice(g.tensor([4]), ["a"]), "slice: dimension 0 is 'a'. Give a whole number."),
+        (
+            lambda g: g.tensor_scalar(1e300, data_type="f32"),
+            "tensor_scalar: the value is 1e+300, which f32 does not hold. Give another data_type.",
+        ),
+    ],
+)
+def test_what_is_given_wrongly_is_refused_at_once(make: Any, message: str) -> None:
+    with refusal(message):
+        make(weft.Graph())
+
+
+def test_dims_may_be_arrays() -> None:
+    assert weft.Graph().tensor(np.array([2, 3]), np.array([3, 1])).dims == (2, 3)
+
+
+def test_operations_without_a_name_are_called_by_their_kind() -> None:
+    g = weft.Graph(io_data_type="f32")
+    q = g.tensor([1, 1, 2, 4])
+    both = ": use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
+    with refusal("sdpa" + both):
+        g.sdpa(q, q, q, use_padding_mask=True)
+    with refusal("sdpa_backward" + both):
+        g.sdpa_backward(q, q, q, q, q, q, use_padding_mask=True)
+
+
+def test_an_index_keeps_its_dimension() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    x = np.arange(12, dtype="f4").reshape(3, 4)
+    g.slice(x, [1, slice(0, 2)])
+    np.testing.assert_array_equal(g(), x[1:2, :2])
+
+
+def test_an_input_is_no_output() -> None:
+    g, x, *_ = small()
+    x.set_output(True)
+    with refusal(
+        "tensor 'x': set_output(True) was called, but it is an input: no operation makes it. Call it on the "
+        "result of an operation."
+    ):
+        g.build()
+
+
+def test_what_an_operation_writes_may_be_marked() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    stats = g.tensor(name="stats", data_type="f32").set_output(True)
+    y = g.softmax(np.float32([[0, 0]]), stats=stats).set_output(True)
+    g.build()
+    out, log_sum = np.empty((1, 2), "f4"), np.empty((1, 1), "f4")
+    g.execute({y: out, stats: log_sum})
+    np.testing.assert_allclose(log_sum, np.log(2), rtol=1e-6)
+
+
 # ---- Life cycle --------------------------------------------------------------------------------------------
 
 
@@ -467,6 +599,26 @@ def test_inputs_and_outputs_by_position() -> None:
     g.set_io_tuples(["x", "w"], ["mm::C"])
     np.testing.assert_array_equal(g(X, W), X @ W)
     assert g.get_behavior_notes() == []
+
+
+def test_positions_name_tensors() -> None:
+    g, *_ = small(inputs=["mm::IN_1", "mm::IN_0"], outputs=["mm::OUT_0"])
+    np.testing.assert_array_equal(g(W, X), X @ W)
+
+
+def test_wrong_names_of_inputs_and_outputs() -> None:
+    for options in ({"inputs": ["q"]}, {"outputs": ["mm::OUT_1"]}):
+        (name,) = next(iter(options.values()))
+        g, *_ = small(name="mlp", **options)
+        with refusal(f"graph 'mlp': no tensor is named '{name}'. It has x, w, mm::C."):
+            g.build()
+    g, _, _, y = small(name="mlp", outputs=["mm::C"])
+    g.relu(y)
+    with refusal(
+        "graph 'mlp': outputs names Tensor('mm::C', uid=3, f32[2,4], virtual), which has no memory. Call "
+        "set_output(True) on it, or name another."
+    ):
+        g.build()
 
 
 def test_workspace_is_found_when_none_is_given() -> None:
