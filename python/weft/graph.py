@@ -17,7 +17,7 @@ from weft.backend import Descriptor, Handle, Row
 from weft.devices import DeviceProperties, KernelCache, default_handle
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
-from weft.lowering import Lowering, Operation
+from weft.lowering import Lowering, Operation, Shape
 from weft.plan import Overrides, Plan, Slot
 from weft.planning import Candidate, Knob, Planner
 from weft.sugar import Sugar, computed_results, is_statistic
@@ -107,6 +107,8 @@ class Graph(Sugar):
         self._plan: Plan | None = None
         self._keys: dict[Any, int | None] = {}
         self._template: list[int] | None = None
+        self._given_shapes: dict[Tensor, Shape] = {}
+        self._following: dict[str, dict[int, Shape]] = {}
 
     # ---- Tensors ----
 
@@ -328,10 +330,10 @@ class Graph(Sugar):
         self._number_tensors()
         self._inherit_types()
         lowering = Lowering(self._compute_type)
+        self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in self._results()}
         self._op_descriptors = [lowering.operation(operation) for operation in self._operations]
         for tensor, descriptor in lowering.tensors.items():
-            tensor._dims = tuple(descriptor.get(attribute_name.TENSOR_DIMENSIONS, "INT64"))
-            tensor._strides = tuple(descriptor.get(attribute_name.TENSOR_STRIDES, "INT64"))
+            tensor._dims, tensor._strides = map(tuple, lowering.shape_of(tensor))
             tensor._data_type = data_type(descriptor.get_one(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE"))
         self.is_validated = True
 
@@ -652,12 +654,15 @@ class Graph(Sugar):
 
         Args:
             variant_pack: memory of each tensor that is not virtual: tensor, uid or name to array or address.
+                Arrays must be of the tensor's type and large enough; their shapes are not looked at. Nothing
+                is checked of addresses. A BOOLEAN tensor has 1 bit per element: arrays of bool are
+                BYTE_BOOLEAN.
             workspace: get_workspace_size() bytes; default the thread's own.
             handle: whose stream to run on; default the graph's, or torch's current stream if it was given
                 none.
             override_uids: tensors that have another shape in this execution.
             override_shapes: their dims.
-            override_strides: their strides, in elements.
+            override_strides: their strides, in elements; default packed.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -680,7 +685,7 @@ class Graph(Sugar):
         handle: Handle | None,
         overrides: Overrides | None,
     ) -> None:
-        slots = plan.slots if overrides is None else plan.overridden(overrides)
+        slots = plan.slots if overrides is None else self._overridden_slots(plan, overrides)
         keys, bound = self._keys, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
@@ -696,6 +701,39 @@ class Graph(Sugar):
             plan.launch(workspace, self._stream(plan, handle))
         else:
             plan.launch_overridden(overrides, workspace, self._handle_to_run_on(plan, handle))
+
+    def _overridden_slots(self, plan: Plan, overrides: Overrides) -> list[Slot]:
+        """The slots with other shapes, and with those that follow from them: results whose shape was inferred
+        are inferred anew."""
+        slots = plan.overridden(overrides)
+        uids, shapes, strides = overrides
+        given = {uid: (dims, steps) for uid, dims, steps in zip(uids, shapes, strides, strict=True)}
+        if not self._operations:
+            self._refuse_open_outputs(slots, given)
+        open_ = [t for t, shape in self._given_shapes.items() if not all(shape) and not t._is_virtual]
+        if all(tensor._uid in given for tensor in open_):
+            return slots
+        known = str(overrides)
+        if known not in self._following:
+            taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
+            taken |= {t: given[t._uid] for t in self._tensors if t._uid in given}
+            lowering = Lowering(self._compute_type, taken)
+            for operation in self._operations:
+                lowering.operation(operation)
+            self._following[known] = {t.get_uid(): lowering.shape_of(t) for t in open_}
+        found = self._following[known] | given
+        return plan.overridden(
+            (list(found), [dims for dims, _ in found.values()], [steps for _, steps in found.values()])
+        )
+
+    def _refuse_open_outputs(self, slots: Sequence[Slot], given: Mapping[int, Shape]) -> None:
+        """A loaded plan may infer shapes anew as well, but Python does not know its operations."""
+        for slot in slots:
+            if slot.is_output and slot.uid not in given:
+                raise BadParameterError(
+                    f"execute: {slot} may change with the shapes of others, and the plan was loaded without "
+                    "its graph. Name it in override_uids, too."
+                )
 
     def _unknown(self, key: object) -> BadParameterError:
         return BadParameterError(

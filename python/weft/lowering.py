@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -14,6 +14,9 @@ from weft.backend import Descriptor, Row
 from weft.enums import attribute_name, data_type, descriptor_type
 from weft.errors import BadParameterError, WeftError
 from weft.tensor import Tensor
+
+Shape = tuple[Sequence[int], Sequence[int]]
+"""Dims and strides."""
 
 NUMERIC_KEYS = ("x", "b", "dy")
 """The operands of a pointwise operation beside which a Python number takes their type; a mask is none."""
@@ -41,11 +44,15 @@ class Operation(NamedTuple):
 
 
 class Lowering:
-    """Makes the descriptors of one graph's operations; a tensor's is made when it is first needed."""
+    """Makes the descriptors of one graph's operations; a tensor's is made when it is first needed. shapes:
+    dims and strides that tensors have instead of their own."""
 
-    def __init__(self, compute_data_type: data_type | None) -> None:
+    def __init__(
+        self, compute_data_type: data_type | None, shapes: Mapping[Tensor, Shape] | None = None
+    ) -> None:
         self.tensors: dict[Tensor, Descriptor] = {}
         self._compute_data_type = compute_data_type
+        self._shapes = shapes or {}
 
     def tensor(self, tensor: Tensor) -> Descriptor:
         """The finalized descriptor of a tensor."""
@@ -55,10 +62,11 @@ class Lowering:
         made.set(attribute_name.TENSOR_UNIQUE_ID, "INT64", [tensor._uid])
         if tensor._name:
             made.set(attribute_name.NAME_EXT, "CHAR", tensor._name)
-        if tensor._dims:
-            made.set(attribute_name.TENSOR_DIMENSIONS, "INT64", tensor._dims)
-        if tensor._strides:
-            made.set(attribute_name.TENSOR_STRIDES, "INT64", tensor._strides)
+        dims, strides = self._shapes.get(tensor, (tensor._dims, tensor._strides))
+        if dims:
+            made.set(attribute_name.TENSOR_DIMENSIONS, "INT64", dims)
+        if strides:
+            made.set(attribute_name.TENSOR_STRIDES, "INT64", strides)
         if tensor._data_type is not None:
             made.set(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE", [tensor._data_type])
         if tensor._is_virtual:
@@ -85,6 +93,12 @@ class Lowering:
         del memory  # finalize copied the constant
         self.tensors[tensor] = made
         return made
+
+    def shape_of(self, tensor: Tensor) -> Shape:
+        """Dims and strides of a tensor, inferred by now."""
+        made = self.tensors[tensor]
+        dims = made.get(attribute_name.TENSOR_DIMENSIONS, "INT64")
+        return tuple(dims), tuple(made.get(attribute_name.TENSOR_STRIDES, "INT64"))
 
     def operation(self, operation: Operation) -> Descriptor:
         """The finalized descriptor of an operation; the library infers its results."""

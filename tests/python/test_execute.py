@@ -276,6 +276,36 @@ def test_overrides_take_the_operands_that_execute_takes() -> None:
         g.execute({x: wide, s: 3.0}, override_uids=uids, override_shapes=[[4, 3]] * len(uids))
 
 
+def test_outputs_follow_overridden_inputs() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"), is_override_shape_enabled=True)
+    x, w = (g.tensor(dims, data_type="f32", name=name) for name, dims in (("x", [2, 3]), ("w", [3, 4])))
+    y = g.relu(g.matmul(x, w)).set_name("y")
+    g.build()
+    wide, weights = np.ones((5, 3), "f4"), np.ones((3, 4), "f4")
+    memory = np.zeros(40, "f4")
+    options: Any = {"override_uids": [x.uid], "override_shapes": [[5, 3]]}
+    with refusal(
+        "execute: output 'y' (uid 4) takes 80 bytes as f32[5,4], its buffer has 32. Give a larger one."
+    ):
+        g.execute({x: wide, w: weights, y: memory[:8]}, **options)
+    np.testing.assert_array_equal(memory, 0)
+    g.execute({x: wide, w: weights, y: memory[:20]}, **options)
+    np.testing.assert_array_equal(memory, np.repeat([3, 0], 20))
+    g.execute({x: wide[:2], w: weights, y: memory[20:28]})
+    np.testing.assert_array_equal(memory, np.repeat([3, 0], [28, 12]))
+    saved = weft.Graph().deserialize(g.serialize())
+    memory[:] = 0
+    with refusal(
+        "execute: output 'y' (uid 4) may change with the shapes of others, and the plan was loaded without "
+        "its graph. Name it in override_uids, too."
+    ):
+        saved.execute({x.uid: wide, w.uid: weights, y.uid: memory[:8]}, **options)
+    np.testing.assert_array_equal(memory, 0)
+    options = {"override_uids": [x.uid, y.uid], "override_shapes": [[5, 3], [5, 4]]}
+    saved.execute({x.uid: wide, w.uid: weights, y.uid: memory[:20]}, **options)
+    np.testing.assert_array_equal(memory, np.repeat([3, 0], 20))
+
+
 @pytest.mark.parametrize("size", [None, 1])
 def test_overrides_find_a_workspace(size: int | None) -> None:
     g = weft.Graph(handle=weft.create_handle("cpu"), is_override_shape_enabled=True)
