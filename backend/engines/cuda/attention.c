@@ -6,14 +6,14 @@
 
 #include <stdio.h>
 
-static const struct attention_arithmetic mma_f16 = {
-    WEFT_DATA_HALF, "f16", "float", 2, 4, true, 256, "f16 on tensor cores"};
-static const struct attention_arithmetic mma_bf16 = {
-    WEFT_DATA_BFLOAT16, "bf16", "float", 2, 4, true, 256, "bf16 on tensor cores"};
-static const struct attention_arithmetic fma_float = {
-    WEFT_DATA_FLOAT, "float", "float", 4, 4, false, 128, "float multiply-adds"};
-static const struct attention_arithmetic fma_double = {
-    WEFT_DATA_DOUBLE, "double", "double", 8, 8, false, 64, "double multiply-adds"};
+static const struct attention_arithmetic mma_f16 = {WEFT_DATA_HALF,       "f16", "float", 2, 4, true, 256,
+                                                    "f16 on tensor cores"};
+static const struct attention_arithmetic mma_bf16 = {WEFT_DATA_BFLOAT16,    "bf16", "float", 2, 4, true, 256,
+                                                     "bf16 on tensor cores"};
+static const struct attention_arithmetic fma_float = {WEFT_DATA_FLOAT,      "float", "float", 4, 4, false, 128,
+                                                      "float multiply-adds"};
+static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "double", "double", 8, 8, false, 64,
+                                                       "double multiply-adds"};
 
 /* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128 };
@@ -73,7 +73,8 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
         halves += type == WEFT_DATA_HALF;
         bfloats += type == WEFT_DATA_BFLOAT16;
         eights += is_fp8(type);
-        wide |= type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
+        wide |=
+            type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
     }
     if (wide)
         return &fma_double;
@@ -138,7 +139,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&c, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    return c.forward ? attention_forward_build(step, &c, state, arena) : attention_backward_build(step, &c, state, arena);
+    return c.forward ? attention_forward_build(step, &c, state, arena)
+                     : attention_backward_build(step, &c, state, arena);
 }
 
 const struct family cuda_attention = {

@@ -14,11 +14,11 @@ static const struct {
 } tiles[] = {
     {true, true, 96, {4, 2, 32, 2, false}},    {true, true, 128, {4, 1, 64, 2, true}},
     {true, true, 128, {4, 1, 64, 2, false}},   {true, false, 128, {4, 1, 32, 2, false}},
-    {true, true, 256, {4, 1, 32, 2, false}},
-    {true, false, 256, {4, 1, 16, 2, false}},  {true, false, 256, {2, 1, 16, 2, false}},
-    {true, false, 256, {1, 1, 16, 1, false}},  {false, true, 128, {4, 1, 32, 1, false}},
-    {false, false, 256, {4, 1, 16, 1, false}}, {false, false, 256, {2, 1, 16, 1, false}},
-    {false, false, 256, {1, 1, 16, 1, false}}, {false, false, 256, {1, 1, 8, 1, false}},
+    {true, true, 256, {4, 1, 32, 2, false}},   {true, false, 256, {4, 1, 16, 2, false}},
+    {true, false, 256, {2, 1, 16, 2, false}},  {true, false, 256, {1, 1, 16, 1, false}},
+    {false, true, 128, {4, 1, 32, 1, false}},  {false, false, 256, {4, 1, 16, 1, false}},
+    {false, false, 256, {2, 1, 16, 1, false}}, {false, false, 256, {1, 1, 16, 1, false}},
+    {false, false, 256, {1, 1, 8, 1, false}},
 };
 
 enum { ROW_WARPS = 4, SINK_WARPS = 8 };
@@ -85,8 +85,11 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= c->arithmetic->most_columns;
     *count = 0;
     if (wants_k)
-        passes[(*count)++] = (struct pass){
-            .own_is_key = true, .makes_first = true, .makes_second = is_together, .first = op->dk, .second = is_together ? op->dv : NULL};
+        passes[(*count)++] = (struct pass){.own_is_key = true,
+                                           .makes_first = true,
+                                           .makes_second = is_together,
+                                           .first = op->dk,
+                                           .second = is_together ? op->dv : NULL};
     if (wants_v && !is_together)
         passes[(*count)++] = (struct pass){.own_is_key = true, .makes_second = true, .second = op->dv};
     if (attention_wants(c, op->dq))
@@ -177,7 +180,8 @@ static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *dbias = c->backward->dbias;
     int64_t rows = p->tile->warps * p->tile->m_tiles * 16;
-    int64_t query_tiles = divide_up(dbias->dims.at[2], rows), key_tiles = divide_up(dbias->dims.at[3], p->tile->columns);
+    int64_t query_tiles = divide_up(dbias->dims.at[2], rows),
+            key_tiles = divide_up(dbias->dims.at[3], p->tile->columns);
     int64_t blocks = dbias->dims.at[0] * dbias->dims.at[1] * query_tiles * key_tiles;
     if (!blocks)
         return WEFT_STATUS_SUCCESS;

@@ -5,21 +5,20 @@
 #include <stdio.h>
 
 /* Tiles, best first, for results, and queries held in registers, of up to `most_columns` columns; the first that fits the
-   device and is not mostly empty is taken. is_lean: registers suffice only without what attention_is_rich names. */
+   device is taken. is_lean: registers suffice only without what attention_is_rich names. */
 static const struct {
     bool is_mma, is_lean;
     int most_columns;
     struct attention_tile tile;
 } tiles[] = {
     {true, true, 64, {4, 2, 64, 2, true}},     {true, true, 96, {4, 2, 64, 2, false}},
-    {true, false, 128, {4, 2, 32, 2, false}},  {true, false, 128, {4, 1, 32, 2, true}},
-    {true, false, 128, {2, 1, 64, 2, true}},   {true, false, 128, {1, 1, 64, 2, true}},
-    {true, true, 256, {4, 1, 32, 2, false}},   {true, false, 256, {4, 1, 16, 2, false}},
-    {true, true, 256, {2, 1, 32, 2, false}},   {true, false, 256, {2, 1, 16, 2, false}},
-    {true, false, 256, {1, 1, 16, 1, false}},  {false, false, 64, {4, 1, 32, 2, false}},
-    {false, false, 128, {4, 1, 32, 1, false}}, {false, false, 128, {4, 1, 16, 1, false}},
-    {false, false, 128, {2, 1, 16, 1, false}}, {false, false, 128, {1, 1, 16, 1, false}},
-    {false, false, 128, {1, 1, 8, 1, false}},
+    {true, false, 128, {4, 2, 32, 2, false}},  {true, false, 128, {4, 1, 64, 2, true}},
+    {true, false, 128, {2, 1, 64, 2, true}},   {true, true, 256, {4, 1, 32, 2, false}},
+    {true, false, 256, {4, 1, 16, 2, false}},  {true, true, 256, {2, 1, 32, 2, false}},
+    {true, false, 256, {2, 1, 16, 2, false}},  {true, false, 256, {1, 1, 16, 1, false}},
+    {false, false, 64, {4, 1, 32, 2, false}},  {false, false, 128, {4, 1, 32, 1, false}},
+    {false, false, 128, {4, 1, 16, 1, false}}, {false, false, 128, {2, 1, 16, 1, false}},
+    {false, false, 128, {1, 1, 16, 1, false}}, {false, false, 128, {1, 1, 8, 1, false}},
 };
 
 enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
@@ -52,16 +51,15 @@ static weftStatus_t choose_tile(struct forward *f, const struct cuda_attention *
         if (tiles[i].is_mma != c->arithmetic->is_mma || (tiles[i].is_lean && attention_is_rich(c, f->parts)) ||
             f->value_depth.chunk > tiles[i].most_columns || (t->is_held && f->depth.padded > tiles[i].most_columns))
             continue;
+        if (t->m_tiles > 1 && f->rows <= tile_rows(t) / 2)
+            continue; /* warps without rows help to bring tiles; rows of a warp with others would be for nothing */
         bytes = shared_bytes(c, t, f);
-        if (bytes > limit || (f->tile && tile_rows(t) < f->rows))
-            continue; /* a smaller tile than the last one must still hold all rows */
+        if (bytes > limit)
+            continue;
         f->tile = t;
         f->shared_bytes = bytes;
-        if (tile_rows(t) / 2 < f->rows)
-            break;
-    }
-    if (f->tile)
         return WEFT_STATUS_SUCCESS;
+    }
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
          "%s: heads of %lld and %lld elements need %lld bytes of shared memory, %s has %lld. Use smaller heads or a "
          "narrower data type.",
@@ -85,7 +83,8 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     *f = (struct forward){.pack = is_packed ? share : 1};
     f->groups = c->heads / f->pack;
     f->rows = c->queries * f->pack;
-    f->parts = c->arithmetic->is_mma && !o->is_virtual && (o->type == WEFT_DATA_FLOAT || o->type == WEFT_DATA_DOUBLE) ? 2 : 1;
+    f->parts =
+        c->arithmetic->is_mma && !o->is_virtual && (o->type == WEFT_DATA_FLOAT || o->type == WEFT_DATA_DOUBLE) ? 2 : 1;
     TRY(choose_tile(f, c));
     f->tiles = divide_up(f->rows, tile_rows(f->tile));
     f->splits = count_splits(c, f);

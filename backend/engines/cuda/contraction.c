@@ -116,9 +116,8 @@ static void print_position(struct kernel_print *print, int64_t most) {
 
 static int tile_threads(const struct contraction *c) {
     const struct tile *tile = c->tile;
-    return arithmetic_rows[c->arithmetic].is_mma
-               ? tile->warps_m * tile->warps_n * 32
-               : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
+    return arithmetic_rows[c->arithmetic].is_mma ? tile->warps_m * tile->warps_n * 32
+                                                 : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
 }
 
 static uint32_t grid_of(int64_t blocks) { return (uint32_t)(blocks < GRID_MAX ? blocks : GRID_MAX); }
@@ -150,7 +149,8 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     print_divisor(&print, batches, "batches");
     print_number(&print, tiles, "tiles");
     print_position(&print, tiles);
-    TRY(kernel_finish(&print, kernel, row->is_mma ? "contraction_mma.cuh" : "contraction_fma.cuh", "contraction", arena));
+    TRY(kernel_finish(&print, kernel, row->is_mma ? "contraction_mma.cuh" : "contraction_fma.cuh", "contraction",
+                      arena));
     kernel->grid[0] = grid_of(tiles);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)tile_threads(c);
@@ -193,10 +193,13 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
 }
 
 static weftStatus_t describe(struct step *step, const struct contraction *c, struct arena *arena) {
-    static const char *const names[] = {
-        [MMA_F16] = "f16 tensor cores", [MMA_BF16] = "bf16 tensor cores", [MMA_INT8] = "int8 tensor cores",
-        [FMA_FLOAT] = "f32",            [FMA_DOUBLE] = "f64",             [FMA_INT32] = "i32",
-        [FMA_INT64] = "i64"};
+    static const char *const names[] = {[MMA_F16] = "f16 tensor cores",
+                                        [MMA_BF16] = "bf16 tensor cores",
+                                        [MMA_INT8] = "int8 tensor cores",
+                                        [FMA_FLOAT] = "f32",
+                                        [FMA_DOUBLE] = "f64",
+                                        [FMA_INT32] = "i32",
+                                        [FMA_INT64] = "i64"};
     if (c->is_direct)
         return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, %d operations behind",
                            names[c->arithmetic], c->finish.run, c->splits, c->region->count - 1);

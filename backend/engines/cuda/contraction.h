@@ -75,8 +75,8 @@ struct finish {
 
 struct tile {
     int rows, columns;
-    int warps_m, warps_n;     /* of MMA kernels */
-    int thread_m, thread_n;   /* of FMA kernels */
+    int warps_m, warps_n;   /* of MMA kernels */
+    int thread_m, thread_n; /* of FMA kernels */
     double efficiency;
 };
 

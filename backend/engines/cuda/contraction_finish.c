@@ -313,8 +313,7 @@ static void print_arguments(struct kernel_print *print, const struct finish *fin
         for (int index = BATCH; index < DEPTH; index++)
             for (int d = 0; d < finish->digit_count[index]; d++)
                 if (finish->at[k].strides[index][d] != 0 && finish->at[k].strides[index][d] != 1)
-                    print_number(print, finish->at[k].strides[index][d],
-                                 named("f%d_%c%d", k, letters[index], d).text);
+                    print_number(print, finish->at[k].strides[index][d], named("f%d_%c%d", k, letters[index], d).text);
 }
 
 void finish_print(struct kernel_print *print, const struct contraction *c) {

@@ -6,10 +6,13 @@
 #include "graph/ops/matmul.h"
 
 const struct arithmetic_row arithmetic_rows[] = {
-    [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},   [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
-    [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},      [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
+    [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
+    [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
+    [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},
+    [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
     [FMA_DOUBLE] = {"double", "double", "double", false, 8, 8, 16},
-    [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},  [FMA_INT64] = {"i64", "i64", "i64", false, 8, 8, 16},
+    [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},
+    [FMA_INT64] = {"i64", "i64", "i64", false, 8, 8, 16},
 };
 
 /* Efficiency: the share of the arithmetic rate that a block of many reaches; smaller tiles load more per product. */
@@ -37,7 +40,9 @@ static bool is_exact_in_half(weftDataType_t type) {
     return is_byte(type) || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
 }
 
-static bool is_wide(weftDataType_t type) { return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE); }
+static bool is_wide(weftDataType_t type) {
+    return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
+}
 
 static weftDataType_t math_of(const struct node *node) {
     return (weftDataType_t)(op_of(node->op) == &matmul_op ? ((const struct matmul_op *)node->op)->parameters->math
@@ -72,9 +77,13 @@ static double rate_of(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;
     double half = is_server ? 2048 : 1024, clock = (double)device->cuda.clock_khz * 1e3;
-    double per_clock[] = {[MMA_F16] = half,      [MMA_BF16] = half,
-                          [MMA_INT8] = 2 * half, [FMA_FLOAT] = chip <= 80 ? 128 : 256,
-                          [FMA_DOUBLE] = is_server ? 64 : 4, [FMA_INT32] = 128, [FMA_INT64] = 32};
+    double per_clock[] = {[MMA_F16] = half,
+                          [MMA_BF16] = half,
+                          [MMA_INT8] = 2 * half,
+                          [FMA_FLOAT] = chip <= 80 ? 128 : 256,
+                          [FMA_DOUBLE] = is_server ? 64 : 4,
+                          [FMA_INT32] = 128,
+                          [FMA_INT64] = 32};
     return per_clock[arithmetic] * (clock > 0 ? clock : 1.5e9);
 }
 

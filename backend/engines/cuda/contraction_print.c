@@ -95,18 +95,19 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
     int z = 0;
     while (c->digits[BATCH].at[z].phase != n)
         z++;
-    const int64_t numbers[] = {phase->taps, phase->tap_step, phase->stride,   phase->dilation,
+    const int64_t numbers[] = {phase->taps, phase->tap_step, phase->stride,  phase->dilation,
                                phase->pre,  phase->a_stride, phase->b_stride};
     static const char *const names[] = {"taps", "tap_step", "stride", "dilation", "pre", "a_stride", "b_stride"};
     for (int i = 0; i < 7; i++)
         print_number(print, numbers[i], named("%s%d", names[i], n).text);
-    text_add(&print->code,
-             "    const i32 first%d = first_tap((i32)(z%d + p.pre%d), (i32)p.taps%d, (i32)p.dilation%d, (i32)p.stride%d);\n"
-             "    const i32 start%d = ((i32)(z%d + p.pre%d) - first%d * (i32)p.dilation%d) / (i32)p.stride%d;\n"
-             "    g.taps%d = make_divisor(count_taps(first%d, (i32)p.taps%d, (i32)p.tap_step%d));\n"
-             "    g.depth *= g.taps%d.value;\n"
-             "    g.a += start%d * p.a_stride%d;\n    g.b += first%d * p.b_stride%d;\n    g.a_at%d += start%d;\n",
-             n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
+    text_add(
+        &print->code,
+        "    const i32 first%d = first_tap((i32)(z%d + p.pre%d), (i32)p.taps%d, (i32)p.dilation%d, (i32)p.stride%d);\n"
+        "    const i32 start%d = ((i32)(z%d + p.pre%d) - first%d * (i32)p.dilation%d) / (i32)p.stride%d;\n"
+        "    g.taps%d = make_divisor(count_taps(first%d, (i32)p.taps%d, (i32)p.tap_step%d));\n"
+        "    g.depth *= g.taps%d.value;\n"
+        "    g.a += start%d * p.a_stride%d;\n    g.b += first%d * p.b_stride%d;\n    g.a_at%d += start%d;\n",
+        n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
 }
 
 /* The override of M, N or K of this batch entry, or all. */
@@ -118,8 +119,7 @@ static void print_override(struct kernel_print *print, const struct contraction 
         return;
     }
     const struct digits *batch = &c->digits[BATCH];
-    print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0,
-                  named("used%d", n).text);
+    print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0, named("used%d", n).text);
     text_add(&print->code, "    g.used%d = to_integer(*(p.used%d", n, n);
     for (int d = 0; d < batch->count; d++) {
         bool moves = tensor_elements(used) > 1 && used->dims.at[batch->at[d].dim] != 1;
@@ -177,12 +177,13 @@ static void print_place(struct kernel_print *print, const struct contraction *c,
              is_depth ? "depth" : "outer", name);
     text_add(&print->code, "    %c_place place = {};\n", letter);
     text_add(&print->code, "    if (%s >= %s) { place.offset = NOWHERE; return place; }\n", name,
-             is_depth ? "g.depth" : index == ROW ? "(index)p.rows" : "(index)p.columns");
+             is_depth       ? "g.depth"
+             : index == ROW ? "(index)p.rows"
+                            : "(index)p.columns");
     print_split(print, name, digits->count, name, digits);
     text_add(&print->code, "    place.offset = %s", is_depth ? "0" : named("g.%c", letter).text);
     for (int d = 0; d < digits->count; d++)
-        print_term(print, named("%s%d", name, d).text, digits->at[d].stride[f],
-                   named("%c_%s%d", letter, name, d).text);
+        print_term(print, named("%s%d", name, d).text, digits->at[d].stride[f], named("%c_%s%d", letter, name, d).text);
     text_add(&print->code, ";\n");
     for (int i = 0; i < COORDINATES; i++) {
         if (!factor->is_checked[i])
@@ -215,8 +216,11 @@ static void print_factor(struct kernel_print *print, const struct contraction *c
     text_add(&print->code,
              "struct factor_%c {\n    using stored = %s;\n    using staged = %s;\n    using place = %c_place;\n"
              "    static constexpr int RUN = %d;\n    static constexpr bool ALONG_DEPTH = %s;\n",
-             letter, cuda_type_name(type), staged ? staged : type == WEFT_DATA_INT8 ? "i8" : "u8", letter, factor->run,
-             factor->along_depth ? "true" : "false");
+             letter, cuda_type_name(type),
+             staged                   ? staged
+             : type == WEFT_DATA_INT8 ? "i8"
+                                      : "u8",
+             letter, factor->run, factor->along_depth ? "true" : "false");
     text_add(&print->code,
              "    static DEVICE bool is_inside(const arguments& p, const %c_place& x, const %c_place& y) {\n"
              "        return true",

@@ -129,8 +129,8 @@ static void shape_forward(struct contraction *c, const struct conv_geometry *g) 
     add_groups(c, g, y, x, w, g->k);
     add_digit(c, ROW, result_digit(g->n, x->outer_stride, 0, 0, 1));
     for (int i = 0; i < 3; i++) {
-        struct digit position = result_digit(y->size[i], g->stride[i] * x->size_stride[i], 0,
-                                             spatial_dim(g, y->tensor, i), 1);
+        struct digit position =
+            result_digit(y->size[i], g->stride[i] * x->size_stride[i], 0, spatial_dim(g, y->tensor, i), 1);
         struct digit tap = plain_digit(w->size[i], g->dilation[i] * x->size_stride[i],
                                        g->flip ? -w->size_stride[i] : w->size_stride[i]);
         position.step[FACTOR_A][i] = g->stride[i];
@@ -272,7 +272,8 @@ static bool is_phased(const struct contraction *c, int i) {
 static weftStatus_t check_phases(const struct contraction *c) {
     for (int p = 0; p < c->phase_count; p++) {
         const struct phase *phase = &c->phases[p];
-        double reach = (double)phase->stride + (double)size_of(phase->pre) + (double)phase->taps * (double)phase->dilation;
+        double reach =
+            (double)phase->stride + (double)size_of(phase->pre) + (double)phase->taps * (double)phase->dilation;
         if (reach > (double)COORDINATE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
                  "%s: stride, padding and filter reach %g elements along one dimension; kernels count to 2^30.",
@@ -295,8 +296,8 @@ static weftStatus_t find_checks(struct contraction *c) {
                      descriptor_label(c->node->op), descriptor_label(&factor->tensor->base), (long long)least,
                      (long long)most);
             bool has_image = factor->size[i] > 0 || least != 0 || most != 0;
-            factor->is_checked[i] = (f == FACTOR_A && is_phased(c, i)) ||
-                                    (has_image && (least < 0 || most >= factor->size[i]));
+            factor->is_checked[i] =
+                (f == FACTOR_A && is_phased(c, i)) || (has_image && (least < 0 || most >= factor->size[i]));
             for (int index = 0; index < INDICES && !factor->is_checked[i]; index++)
                 for (int d = 0; d < c->digits[index].count; d++)
                     c->digits[index].at[d].step[f][i] = 0;

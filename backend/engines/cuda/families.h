@@ -7,8 +7,8 @@
 
 extern const struct family cuda_attention;   /* scaled dot-product attention, forward and backward */
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
-extern const struct family cuda_rows; /* reductions, softmax and norms, with the pointwise operations around them */
-extern const struct family cuda_window;      /* pooling and interpolation */
-extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
+extern const struct family cuda_rows;   /* reductions, softmax and norms, with the pointwise operations around them */
+extern const struct family cuda_window; /* pooling and interpolation */
+extern const struct family cuda_map;    /* pointwise operations and data movement in one sweep */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where rows fit on chip. A region becomes a row program (rows_plan.c, rows_ops.c), the program
-   a walk (rows_walk.c), the walk kernels (rows_print.c, kernels/rows.cuh). Gradients of scale and bias may take a second
-   program. */
+   in one sweep over memory where rows fit on chip. A region becomes a row program (rows_plan.c, rows_ops.c), the
+   program a walk (rows_walk.c), the walk kernels (rows_print.c, kernels/rows.cuh). Gradients of scale and bias may take
+   a second program. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows_walk.h"
 

@@ -79,7 +79,7 @@ bool rows_serves(const struct node *node) {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* How each operator takes an element in, combines and finishes, in i64 where that differs; T: the type, X: the value. */
+/* How each operator takes an element in, combines and finishes, in i64 where that differs. T: type, X: value. */
 struct operator {
     enum total_kind total;
     const char *element, *finish, *exact_element, *exact_finish;
@@ -322,10 +322,11 @@ static weftStatus_t expand_gradients(struct rows *rows, const struct node *node,
                  "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
                  descriptor_label(node->op));
         follow.kind = FOLLOW_APART;
-        if (!op->inv_variance) {
+        /* Statistics that have no memory of their own are left in the workspace. */
+        if (!op->inv_variance || is_made_inside(rows, op->inv_variance))
             follow.at_inv = rows_keep(rows, type, s.inv, false);
-            follow.at_mean = s.mean >= 0 ? rows_keep(rows, type, s.mean, false) : -1;
-        }
+        if (s.mean >= 0 && (!op->mean || is_made_inside(rows, op->mean)))
+            follow.at_mean = rows_keep(rows, type, s.mean, false);
     }
     rows->follow = follow;
     return WEFT_STATUS_SUCCESS;
@@ -380,10 +381,8 @@ void rows_expand_apart(struct rows *rows, const struct follow *follow, int mean,
     int dy = rows_input(rows, op->dy, type);
     if (follow->scale) {
         struct statistics s = {mean, -1, inv, -1};
-        if (inv < 0) {
-            s.mean = rows_input(rows, op->mean, type);
-            s.inv = rows_input(rows, op->inv_variance, type);
-        }
+        s.mean = mean < 0 ? rows_input(rows, op->mean, type) : mean;
+        s.inv = inv < 0 ? rows_input(rows, op->inv_variance, type) : inv;
         int xhat = normalised(rows, type, rows_input(rows, op->x, type), s);
         int weighted = rows_text(rows, type, "v%d * v%d", dy, xhat);
         rows_result(rows, follow->scale, type, rows_total(rows, TOTAL_SUM, type, weighted));

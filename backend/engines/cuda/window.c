@@ -25,9 +25,7 @@ struct window {
 /* The tensor that is made: positions are counted in its memory order. */
 static const struct resample_operand *result_of(const struct window *w) { return w->g.backward ? &w->g.x : &w->g.y; }
 
-static double product(const int64_t *numbers) {
-    return (double)numbers[0] * (double)numbers[1] * (double)numbers[2];
-}
+static double product(const int64_t *numbers) { return (double)numbers[0] * (double)numbers[1] * (double)numbers[2]; }
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 

@@ -68,7 +68,7 @@ template <class P> DEVICE void add_tile(const P& a, i64 batch, i64 head, int que
         #pragma unroll
         for (int j = 0; j < N; j++)
             #pragma unroll
-            for (int e = 0; e < 4; e++) sums[m][j][e] += query + warp_first + 16 * m + lane() / 4 + e / 2 * 8 < last ? g[m][j][e] : (sum_t)0;
+            for (int e = 0; e < 4; e++) sums[m][j][e] += g[m][j][e];
     }
 }
 

@@ -5,7 +5,8 @@
    Pipeline  memory |tile 0|tile 1|tile 2|...        STAGES 2: a tile is on its way while the one before is used
              math          |tile 0|tile 1|...        one barrier per tile: it has arrived, and the one before is done with
    Memory    queries, STAGES tiles of keys and values, and without tensor cores each warp's weights
-   Skipped   tiles that no query of the block sees; rows and columns beyond the tensors and keys that no query sees are zeros
+   Skipped   tiles that no query of the block sees; a warp without queries only brings tiles. Rows and columns beyond the
+             tensors and keys that no query sees are zeros
    Split     IS_SPLIT: `splits` blocks share the keys of one tile and leave sums, which attention_merge joins in order
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
    Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SPLIT IS_PACKED, runs and features */
@@ -172,8 +173,10 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     for (int m = 0; m < M_TILES; m++)
         #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const row_place row = row_of(a, at, min(own_first + 16 * m + lane() / 4 + 8 * h, last - 1));
+            const int i = own_first + 16 * m + lane() / 4 + 8 * h;
+            const row_place row = row_of(a, at, min(i, last - 1));
             rows[m].own[h] = own_row_of(a, used, at.batch, row.head, row.query);
+            if (i >= last) rows[m].own[h].seen = span{0, 0};
             rows[m].most[h] = unseen();
             rows[m].sum[h] = 0;
         }

@@ -99,8 +99,9 @@ struct scores_of_rows {
         for (int m = 0; m < M_TILES; m++)
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int row = min(from + 16 * m + lane() / 4 + 8 * h, last);
+                const int i = from + 16 * m + lane() / 4 + 8 * h, row = min(i, last);
                 own[m][h] = own_row_of(a, used, batch, head, row);
+                if (i > last) own[m][h].seen = span{0, 0};
                 if constexpr (!OWN_IS_KEY) {
                     shift[m][h] = a.shifts[(batch * a.heads + head) * a.queries + row];
                     dot[m][h] = a.dots[(batch * a.heads + head) * a.queries + row];
