@@ -120,6 +120,16 @@ static int tile_threads(const struct contraction *c) {
                                                  : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
 }
 
+/* Blocks that shall fit on a multiprocessor: two, which hide each other's waits, where 128 registers per thread hold the
+   sums and what is on its way. */
+static int resident_blocks(const struct contraction *c) {
+    const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
+    bool is_large = c->tile->rows + c->tile->columns > 192, is_light = row->is_mma && c->has_k16;
+    for (int f = 0; f < FACTORS; f++)
+        is_light = is_light && c->factor[f].run >= 4 && dtype_bytes((weftDataType_t)c->factor[f].tensor->type, 1) == 2;
+    return row->bytes == 1 || (is_large && !is_light) ? 1 : 2;
+}
+
 static uint32_t grid_of(int64_t blocks) { return (uint32_t)(blocks < GRID_MAX ? blocks : GRID_MAX); }
 
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
@@ -138,6 +148,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     print_constant(&print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
     print_constant(&print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
     print_constant(&print, "THREADS", tile_threads(c));
+    print_constant(&print, "BLOCKS", resident_blocks(c));
     print_constant(&print, "HAS_FILL", c->fill != 0);
     contraction_print_factors(&print, c);
     print_end(&print, c);

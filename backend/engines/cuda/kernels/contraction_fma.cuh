@@ -8,7 +8,7 @@
    Memory    tables + the larger of two stages and one slab of sums, on their way to finish() in runs; below 48 KB
    Limits    none: ragged sizes are predicated; RUN of a factor is what its strides and alignment allow
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
-   Params    BLOCK_M BLOCK_N BLOCK_K THREADS THREAD_M THREAD_N RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index factor_a factor_b */
+   Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS THREAD_M THREAD_N RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index factor_a factor_b */
 constexpr bool READS_ALONG_DEPTH = false;
 #include "lib/staging.cuh"
 
@@ -48,4 +48,4 @@ struct sums {
 
 #include "lib/tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) contraction(const __grid_constant__ arguments p) { make_tiles(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) { make_tiles(p); }
