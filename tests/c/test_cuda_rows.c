@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA rows family without a GPU: which walk it chooses for sizes that people run, what it declines and in which
+   words, and that every kernel it prints compiles for all generations of chips with no spills. Without a copy of NVRTC
+   the last is not observed, and said so. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/kernel.h"
+#include "graph/graph.h"
+#include "harness.h"
+#include "runtime/device.h"
+#include "runtime/nvrtc.h"
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+enum { OPS_MAX = 8 };
+
+struct model {
+    int64_t next_uid;
+    int count;
+    desc ops[OPS_MAX];
+};
+
+static desc typed(struct model *m, struct extents dims, weftDataType_t type) {
+    desc made = open_tensor(m->next_uid++, dims);
+    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, type));
+    return finalized(made);
+}
+
+static desc strided(struct model *m, struct extents dims, struct extents strides, weftDataType_t type,
+                    int64_t alignment) {
+    desc made = open_tensor(m->next_uid++, dims);
+    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, type));
+    if (strides.count)
+        MUST(set_numbers(made, WEFT_ATTR_TENSOR_STRIDES, strides.count, strides.at));
+    MUST(set_number(made, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, alignment));
+    return finalized(made);
+}
+
+static desc epsilon(struct model *m) { return constant(m->next_uid++, 1e-5f); }
+static desc inner(struct model *m) { return virtual_tensor(m->next_uid++); }
+
+static void add(struct model *m, desc op) { m->ops[m->count++] = finalized(op); }
+
+static void add_pointwise(struct model *m, weftPointwiseMode_t mode, desc x, desc b, desc y) {
+    m->ops[m->count++] = pointwise(mode, x, b, y);
+}
+
+static void add_reduction(struct model *m, weftReduceTensorOp_t mode, weftDataType_t math, desc x, desc y) {
+    desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_REDUCTION_OPERATOR, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, mode));
+    MUST(set_enum(parameters, WEFT_ATTR_REDUCTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, math));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_XDESC, x));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_YDESC, y));
+    drop(parameters);
+    add(m, op);
+}
+
+static void add_softmax(struct model *m, desc x, desc y, desc stats, int64_t axis) {
+    desc op = make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_XDESC, x));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_YDESC, y));
+    if (stats)
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_STATS_DESC, stats));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, axis));
+    add(m, op);
+}
+
+struct norm {
+    weftBackendNormMode_t mode;
+    desc x, scale, bias, y, mean, inv; /* absent: NULL */
+    desc dy, dx, dscale, dbias;
+    int64_t groups;
+};
+
+static void hold(desc op, weftBackendAttributeName_t name, desc held) {
+    if (held)
+        MUST(set_held(op, name, held));
+}
+
+static void add_norm(struct model *m, const struct norm *norm) {
+    desc op = make(WEFT_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_NORM_FWD_MODE, WEFT_TYPE_NORM_MODE, norm->mode));
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_NORM_FWD_PHASE, WEFT_TYPE_NORM_FWD_PHASE, WEFT_NORM_FWD_TRAINING));
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_XDESC, norm->x);
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_SCALE_DESC, norm->scale);
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_BIAS_DESC, norm->bias);
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, epsilon(m));
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_MEAN_DESC, norm->mean);
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, norm->inv);
+    hold(op, WEFT_ATTR_OPERATION_NORM_FWD_YDESC, norm->y);
+    if (norm->groups)
+        MUST(set_number(op, WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, norm->groups));
+    add(m, op);
+}
+
+static void add_norm_backward(struct model *m, const struct norm *norm) {
+    desc op = make(WEFT_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_NORM_BWD_MODE, WEFT_TYPE_NORM_MODE, norm->mode));
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_XDESC, norm->x);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_DYDESC, norm->dy);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_SCALE_DESC, norm->scale);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_MEAN_DESC, norm->mean);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, norm->inv);
+    if (!norm->inv)
+        hold(op, WEFT_ATTR_OPERATION_NORM_BWD_EPSILON_DESC, epsilon(m));
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_DXDESC, norm->dx);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, norm->dscale);
+    hold(op, WEFT_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, norm->dbias);
+    if (norm->groups)
+        MUST(set_number(op, WEFT_ATTR_OPERATION_NORM_BWD_GROUPS_EXT, norm->groups));
+    add(m, op);
+}
+
+/* ---- Cases ------------------------------------------------------------------------------------------------------- */
+
+#define BF16 WEFT_DATA_BFLOAT16
+#define F16 WEFT_DATA_HALF
+#define F32 WEFT_DATA_FLOAT
+#define F64 WEFT_DATA_DOUBLE
+#define NHWC(n, c, h, w) DIMS((int64_t)(h) * (w) * (c), 1, (int64_t)(w) * (c), (c))
+
+static void layer_norm_of(struct model *m, int64_t rows, int64_t length, weftDataType_t type, weftDataType_t scale) {
+    struct norm norm = {.mode = WEFT_LAYER_NORM};
+    norm.x = typed(m, DIMS(rows, length), type);
+    norm.scale = typed(m, DIMS(1, length), scale);
+    norm.bias = typed(m, DIMS(1, length), scale);
+    norm.mean = typed(m, DIMS(rows, 1), F32);
+    norm.inv = typed(m, DIMS(rows, 1), F32);
+    norm.y = typed(m, DIMS(rows, length), type);
+    add_norm(m, &norm);
+}
+
+static void layer_norm(struct model *m) { layer_norm_of(m, 16384, 4096, BF16, F32); }
+static void layer_norm_short(struct model *m) { layer_norm_of(m, 131072, 128, BF16, BF16); }
+static void layer_norm_wide(struct model *m) { layer_norm_of(m, 4096, 16384, BF16, BF16); }
+static void layer_norm_65536(struct model *m) { layer_norm_of(m, 1024, 65536, BF16, BF16); }
+static void layer_norm_long(struct model *m) { layer_norm_of(m, 512, 262144, BF16, BF16); }
+static void layer_norm_odd(struct model *m) { layer_norm_of(m, 1000, 4097, F16, F32); }
+static void layer_norm_double(struct model *m) { layer_norm_of(m, 1024, 1024, F64, F64); }
+
+/* residual + RMS norm + SiLU, quantised; the sum is kept. */
+static void fused_rms_norm(struct model *m) {
+    struct extents dims = DIMS(8192, 8192), row = DIMS(1, 8192);
+    struct norm norm = {.mode = WEFT_RMS_NORM};
+    norm.x = typed(m, dims, BF16);
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, dims, BF16), typed(m, dims, BF16), norm.x);
+    norm.scale = typed(m, row, BF16);
+    norm.y = inner(m);
+    add_norm(m, &norm);
+    desc active = inner(m);
+    add_pointwise(m, WEFT_POINTWISE_SWISH_FWD, norm.y, NULL, active);
+    add_pointwise(m, WEFT_POINTWISE_MUL, active, typed(m, DIMS(1, 1), F32), typed(m, dims, WEFT_DATA_FP8_E4M3));
+}
+
+static void norm_backward_of(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length) {
+    struct norm norm = {.mode = mode};
+    norm.x = typed(m, DIMS(rows, length), BF16);
+    norm.dy = typed(m, DIMS(rows, length), BF16);
+    norm.dx = typed(m, DIMS(rows, length), BF16);
+    norm.scale = typed(m, DIMS(1, length), BF16);
+    norm.dscale = typed(m, DIMS(1, length), BF16);
+    norm.dbias = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(1, length), BF16);
+    norm.mean = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(rows, 1), F32);
+    norm.inv = typed(m, DIMS(rows, 1), F32);
+    add_norm_backward(m, &norm);
+}
+
+static void layer_backward(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 16384, 4096); }
+static void layer_backward_short(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 131072, 128); }
+static void layer_backward_8192(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 8192, 8192); }
+static void layer_backward_12288(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 1024, 12288); }
+static void rms_backward_16384(struct model *m) { norm_backward_of(m, WEFT_RMS_NORM, 4096, 16384); }
+static void layer_backward_long(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 256, 262144); }
+
+static void batch_norm_of(struct model *m, bool channels_last, bool backward) {
+    struct extents dims = DIMS(128, 256, 56, 56), channel = DIMS(1, 256, 1, 1);
+    struct extents order = channels_last ? NHWC(128, 256, 56, 56) : UNSET;
+    struct norm norm = {.mode = WEFT_BATCH_NORM};
+    norm.x = strided(m, dims, order, BF16, 16);
+    norm.scale = typed(m, channel, F32);
+    norm.mean = typed(m, channel, F32);
+    norm.inv = typed(m, channel, F32);
+    if (backward) {
+        norm.dy = strided(m, dims, order, BF16, 16);
+        norm.dx = strided(m, dims, order, BF16, 16);
+        norm.dscale = typed(m, channel, F32);
+        norm.dbias = typed(m, channel, F32);
+        add_norm_backward(m, &norm);
+        return;
+    }
+    norm.bias = typed(m, channel, F32);
+    norm.y = inner(m);
+    add_norm(m, &norm);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, norm.y, NULL, strided(m, dims, order, BF16, 16));
+}
+
+static void batch_norm_nhwc(struct model *m) { batch_norm_of(m, true, false); }
+static void batch_norm_nchw(struct model *m) { batch_norm_of(m, false, false); }
+static void batch_backward_nhwc(struct model *m) { batch_norm_of(m, true, true); }
+static void batch_backward_nchw(struct model *m) { batch_norm_of(m, false, true); }
+
+static void grouped(struct model *m, weftBackendNormMode_t mode, bool backward) {
+    struct extents dims = DIMS(32, 320, 64, 64), channel = DIMS(1, 320, 1, 1), order = NHWC(32, 320, 64, 64);
+    struct extents kept = mode == WEFT_GROUP_NORM ? DIMS(32, 32, 1, 1) : DIMS(32, 320, 1, 1);
+    struct norm norm = {.mode = mode, .groups = mode == WEFT_GROUP_NORM ? 32 : 0};
+    norm.x = strided(m, dims, order, F16, 16);
+    norm.scale = typed(m, channel, F32);
+    if (backward) {
+        norm.dy = strided(m, dims, order, F16, 16);
+        norm.dx = strided(m, dims, order, F16, 16);
+        norm.dscale = typed(m, channel, F32);
+        norm.dbias = typed(m, channel, F32);
+        add_norm_backward(m, &norm);
+        return;
+    }
+    norm.bias = typed(m, channel, F32);
+    norm.mean = typed(m, kept, F32);
+    norm.inv = typed(m, kept, F32);
+    norm.y = strided(m, dims, order, F16, 16);
+    add_norm(m, &norm);
+}
+
+static void group_norm(struct model *m) { grouped(m, WEFT_GROUP_NORM, false); }
+static void group_backward(struct model *m) { grouped(m, WEFT_GROUP_NORM, true); }
+static void instance_norm(struct model *m) { grouped(m, WEFT_INSTANCE_NORM, false); }
+static void instance_backward(struct model *m) { grouped(m, WEFT_INSTANCE_NORM, true); }
+
+static void softmax_of(struct model *m, struct extents dims, int64_t axis, weftDataType_t type) {
+    struct extents row = dims;
+    row.at[axis] = 1;
+    add_softmax(m, typed(m, dims, type), typed(m, dims, type), typed(m, row, F32), axis);
+}
+
+static void softmax(struct model *m) { softmax_of(m, DIMS(16384, 4096), 1, BF16); }
+static void softmax_float(struct model *m) { softmax_of(m, DIMS(4096, 16384), 1, F32); }
+static void softmax_long(struct model *m) { softmax_of(m, DIMS(512, 262144), 1, BF16); }
+static void softmax_few(struct model *m) { softmax_of(m, DIMS(4, 1048576), 1, BF16); }
+static void softmax_channels(struct model *m) { softmax_of(m, DIMS(32, 128, 64, 64), 1, F16); }
+static void softmax_unaligned(struct model *m) {
+    struct extents dims = DIMS(4096, 4096), strides = DIMS(4098, 1);
+    add_softmax(m, strided(m, dims, strides, BF16, 2), typed(m, dims, BF16), NULL, 1);
+}
+
+static void reduce_of(struct model *m, weftReduceTensorOp_t mode, weftDataType_t math, struct extents dims,
+                      struct extents to, weftDataType_t type, weftDataType_t result) {
+    desc x = typed(m, dims, type);
+    add_reduction(m, mode, math, x, typed(m, to, result));
+}
+
+static void sum_rows(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(16384, 4096), DIMS(16384, 1), BF16, F32);
+}
+static void sum_all(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(1 << 30, 1), DIMS(1, 1), F32, F32);
+}
+static void sum_columns(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(16384, 4096), DIMS(1, 4096), BF16, F32);
+}
+static void largest_of_groups(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_MAX, F32, DIMS(64, 4096, 256), DIMS(64, 128, 256), F32, F32);
+}
+static void exact_norm(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_NORM2, WEFT_DATA_INT32, DIMS(512, 1000), DIMS(512, 1), WEFT_DATA_INT8,
+              WEFT_DATA_INT32);
+}
+static void product_double(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_MUL_NO_ZEROS, F64, DIMS(100, 333), DIMS(100, 1), F64, F64);
+}
+
+static const struct {
+    void (*fill)(struct model *m);
+    const char *name, *walk; /* what the step's detail begins with, on an H200 */
+} cases[] = {
+    {layer_norm, "layer norm 16384x4096", "rows in registers"},
+    {layer_norm_short, "layer norm 131072x128", "rows in registers"},
+    {layer_norm_wide, "layer norm 4096x16384", "rows in registers"},
+    {layer_norm_65536, "layer norm 1024x65536", "rows "},
+    {layer_norm_long, "layer norm 512x262144", "rows streamed"},
+    {layer_norm_odd, "layer norm 1000x4097", "rows "},
+    {layer_norm_double, "layer norm 1024x1024 double", "rows in registers"},
+    {fused_rms_norm, "residual, RMS norm, SiLU, fp8", "rows in registers"},
+    {layer_backward, "layer norm backward 16384x4096", "rows in registers"},
+    {layer_backward_short, "layer norm backward 131072x128", "rows in registers"},
+    {layer_backward_8192, "layer norm backward 8192x8192", "rows in registers"},
+    {layer_backward_12288, "layer norm backward 1024x12288", "rows in registers"},
+    {rms_backward_16384, "RMS norm backward 4096x16384", "rows in registers"},
+    {layer_backward_long, "layer norm backward 256x262144", "rows streamed"},
+    {batch_norm_nhwc, "batch norm NHWC", "rows side by side streamed"},
+    {batch_norm_nchw, "batch norm NCHW", "rows streamed"},
+    {batch_backward_nhwc, "batch norm backward NHWC", "rows side by side streamed"},
+    {batch_backward_nchw, "batch norm backward NCHW", "rows streamed"},
+    {group_norm, "group norm NHWC", "rows "},
+    {group_backward, "group norm backward NHWC", "rows "},
+    {instance_norm, "instance norm NHWC", "rows side by side"},
+    {instance_backward, "instance norm backward NHWC", "rows side by side"},
+    {softmax, "softmax 16384x4096", "rows in registers"},
+    {softmax_float, "softmax 4096x16384 float", "rows in registers"},
+    {softmax_long, "softmax 512x262144", "rows streamed"},
+    {softmax_few, "softmax 4x1048576", "rows streamed"},
+    {softmax_channels, "softmax over channels", "rows side by side in registers"},
+    {softmax_unaligned, "softmax unaligned", "rows "},
+    {sum_rows, "sum of rows", "rows in registers"},
+    {sum_all, "sum of everything", "rows streamed"},
+    {sum_columns, "sum of columns", "rows side by side streamed"},
+    {largest_of_groups, "largest of groups", "rows side by side"},
+    {exact_norm, "norm in integers", "rows "},
+    {product_double, "product in double", "rows "},
+};
+
+/* ---- Building and compiling -------------------------------------------------------------------------------------- */
+
+struct built {
+    desc graph;
+    int nodes[OPS_MAX];
+    struct step step;
+    struct arena arena;
+};
+
+static weftStatus_t build(struct built *built, void (*fill)(struct model *m), const struct device *device) {
+    struct model m = {.next_uid = 1};
+    struct knob_choices none = {0};
+    double seconds = -1;
+    *built = (struct built){0};
+    fill(&m);
+    built->graph = graph_of(m.count, m.ops);
+    const struct graph *graph = (const struct graph *)built->graph;
+    for (int i = 0; i < graph->node_count; i++)
+        built->nodes[i] = i;
+    built->step.family = &cuda_rows;
+    built->step.region = (struct region){graph, graph->node_count, built->nodes};
+    TRY(cuda_rows.accepts(&built->step.region, device, &seconds));
+    CHECK(seconds > 0 && seconds < 1, "%g seconds", seconds);
+    return cuda_rows.build(&built->step, device, &none, &built->arena);
+}
+
+static void release(struct built *built) {
+    arena_free(&built->arena);
+    drop(built->graph);
+}
+
+static void compile(const char *name, const struct built *built, const struct device *device) {
+    static const char *const options[] = {"-std=c++17", "--ptxas-options=-v"};
+    const struct cuda_step *state = built->step.state;
+    struct nvrtc_choice choice;
+    char arch[16];
+    device_arch(arch, device);
+    if (nvrtc_choose(&choice, arch)) {
+        static bool is_said;
+        if (!is_said)
+            printf("not observed: whether kernels compile: %s\n", status_text());
+        is_said = true;
+        status_clear();
+        return;
+    }
+    for (int i = 0; i < state->count; i++) {
+        struct compiled compiled;
+        struct program program = {
+            .name = "rows.cu", .text = state->kernels[i].program, .option_count = 2, .options = options};
+        program.headers = kernel_files(&program.header_count);
+        weftStatus_t status = nvrtc_compile(&compiled, &choice, &program);
+        CHECK(status == WEFT_STATUS_SUCCESS, "%s for %s: %s", name, arch, status_text());
+        bool spills = false;
+        for (const char *at = compiled.log; at && (at = strstr(at, "bytes stack frame, ")) != NULL; at++)
+            spills = spills || strncmp(at, "bytes stack frame, 0 bytes spill", 32) != 0;
+        CHECK(!spills, "%s for %s, kernel %d spills:\n%s", name, arch, i, compiled.log);
+        const char *used = compiled.log ? strstr(compiled.log, "Used ") : NULL;
+        if (getenv("WEFT_TEST_VERBOSE"))
+            printf("%-34s %-8s kernel %d of %d: %.18s | grid %u x %u | %s\n", name, arch, i, state->count,
+                   used ? used : "", state->kernels[i].grid[0], state->kernels[i].block, built->step.detail);
+        compiled_free(&compiled);
+        status_clear();
+    }
+}
+
+static void cases_build_and_compile(void) {
+    static const int archs[][2] = {{8, 0}, {9, 0}, {10, 0}, {12, 0}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int a = 0; a < 4; a++) {
+            struct device device;
+            struct built built;
+            MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
+            weftStatus_t status = build(&built, cases[c].fill, &device);
+            CHECK(status == WEFT_STATUS_SUCCESS, "%s: %s", cases[c].name, status_text());
+            if (!status && a == 1)
+                CHECK(strncmp(built.step.detail, cases[c].walk, strlen(cases[c].walk)) == 0, "%s: %s", cases[c].name,
+                      built.step.detail);
+            if (!status)
+                compile(cases[c].name, &built, &device);
+            release(&built);
+        }
+}
+
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
+
+static void only_pointwise(struct model *m) {
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
+                  typed(m, DIMS(4, 8), F32));
+}
+
+static void two_row_spaces(struct model *m) {
+    add_reduction(m, WEFT_REDUCE_TENSOR_ADD, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 1), F32));
+    add_reduction(m, WEFT_REDUCE_TENSOR_ADD, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(1, 8), F32));
+}
+
+static void packed_bits(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(4, 8), DIMS(4, 1), WEFT_DATA_INT4, F32);
+}
+
+static void refusals_are_worded(void) {
+    static const struct {
+        void (*fill)(struct model *m);
+        const char *reason;
+    } refused[] = {
+        {only_pointwise, "no operation of the region combines elements to rows"},
+        {two_row_spaces, "has other rows than the operations before it"},
+        {packed_bits, "which kernels cannot store"},
+    };
+    struct device device;
+    MUST(device_describe_cuda(&device, 9, 0));
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        struct built built;
+        weftStatus_t status = build(&built, refused[i].fill, &device);
+        CHECK(status != WEFT_STATUS_SUCCESS && strstr(status_text(), refused[i].reason), "got %d: %s", (int)status,
+              status_text());
+        status_clear();
+        release(&built);
+    }
+}
+
+int main(void) {
+    cases_build_and_compile();
+    refusals_are_worded();
+    return harness_end();
+}
