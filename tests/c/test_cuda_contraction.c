@@ -338,13 +338,13 @@ struct built {
     struct arena arena;
 };
 
-static weftStatus_t build(struct built *built, const struct family *family, void (*make)(struct model *m),
+static weftStatus_t build(struct built *built, const struct family *family, void (*describe)(struct model *m),
                           const struct device *device) {
     struct model m = {.next_uid = 1};
     struct knob_choices none = {0};
     double seconds = -1;
     *built = (struct built){0};
-    make(&m);
+    describe(&m);
     built->graph = graph_of(m.count, m.ops);
     const struct graph *graph = (const struct graph *)built->graph;
     for (int i = 0; i < graph->node_count; i++)
