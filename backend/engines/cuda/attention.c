@@ -28,6 +28,11 @@ bool attention_is_rich(const struct cuda_attention *c, int parts) {
     return parts > 1 || c->a->bias || c->a->dropout_probability > 0 || c->arithmetic->sum_bytes > 4;
 }
 
+int attention_most_columns(const struct cuda_attention *c, int parts) {
+    bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
+    return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
+}
+
 struct attention_depth attention_depth_of(int64_t depth, int most) {
     struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
     found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);

@@ -13,7 +13,7 @@ struct attention_arithmetic {
     const char *staged_name, *sum_name;
     int bytes, sum_bytes;
     bool is_mma;
-    int most_columns; /* of a result that one block sums in registers */
+    int most_columns; /* of results that one block sums in registers */
     const char *doc;
 };
 
@@ -38,6 +38,9 @@ struct attention_tile {
 
 /* Whether scores take more registers than the product alone: a bias, dropout, double sums, a second part of the weights. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
+
+/* How many columns of results a block can sum in registers. */
+int attention_most_columns(const struct cuda_attention *c, int parts);
 
 /* Whether somebody wants an output. */
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output);

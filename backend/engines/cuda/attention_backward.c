@@ -51,11 +51,10 @@ static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor)
            (tensor->type == WEFT_DATA_FLOAT || tensor->type == WEFT_DATA_DOUBLE);
 }
 
-/* How many columns a block sums: what both results ask for, halved when there are both. */
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
-    int limit = c->arithmetic->most_columns;
     int64_t device_limit = c->device->cuda.shared_per_block, columns = 0;
     p->parts = is_wide(c, p->first) || is_wide(c, p->second) ? 2 : 1;
+    int limit = attention_most_columns(c, p->parts);
     p->depth = attention_depth_of(c->depth, p->makes_first && !p->is_bias ? limit : INT32_MAX);
     p->value_depth = attention_depth_of(c->value_depth, p->makes_second ? limit : INT32_MAX);
     columns = (p->makes_first && !p->is_bias ? p->depth.chunk : 0) + (p->makes_second ? p->value_depth.chunk : 0);
@@ -82,7 +81,8 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
     int64_t both = round_up(most(c->depth, 1), 16) + round_up(most(c->value_depth, 1), 16);
-    bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= c->arithmetic->most_columns;
+    int parts = is_wide(c, op->dk) || is_wide(c, op->dv) ? 2 : 1;
+    bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= attention_most_columns(c, parts);
     *count = 0;
     if (wants_k)
         passes[(*count)++] = (struct pass){.own_is_key = true,

@@ -12,13 +12,14 @@ static const struct {
     struct attention_tile tile;
 } tiles[] = {
     {true, true, 64, {4, 2, 64, 2, true}},     {true, true, 96, {4, 2, 64, 2, false}},
-    {true, false, 128, {4, 2, 32, 2, false}},  {true, false, 128, {4, 1, 64, 2, true}},
-    {true, false, 128, {2, 1, 64, 2, true}},   {true, true, 256, {4, 1, 32, 2, false}},
-    {true, false, 256, {4, 1, 16, 2, false}},  {true, true, 256, {2, 1, 32, 2, false}},
-    {true, false, 256, {2, 1, 16, 2, false}},  {true, false, 256, {1, 1, 16, 1, false}},
-    {false, false, 64, {4, 1, 32, 2, false}},  {false, false, 128, {4, 1, 32, 1, false}},
-    {false, false, 128, {4, 1, 16, 1, false}}, {false, false, 128, {2, 1, 16, 1, false}},
-    {false, false, 128, {1, 1, 16, 1, false}}, {false, false, 128, {1, 1, 8, 1, false}},
+    {true, false, 64, {4, 2, 32, 2, false}},   {true, true, 128, {4, 2, 32, 2, false}},
+    {true, true, 128, {4, 1, 64, 2, true}},    {true, false, 128, {4, 1, 32, 2, true}},
+    {true, false, 128, {2, 1, 32, 2, true}},   {true, true, 256, {4, 1, 32, 2, false}},
+    {true, false, 256, {4, 1, 16, 2, false}},  {true, false, 256, {2, 1, 16, 2, false}},
+    {true, false, 256, {1, 1, 16, 1, false}},  {false, true, 64, {4, 1, 32, 2, false}},
+    {false, true, 128, {4, 1, 32, 1, false}},  {false, false, 128, {4, 1, 16, 1, false}},
+    {false, false, 128, {2, 1, 16, 1, false}}, {false, false, 128, {1, 1, 16, 1, false}},
+    {false, false, 128, {1, 1, 8, 1, false}},
 };
 
 enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
@@ -45,7 +46,7 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static weftStatus_t choose_tile(struct forward *f, const struct cuda_attention *c) {
     int64_t limit = c->device->cuda.shared_per_block, bytes = 0;
     f->depth = attention_depth_of(c->depth, INT32_MAX);
-    f->value_depth = attention_depth_of(c->value_depth, c->arithmetic->most_columns);
+    f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         const struct attention_tile *t = &tiles[i].tile;
         if (tiles[i].is_mma != c->arithmetic->is_mma || (tiles[i].is_lean && attention_is_rich(c, f->parts)) ||

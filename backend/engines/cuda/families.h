@@ -9,6 +9,8 @@ extern const struct family cuda_attention;   /* scaled dot-product attention, fo
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
 extern const struct family cuda_rows;   /* reductions, softmax and norms, with the pointwise operations around them */
 extern const struct family cuda_window; /* pooling and interpolation */
+extern const struct family cuda_move;   /* concatenation, and what else only moves elements */
+extern const struct family cuda_rng;    /* random numbers */
 extern const struct family cuda_map;    /* pointwise operations and data movement in one sweep */
 
 #endif

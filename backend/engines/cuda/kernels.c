@@ -22,6 +22,8 @@ EMBED(direct, "direct.cuh")
 EMBED(lib_window, "lib/window.cuh")
 EMBED(window, "window.cuh")
 EMBED(window_bwd, "window_bwd.cuh")
+EMBED(move, "move.cuh")
+EMBED(rng, "rng.cuh")
 EMBED(map, "map.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
@@ -56,6 +58,8 @@ static const struct program_header files[] = {
     {"lib/window.cuh", weft_kernel_lib_window},
     {"window.cuh", weft_kernel_window},
     {"window_bwd.cuh", weft_kernel_window_bwd},
+    {"move.cuh", weft_kernel_move},
+    {"rng.cuh", weft_kernel_rng},
     {"map.cuh", weft_kernel_map},
     {"lib/reduce.cuh", weft_kernel_lib_reduce},
     {"lib/stream.cuh", weft_kernel_lib_stream},

@@ -25,6 +25,6 @@ template <class P> DEVICE void make_row(const P& a, i64 line) {
     if (lane() == 0) a.dots[line] = dot, a.shifts[line] = has_gradient ? in_units(stats) : -unseen();
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_bwd_rows(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_rows(const __grid_constant__ arguments a) {
     for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS) make_row(a, line);
 }

@@ -27,4 +27,4 @@ template <class P> DEVICE void make_head(const P& a, i64 head) {
     if (threadIdx.x == 0) a.dsink[head * a.dsink_step] = from<dsink_t>::number(sums[0]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_bwd_sink(const __grid_constant__ arguments a) { make_head(a, blockIdx.x); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_sink(const __grid_constant__ arguments a) { make_head(a, blockIdx.x); }

@@ -23,4 +23,4 @@ template <class P> DEVICE void dump(const P& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_dump(const __grid_constant__ arguments a) { dump(a); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_dump(const __grid_constant__ arguments a) { dump(a); }

@@ -30,6 +30,6 @@ template <class P> DEVICE void merge(const P& a, i64 line) {
         }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_merge(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_merge(const __grid_constant__ arguments a) {
     for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS) merge(a, line);
 }

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of what
+   is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of a copy
+   walks the same positions with digits of its own. The host half decides and prints; kernels/move.cuh copies. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/kernel.h"
+#include "graph/ops/concat.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/slice.h"
+#include "graph/ops/transpose.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PARTS_PER_KERNEL = 8, PARTS_MAX = PARTS_PER_KERNEL * KERNELS_MAX, THREADS = 256, UNROLL = 4 };
+
+/* Where positions lie in one tensor: position p in mixed radix, slowest digit first. */
+struct side {
+    const struct tensor *tensor;
+    int64_t offset; /* in elements */
+    int rank;
+    int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
+};
+
+struct part {
+    struct side from, to;
+    int64_t elements;
+    int run;
+};
+
+struct movement {
+    const struct region *region;
+    const struct descriptor *op;
+    int count;
+    struct part parts[PARTS_MAX];
+};
+
+/* ---- From an operation to parts ----------------------------------------------------------------------------------- */
+
+static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
+    struct side side = {.tensor = tensor, .rank = (int)extents->count};
+    memcpy(side.extents, extents->at, sizeof side.extents);
+    memcpy(side.strides, strides, sizeof side.strides);
+    return side;
+}
+
+/* Walks both sides in the order of memory of the one that is written. */
+static void order_sides(struct part *part) {
+    struct side *sides[] = {&part->from, &part->to};
+    for (int i = 1; i < part->to.rank; i++)
+        for (int at = i; at > 0 && part->to.strides[at - 1] < part->to.strides[at]; at--)
+            for (int k = 0; k < 2; k++) {
+                int64_t extent = sides[k]->extents[at], stride = sides[k]->strides[at];
+                sides[k]->extents[at] = sides[k]->extents[at - 1];
+                sides[k]->strides[at] = sides[k]->strides[at - 1];
+                sides[k]->extents[at - 1] = extent;
+                sides[k]->strides[at - 1] = stride;
+            }
+}
+
+/* Makes one digit of neighbours that lie at one distance. */
+static void merge_digits(struct side *side) {
+    int rank = 0;
+    for (int i = 0; i < side->rank; i++) {
+        bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
+                      side->extents[rank - 1] * side->extents[i] < INT32_MAX;
+        if (side->extents[i] == 1)
+            continue;
+        rank += !merges;
+        side->extents[rank - 1] = merges ? side->extents[rank - 1] * side->extents[i] : side->extents[i];
+        side->strides[rank - 1] = side->strides[i];
+    }
+    side->rank = rank;
+}
+
+static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
+                              const int64_t *x_strides, const int64_t *y_strides) {
+    struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
+    order_sides(&part);
+    return part;
+}
+
+static weftStatus_t list_concat(struct movement *m) {
+    const struct concat_op *op = (const struct concat_op *)m->op;
+    int axis = concat_axis(op);
+    int64_t before = 0;
+    if (op->inputs.count > PARTS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
+             descriptor_label(m->op), (long long)op->inputs.count, PARTS_MAX);
+    for (int64_t k = 0; k < op->inputs.count; k++) {
+        const struct tensor *x = op->inputs.tensors[k];
+        struct part *part = &m->parts[m->count];
+        *part = plain_part(x, op->y, &x->dims, x->strides.at, op->y->strides.at);
+        part->to.offset = before * op->y->strides.at[axis];
+        before += x->dims.at[axis];
+        m->count += tensor_elements(x) > 0;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static struct part transpose_part(const struct transpose_op *op) {
+    int64_t strides[WEFT_DIM_MAX] = {0};
+    for (int64_t i = 0; i < op->y->dims.count; i++)
+        strides[i] = op->x->strides.at[op->permutation.at[i]];
+    return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
+}
+
+static struct part slice_part(const struct slice_op *op) {
+    int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
+    for (int64_t i = 0; i < op->y->dims.count; i++) {
+        strides[i] = op->x->strides.at[i] * slice_step(op, i);
+        offset += op->start.at[i] * op->x->strides.at[i];
+    }
+    struct part part = plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
+    part.from.offset = offset;
+    return part;
+}
+
+/* Positions are places in the storage, or the elements in order of both tensors' dims. */
+static struct part reshape_part(const struct reshape_op *op) {
+    if (op->mode == WEFT_RESHAPE_VIEW_ONLY)
+        return plain_part(op->x, op->y, &op->y->dims, op->y->strides.at, op->y->strides.at);
+    return (struct part){.from = side_of(op->x, &op->x->dims, op->x->strides.at),
+                         .to = side_of(op->y, &op->y->dims, op->y->strides.at)};
+}
+
+static weftStatus_t list_parts(struct movement *m) {
+    const struct op *op = op_of(m->op);
+    if (op == &concat_op)
+        return list_concat(m);
+    if (op != &transpose_op && op != &slice_op && op != &reshape_op)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s does more than move elements.", descriptor_label(m->op));
+    m->parts[0] = op == &transpose_op ? transpose_part((const struct transpose_op *)m->op)
+                  : op == &slice_op   ? slice_part((const struct slice_op *)m->op)
+                                      : reshape_part((const struct reshape_op *)m->op);
+    m->count = tensor_elements(m->parts[0].to.tensor) > 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
+    for (int k = 0; k < node->operand_count; k++) {
+        const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
+        if (tensor->vector_count != 1)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+        if (!cuda_type_name((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 dtype_of((weftDataType_t)tensor->type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* How many neighbours one access of a side takes. */
+static int64_t side_run(const struct side *side) {
+    const struct tensor *tensor = side->tensor;
+    int last = side->rank - 1;
+    if (last < 0 || side->strides[last] != 1 || tensor->is_by_value || tensor->is_constant)
+        return 1;
+    int64_t fits = gcd(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
+    int64_t run = gcd(gcd(fits > 1 ? fits : 1, side->extents[last]), side->offset);
+    for (int i = 0; i < last; i++)
+        run = gcd(run, side->strides[i]);
+    return run;
+}
+
+static weftStatus_t analyse(struct movement *m, const struct region *region) {
+    m->region = region;
+    m->op = region_node(region, 0)->op;
+    m->count = 0;
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(m->op),
+             descriptor_label(region_node(region, 1)->op));
+    TRY(check_tensors(region, region_node(region, 0)));
+    TRY(list_parts(m));
+    for (int k = 0; k < m->count; k++) {
+        struct part *part = &m->parts[k];
+        part->elements = 1;
+        for (int i = 0; i < part->to.rank; i++)
+            part->elements *= part->to.extents[i];
+        merge_digits(&part->from);
+        merge_digits(&part->to);
+        part->run = (int)gcd(side_run(&part->from), side_run(&part->to));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct movement m;
+    TRY(analyse(&m, region));
+    double bytes = 0;
+    for (int k = 0; k < m.count; k++)
+        bytes += (double)(dtype_bytes((weftDataType_t)m.parts[k].from.tensor->type, m.parts[k].elements) +
+                          dtype_bytes((weftDataType_t)m.parts[k].to.tensor->type, m.parts[k].elements));
+    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+/* from() or to(): the address of a position. */
+static void print_side(struct kernel_print *print, const struct movement *m, int k, const struct side *side,
+                       const char *name) {
+    const char *type = cuda_type_name((weftDataType_t)side->tensor->type);
+    int value = graph_find_value(m->region->graph, side->tensor);
+    bool is_source = side == &m->parts[k].from;
+    char text[32];
+    snprintf(text, sizeof text, "%s%d", name, k);
+    print_pointer(print, (weftDataType_t)side->tensor->type, value,
+                  dtype_bytes((weftDataType_t)side->tensor->type, side->offset), text);
+    text_add(&print->code,
+             "    static DEVICE %s%s* %s(const arguments& p, position rest) {\n        %s%s* at = p.%s%d;\n",
+             is_source ? "const " : "", type, name, is_source ? "const " : "", type, name, k);
+    for (int i = side->rank; i-- > 0;) {
+        if (i > 0) {
+            snprintf(text, sizeof text, "%s%d_extent%d", name, k, i);
+            print_divisor(print, side->extents[i], text);
+            text_add(&print->code, "        at += (i64)split(rest, p.%s)", text);
+        } else {
+            text_add(&print->code, "        at += (i64)rest");
+        }
+        if (side->strides[i] != 1) {
+            snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
+            print_number(print, side->strides[i], text);
+            text_add(&print->code, " * p.%s", text);
+        }
+        text_add(&print->code, ";\n");
+    }
+    text_add(&print->code, "        return at;\n    }\n");
+}
+
+static void print_part(struct kernel_print *print, const struct movement *m, int k) {
+    const struct part *part = &m->parts[k];
+    char text[32];
+    text_add(
+        &print->code,
+        "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
+        "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
+        k, part->elements < INT32_MAX ? "u32" : "i64", cuda_type_name((weftDataType_t)part->from.tensor->type),
+        cuda_type_name((weftDataType_t)part->to.tensor->type), part->run, k);
+    snprintf(text, sizeof text, "runs%d", k);
+    print_number(print, part->elements / part->run, text);
+    print_side(print, m, k, &part->from, "from");
+    print_side(print, m, k, &part->to, "to");
+    text_add(&print->code, "};\n\n");
+}
+
+static int64_t blocks_of(const struct part *part, const struct device *device) {
+    int64_t runs = part->elements / part->run, each = THREADS * UNROLL,
+            most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t blocks = (runs + each - 1) / each;
+    return blocks < most ? blocks : most;
+}
+
+/* One kernel copies parts first .. end - 1, each in blocks of its own. */
+static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct movement *m, int first, int end,
+                                 const struct device *device, struct arena *arena) {
+    struct kernel_print print;
+    struct text deal;
+    int64_t blocks = 0;
+    kernel_print_init(&print, m->region->graph);
+    print_constant(&print, "THREADS", THREADS);
+    print_constant(&print, "UNROLL", UNROLL);
+    text_add(&print.code,
+             "#include \"lib/gather.cuh\"\n\n"
+             "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n\n");
+    text_init(&deal);
+    for (int k = first; k < end; k++) {
+        char text[32];
+        print_part(&print, m, k);
+        snprintf(text, sizeof text, "first%d", k);
+        print_number(&print, blocks, text);
+        blocks += blocks_of(&m->parts[k], device);
+        snprintf(text, sizeof text, "end%d", k);
+        print_number(&print, blocks, text);
+        text_add(&deal,
+                 "    if (block >= p.first%d && block < p.end%d) copy_part<part%d>(p, block - p.first%d, p.end%d - "
+                 "p.first%d);\n",
+                 k, k, k, k, k, k);
+    }
+    text_add(&print.code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
+             text_string(&deal));
+    print.code.failed = print.code.failed || deal.failed;
+    text_free(&deal);
+    TRY(kernel_finish(&print, kernel, "move.cuh", "move", arena));
+    kernel->grid[0] = (uint32_t)blocks;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct movement m;
+    struct cuda_step *state;
+    TRY(analyse(&m, &step->region));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    for (int first = 0; first < m.count; first += PARTS_PER_KERNEL) {
+        int end = first + PARTS_PER_KERNEL < m.count ? first + PARTS_PER_KERNEL : m.count;
+        TRY(build_kernel(&state->kernels[state->count++], &m, first, end, device, arena));
+    }
+    return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
+}
+
+const struct family cuda_move = {
+    .name = "cuda.move",
+    .doc = "concatenation, and what else only moves elements, converting them where types differ",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};
