@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA contraction and window families without a GPU: what is computed how for shapes that people run, what is
+/* The CUDA contraction, window, move and rng families without a GPU: what is computed how for shapes that people run, what is
    declined and in which words, and that every kernel printed compiles for all generations of chips with no spills.
    Without a copy of NVRTC the last is not observed, and said so. */
 #include "engines/cuda/families.h"
@@ -9,7 +9,7 @@
 #include "runtime/device.h"
 #include "runtime/nvrtc.h"
 
-enum { OPS_MAX = 8, PACKED = 0, CHANNELS_LAST = 1 };
+enum { OPS_MAX = 8, TENSORS_MAX = 16, PACKED = 0, CHANNELS_LAST = 1 };
 
 #define BF16 WEFT_DATA_BFLOAT16
 #define F16 WEFT_DATA_HALF
@@ -22,11 +22,17 @@ enum { OPS_MAX = 8, PACKED = 0, CHANNELS_LAST = 1 };
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
+/* Operations under construction, and the tensors that they hold: ours until the graph is made. */
 struct model {
     int64_t next_uid;
-    int count;
-    desc ops[OPS_MAX];
+    int count, kept_count;
+    desc ops[OPS_MAX], kept[TENSORS_MAX];
 };
+
+static desc keep(struct model *m, desc tensor) {
+    m->kept[m->kept_count++] = tensor;
+    return tensor;
+}
 
 static desc typed(struct model *m, struct extents dims, int layout, int type) {
     desc made = open_tensor(m->next_uid++, dims);
@@ -39,7 +45,7 @@ static desc typed(struct model *m, struct extents dims, int layout, int type) {
         strides[0] = stride;
         MUST(set_numbers(made, WEFT_ATTR_TENSOR_STRIDES, dims.count, strides));
     }
-    return finalized(made);
+    return keep(m, finalized(made));
 }
 
 /* Column-major in its last two dims. */
@@ -52,10 +58,10 @@ static desc turned(struct model *m, struct extents dims, int type) {
     for (int64_t i = last - 1; i-- > 0; stride *= dims.at[i])
         strides[i] = stride;
     MUST(set_numbers(made, WEFT_ATTR_TENSOR_STRIDES, dims.count, strides));
-    return finalized(made);
+    return keep(m, finalized(made));
 }
 
-static desc inner(struct model *m) { return virtual_tensor(m->next_uid++); }
+static desc inner(struct model *m) { return keep(m, virtual_tensor(m->next_uid++)); }
 
 static void add(struct model *m, desc op) { m->ops[m->count++] = finalized(op); }
 
@@ -201,8 +207,8 @@ static void int8_square(struct model *m) {
 static void fp8_to_fp8(struct model *m) {
     desc c = inner(m);
     add_matmul(m, F32, typed(m, DIMS(1024, 2048), PACKED, E4M3), turned(m, DIMS(2048, 1024), E5M2), c, NULL);
-    m->ops[m->count++] =
-        pointwise(WEFT_POINTWISE_MUL, c, constant(m->next_uid++, 0.25f), typed(m, DIMS(1024, 1024), PACKED, E4M3));
+    m->ops[m->count++] = pointwise(WEFT_POINTWISE_MUL, c, keep(m, constant(m->next_uid++, 0.25f)),
+                                   typed(m, DIMS(1024, 1024), PACKED, E4M3));
 }
 
 static void overridden(struct model *m) {
@@ -297,6 +303,53 @@ static void mean_pool_backward(struct model *m) {
                          typed(m, DIMS(32, 64, 28, 28), CHANNELS_LAST, BF16), NULL);
 }
 
+/* ---- Cases: movement and random numbers -------------------------------------------------------------------------- */
+
+static void concat_channels(struct model *m) {
+    desc op = make(WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR), inputs[10];
+    for (int i = 0; i < 10; i++)
+        inputs[i] = typed(m, DIMS(8, 32, 28, 28), CHANNELS_LAST, F16);
+    MUST(weftBackendSetAttribute(op, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, WEFT_TYPE_BACKEND_DESCRIPTOR, 10, inputs));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, typed(m, DIMS(8, 320, 28, 28), CHANNELS_LAST, F16)));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_CONCAT_AXIS, 1));
+    add(m, op);
+}
+
+static void reshape_turned(struct model *m) {
+    desc op = make(WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_XDESC, typed(m, DIMS(8, 24, 5, 6), CHANNELS_LAST, F32)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_YDESC, typed(m, DIMS(8, 720), PACKED, BF16)));
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_RESHAPE_MODE, WEFT_TYPE_RESHAPE_MODE, WEFT_RESHAPE_LOGICAL));
+    add(m, op);
+}
+
+static void draw(struct model *m, weftRngDistribution_t distribution, desc y) {
+    desc parameters = make(WEFT_BACKEND_RNG_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_RNG_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_RNG_DISTRIBUTION, WEFT_TYPE_RNG_DISTRIBUTION, distribution));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_YDESC, y));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_RNG_SEED, 7));
+    drop(parameters);
+    add(m, op);
+}
+
+static void draw_normal(struct model *m) {
+    draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1023), PACKED, F32));
+}
+
+static void draw_double(struct model *m) {
+    draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1024), PACKED, F64));
+}
+
+static void draw_mask(struct model *m) {
+    draw(m, WEFT_RNG_DISTRIBUTION_BERNOULLI, typed(m, DIMS(64, 1024), PACKED, WEFT_DATA_BYTE_BOOLEAN));
+}
+
+static void draw_uniform(struct model *m) {
+    draw(m, WEFT_RNG_DISTRIBUTION_UNIFORM, typed(m, DIMS(64, 1024), PACKED, BF16));
+}
+
 /* How it is computed on sm_90: the beginning of the step's words. */
 static const struct test_case {
     const struct family *family;
@@ -327,6 +380,12 @@ static const struct test_case {
     {&cuda_window, mean_pool_nchw, "mean of the whole image", "windows of 1x7x7, runs of 1 channels"},
     {&cuda_window, max_pool_backward, "max pool backward", "windows of 1x3x3, runs of 8 channels"},
     {&cuda_window, mean_pool_backward, "mean pool backward", "windows of 1x2x2, runs of 8 channels"},
+    {&cuda_move, concat_channels, "concat of channels", "10 copies, runs of 8"},
+    {&cuda_move, reshape_turned, "reshape of what is not packed", "1 copies, runs of 1"},
+    {&cuda_rng, draw_normal, "normal, odd rows", "Philox, one per store"},
+    {&cuda_rng, draw_double, "normal in double", "Philox, four per store"},
+    {&cuda_rng, draw_mask, "mask", "Philox, four per store"},
+    {&cuda_rng, draw_uniform, "uniform", "Philox, four per store"},
 };
 
 /* ---- Building and compiling -------------------------------------------------------------------------------------- */
@@ -346,6 +405,8 @@ static weftStatus_t build(struct built *built, const struct family *family, void
     *built = (struct built){0};
     describe(&m);
     built->graph = graph_of(m.count, m.ops);
+    for (int i = 0; i < m.kept_count; i++)
+        drop(m.kept[i]);
     const struct graph *graph = (const struct graph *)built->graph;
     for (int i = 0; i < graph->node_count; i++)
         built->nodes[i] = i;
@@ -481,6 +542,8 @@ static void refusals_are_worded(void) {
         {&cuda_contraction, half_bytes, "has data type i4, which kernels cannot store"},
         {&cuda_contraction, max_pool, "is neither a matmul, a convolution nor pointwise."},
         {&cuda_window, only_pointwise, "is neither pooling nor interpolation."},
+        {&cuda_move, only_pointwise, "does more than move elements."},
+        {&cuda_rng, only_pointwise, "makes no random numbers."},
     };
     struct device device;
     MUST(device_describe_cuda(&device, 9, 0));
