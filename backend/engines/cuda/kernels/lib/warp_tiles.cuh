@@ -55,7 +55,8 @@ template <class S> struct warp_tiles {
 
     template <int DEPTH, int M, int N, bool HELD> static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, HELD>& a, const S* b) {
         const S* from = b + (lane() % 8 + lane() / 16 * 8) * (DEPTH + PAD) + lane() / 8 % 2 * 8;
-        #pragma unroll
+        constexpr int UNROLL = HELD || DEPTH <= 128 ? DEPTH / 16 : 4; /* all loads of a deep tile at once would spill */
+        #pragma unroll UNROLL
         for (int k = 0; k < DEPTH / 16; k++) {
             u32 left[M][4];
             #pragma unroll
