@@ -1,7 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of engines, best first, and the families of each, best first. */
 #include "engines/cpu/families.h"
+#include "engines/cuda/families.h"
 #include "engines/engine.h"
+
+static const struct family *const cuda_families[] = {&cuda_attention, &cuda_contraction, &cuda_rows, &cuda_window,
+                                                    &cuda_map,       &cuda_move,        &cuda_rng,  NULL};
+static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
+static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
+static const struct engine cuda_engine = {
+    .name = "cuda",
+    .doc = "kernels printed from the graph and compiled for the chip, on an NVIDIA GPU; runs every graph",
+    .device = WEFT_DEVICE_CUDA,
+    .families = cuda_families,
+    .numerical_notes = cuda_numerical_notes,
+    .numerical_note_count = 1,
+    .behavior_notes = cuda_behavior_notes,
+    .behavior_note_count = 1,
+    .is_fallback = true,
+};
 
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
@@ -20,7 +37,7 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
-const struct engine *const engines[] = {&cpu_fast_engine, &cpu_reference_engine};
+const struct engine *const engines[] = {&cuda_engine, &cpu_fast_engine, &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;
 
 bool region_has(const struct region *region, int node) {

@@ -10,9 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether the first GPU is the default device: 1 as soon as the list of engines serves GPUs. */
-enum { CUDA_BY_DEFAULT = 0 };
-
 enum { CUDA_DEVICES_MAX = 64, OLDEST_ARCH = 75 };
 
 const char *device_kind_name(weftDeviceKind_t kind) { return kind == WEFT_DEVICE_CPU ? "cpu" : "cuda"; }
@@ -155,7 +152,7 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
 weftStatus_t device_choose_default(struct device *device) {
     const char *wish = getenv("WEFT_DEVICE");
     if (!wish || !*wish) {
-        int count = CUDA_BY_DEFAULT ? device_count(WEFT_DEVICE_CUDA) : 0;
+        int count = device_count(WEFT_DEVICE_CUDA);
         for (int i = 0; i < count; i++)
             if (device_find(device, WEFT_DEVICE_CUDA, i) == WEFT_STATUS_SUCCESS)
                 return WEFT_STATUS_SUCCESS;
