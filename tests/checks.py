@@ -325,6 +325,26 @@ def check_bits(build: Callable[..., Any], inputs: Mapping[str, Any], expected: A
         assert got.tobytes() == np.ascontiguousarray(expected).tobytes(), f"{engine}: bits differ"
 
 
+def first(found: Mapping[str, list[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
+    """Of what check returns: the outputs of the first engine, on a CPU the reference's."""
+    return next(iter(found.values()))
+
+
+def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> None:
+    """Runs a built graph on arrays that are whole in memory, on a GPU through copies there and back. Tensors
+    that share an array share its copy."""
+    if DEVICE == "cpu":
+        graph.execute(arrays)
+        return
+    import torch
+
+    memory = {id(array): array.reshape(-1).view(np.uint8) for array in arrays.values()}
+    copies = {key: torch.from_numpy(each).to(DEVICE) for key, each in memory.items()}
+    graph.execute({tensor: copies[id(array)].data_ptr() for tensor, array in arrays.items()})
+    for key, copy in copies.items():
+        memory[key][:] = copy.cpu().numpy()
+
+
 def engine_names() -> list[str]:
     """The engines of the device, the reference first."""
     g = weft.Graph(handle=handle())

@@ -287,7 +287,7 @@ def test_vectorized_channels() -> None:
     y = g.conv_fprop(image, filters).set_dim((2, 8, 3, 2)).set_vector_count_and_dimension(4, 1)
     g.build()
     memory = {image: in_fours(x), filters: in_fours(w), y: np.zeros((2, 2, 3, 2, 4), np.int32)}
-    g.execute({tensor: array.ctypes.data for tensor, array in memory.items()})
+    checks.execute(g, memory)
     np.testing.assert_array_equal(memory[y], in_fours(fprop(case, x, w)))
 
 
@@ -311,7 +311,7 @@ def run(build: Any, *inputs: Array, out: Array | None = None, **graph: Any) -> A
     result = build(g, *tensors)
     g.build()
     memory = np.zeros(result.dims) if out is None else out.copy()
-    g.execute({**dict(zip(tensors, inputs, strict=True)), result: memory})
+    checks.execute(g, {**dict(zip(tensors, inputs, strict=True)), result: memory})
     return memory
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import weft
-from checks import LAYOUTS, check, exact, handle, numeric_gradient, random, refuses
+from checks import LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses
 
 FLOAT64 = {"compute_data_type": "f64"}
 EPSILON = 2.0**-10
@@ -326,12 +326,12 @@ def test_running_statistics_may_be_updated_in_place() -> None:
     mean, variance = random(BATCH.affine, seed=3), random(BATCH.affine, low=0, seed=4)
     expected = running(x, 0.25, mean, variance)
     g = weft.Graph(handle=handle())
-    before = [g.tensor_like(array, is_pass_by_value=False) for array in (mean, variance)]
-    _, _, _, *after = g.batchnorm(x, None, None, *before, EPSILON, 0.25)
+    image, *before = (g.tensor_like(array, is_pass_by_value=False) for array in (x, mean, variance))
+    _, _, _, *after = g.batchnorm(image, None, None, *before, EPSILON, 0.25)
     for tensor in after:
         tensor.set_output(True)
     g.build()
-    g.execute({before[0]: mean, before[1]: variance, after[0]: mean, after[1]: variance})
+    execute(g, {image: x, before[0]: mean, before[1]: variance, after[0]: mean, after[1]: variance})
     np.testing.assert_allclose(mean, expected[0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(variance, expected[1], rtol=1e-6, atol=1e-6)
 

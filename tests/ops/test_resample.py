@@ -430,7 +430,7 @@ def run(build: Any, *inputs: Array, out: Array | None = None) -> Array:
     result = build(g, *tensors)
     g.build()
     memory = np.zeros(result.dims) if out is None else out.copy()
-    g.execute({**dict(zip(tensors, inputs, strict=True)), result: memory})
+    checks.execute(g, {**dict(zip(tensors, inputs, strict=True)), result: memory})
     return memory
 
 
