@@ -168,6 +168,31 @@ weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,
                                                weftBackendDescriptor_t variantPack, size_t *workspaceSize);
 
+/** How long a plan takes: runs it some times, one after another, and waits. On a GPU the time between two events of the
+    stream, on the CPU that of the clock. For choosing between plans by trial; not while a stream is captured. Weft's own.
+    count, pointers, workspace, stream: as for weftExecute.
+    repeats: how many runs, at least 1.
+    seconds: receives the mean time of one run. */
+weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
+                         weftStream_t stream, int64_t repeats, double *seconds);
+
+/* ---- Memory of devices, for programs that have no allocator of their own: all Weft's own --------------------------- */
+
+/** Allocates memory of the handle's device, aligned to 64 bytes or more.
+    address: receives it; NULL for 0 bytes. Give it back with weftFree.
+    Fails with INTERNAL_ERROR_HOST_ALLOCATION_FAILED or INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED. */
+weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address);
+
+/** Gives memory back to the handle's device, once no work uses it any more. NULL is allowed and does nothing. */
+weftStatus_t weftFree(weftHandle_t handle, void *address);
+
+/** Copies bytes between memory of the host and of the handle's device, in either direction or within one, in the order of
+    a stream. Returns when it is done. */
+weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream);
+
+/** Waits until everything that was enqueued on a stream of the handle's device is done. */
+weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream);
+
 /* ---- Asking the library ------------------------------------------------------------------------------------------ */
 
 /** Which engines can run a graph, with predicted times, and why the others cannot, as JSON. Needs no device. Weft's own.
@@ -181,6 +206,11 @@ weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescript
 /** Every descriptor kind with its attributes, every operation with its rules and frontend methods, every pointwise mode,
     as JSON: enough to generate bindings and documentation from. Arguments as for weftQuerySupport. Weft's own. */
 weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size);
+
+/** What this machine offers for GPUs, as JSON, arguments as for weftQuerySupport: the driver's version, or its problem in
+    words; every copy of the run-time compiler that was found, and which one serves the first GPU ("sm_90a" where there is
+    none) and why; the kernel cache in memory and on disk. Weft's own. */
+weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size);
 
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of a handle's device, for programs that have no allocator of their own. Plans never call these. */
+#include "base/trace.h"
+#include "runtime/context.h"
+#include "runtime/launch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOST_ALIGNMENT = 64 };
+
+/* Enters the handle's GPU; driver stays NULL for the CPU, which needs no entering. */
+static weftStatus_t enter(struct device_scope *scope, weftHandle_t handle, const char *where) {
+    *scope = (struct device_scope){0};
+    TRY(context_check(handle, where));
+    return handle->device.kind == WEFT_DEVICE_CUDA ? device_enter(scope, &handle->device) : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t allocate_on_host(void **address, size_t bytes) {
+    size_t whole = (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT;
+    *address = whole >= bytes ? aligned_alloc(HOST_ALIGNMENT, whole) : NULL;
+    return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
+}
+
+weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address) {
+    status_clear();
+    struct device_scope scope;
+    uint64_t made = 0;
+    if (!address)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftAllocate: address is NULL. Give the address of a pointer.");
+    TRY(enter(&scope, handle, "weftAllocate"));
+    *address = NULL;
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (bytes && scope.driver)
+        status = memory_make(&made, scope.driver, bytes);
+    else if (bytes)
+        status = allocate_on_host(address, bytes);
+    if (made)
+        *address = (void *)(uintptr_t)made;
+    device_leave(&scope);
+    return trace_failure(status);
+}
+
+weftStatus_t weftFree(weftHandle_t handle, void *address) {
+    status_clear();
+    struct device_scope scope;
+    TRY(enter(&scope, handle, "weftFree"));
+    if (scope.driver)
+        memory_free(scope.driver, (uint64_t)(uintptr_t)address);
+    else
+        free(address);
+    device_leave(&scope);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream) {
+    status_clear();
+    struct device_scope scope;
+    if (bytes && (!destination || !source))
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftCopy: the %s is NULL. Give the address of %zu bytes.",
+             destination ? "source" : "destination", bytes);
+    TRY(enter(&scope, handle, "weftCopy"));
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (bytes && scope.driver) {
+        status =
+            launch_copy(scope.driver, (uint64_t)(uintptr_t)destination, (uint64_t)(uintptr_t)source, bytes, stream);
+        if (!status)
+            status = stream_wait(scope.driver, stream);
+    } else if (bytes) {
+        memmove(destination, source, bytes);
+    }
+    device_leave(&scope);
+    return trace_failure(status);
+}
+
+weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream) {
+    status_clear();
+    struct device_scope scope;
+    TRY(enter(&scope, handle, "weftSynchronize"));
+    weftStatus_t status = scope.driver ? stream_wait(scope.driver, stream) : WEFT_STATUS_SUCCESS;
+    device_leave(&scope);
+    return trace_failure(status);
+}
