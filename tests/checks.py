@@ -204,17 +204,33 @@ def ulp(values: np.ndarray[Any, Any], type_: data_type) -> np.ndarray[Any, Any]:
     return np.exp2(exponent) * float(info.eps)
 
 
+def roundoff(dtype: str) -> float:
+    """The largest relative error of rounding to a float type: half the distance of its neighbours at 1."""
+    return float(ml_dtypes.finfo(_array_dtype(_type(dtype))).eps) / 2
+
+
 def tolerance(
-    want: np.ndarray[Any, Any], type_: data_type, engine: str, ulps: float, magnitude: float | None
+    want: np.ndarray[Any, Any],
+    type_: data_type,
+    engine: str,
+    ulps: float,
+    magnitude: float | None,
+    rounded: Any = None,
 ) -> np.ndarray[Any, Any]:
     """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's
     type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on
-    top."""
+    top.
+
+    Where one product feeds the next, as in attention, tensor cores take what the first made as a factor of 16
+    bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the roundoff: 2^-11 in f16, 2^-8 in
+    bf16. That is off by u sum(|p| |v|) at most, for each element of the result, and `rounded` is this bound.
+    It holds for results of 16 bits and less; wider ones are as exact as float."""
     spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
         summing = 2.0**-53 * 256
-    return ulps * ulp(want, type_) + summing * spread
+    takes_factors = rounded is not None and engine.startswith("cuda") and dtypes.of(type_).bits <= 16
+    return ulps * ulp(want, type_) + summing * spread + (rounded if takes_factors else 0)
 
 
 def compare(
@@ -225,6 +241,7 @@ def compare(
     engine: str = "cpu.reference",
     ulps: float = 1,
     magnitude: float | None = None,
+    rounded: Any = None,
 ) -> str:
     """Where a result is not what the oracle says; empty when it is. Integers and booleans must be equal."""
     wide = exact(want).reshape(got.shape)
@@ -243,7 +260,7 @@ def compare(
         special = ~np.isfinite(wide) | ~np.isfinite(found)
         same = (found == wide) | (np.isnan(found) & np.isnan(wide))
         with np.errstate(invalid="ignore"):
-            off = np.abs(found - wide) > tolerance(wide, type_, engine, ulps, magnitude)
+            off = np.abs(found - wide) > tolerance(wide, type_, engine, ulps, magnitude, rounded)
         wrong = np.where(special, ~same, off)
     if not wrong.any():
         return ""
@@ -275,6 +292,7 @@ def check(
     scalars: Mapping[str, tuple[float, str]] | None = None,
     ulps: float = 1,
     magnitude: float | None = None,
+    rounded: Sequence[Any] | None = None,
     graph: Mapping[str, Any] | None = None,
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
     """Runs a graph on every engine that accepts it, in each layout, and compares its outputs with `expected`.
@@ -287,6 +305,7 @@ def check(
     out:       data type of the output, or one per output; None leaves it to inference.
     scalars:   by-value tensors by name: value and data type.
     magnitude: the largest magnitude that is summed, where it exceeds the results' own.
+    rounded:   by output, what rounding factors to 16 bits may make of it (see tolerance); None: nothing.
     graph:     arguments of Graph, such as compute_data_type.
     Returns the outputs of the last layout by engine.
     """
@@ -311,7 +330,8 @@ def check(
                 assert found[engine][i].shape == np.shape(want), (
                     f"output {i} has dims {found[engine][i].shape}"
                 )
-                wrong = compare(found[engine][i], want, type_, engine=engine, ulps=ulps, magnitude=magnitude)
+                allowed = {"ulps": ulps, "magnitude": magnitude, "rounded": rounded[i] if rounded else None}
+                wrong = compare(found[engine][i], want, type_, engine=engine, **allowed)
                 assert not wrong, (
                     f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"
                 )

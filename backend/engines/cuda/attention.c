@@ -68,18 +68,32 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
 
 static bool is_fp8(int32_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
 
-/* The narrowest arithmetic that multiplies every operand exactly. */
+static bool is_wide(int32_t type) {
+    return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
+}
+
+/* Whether an operand with memory, a result as well, has more digits than float keeps. */
+static bool has_double(const struct cuda_attention *c) {
+    const struct node *node = region_node(c->region, 0);
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
+        if (tensor->type == WEFT_DATA_DOUBLE && !tensor->is_by_value && !tensor->is_constant)
+            return true;
+    }
+    return c->a->math == WEFT_DATA_DOUBLE;
+}
+
+/* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. */
 static const struct attention_arithmetic *choose_arithmetic(const struct cuda_attention *c) {
     const struct tensor *d_o = c->backward ? c->backward->d_o : NULL;
     const struct tensor *factors[] = {c->a->q, c->a->k, c->a->v, d_o};
-    int halves = 0, bfloats = 0, eights = 0, wide = c->a->math == WEFT_DATA_DOUBLE, count = d_o ? 4 : 3;
+    int halves = 0, bfloats = 0, eights = 0, wide = has_double(c), count = d_o ? 4 : 3;
     for (int i = 0; i < count; i++) {
         int32_t type = factors[i]->type;
         halves += type == WEFT_DATA_HALF;
         bfloats += type == WEFT_DATA_BFLOAT16;
         eights += is_fp8(type);
-        wide |=
-            type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
+        wide |= is_wide(type);
     }
     if (wide)
         return &fma_double;

@@ -47,8 +47,7 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
 }
 
 static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor) {
-    return c->arithmetic->is_mma && tensor && !tensor->is_virtual &&
-           (tensor->type == WEFT_DATA_FLOAT || tensor->type == WEFT_DATA_DOUBLE);
+    return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
 }
 
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {

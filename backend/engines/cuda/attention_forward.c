@@ -84,8 +84,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     *f = (struct forward){.pack = is_packed ? share : 1};
     f->groups = c->heads / f->pack;
     f->rows = c->queries * f->pack;
-    f->parts =
-        c->arithmetic->is_mma && !o->is_virtual && (o->type == WEFT_DATA_FLOAT || o->type == WEFT_DATA_DOUBLE) ? 2 : 1;
+    f->parts = c->arithmetic->is_mma && !o->is_virtual && o->type == WEFT_DATA_FLOAT ? 2 : 1;
     TRY(choose_tile(f, c));
     f->tiles = divide_up(f->rows, tile_rows(f->tile));
     f->splits = count_splits(c, f);
