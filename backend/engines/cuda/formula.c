@@ -92,7 +92,7 @@ void formula_print(struct text *code, const struct graph *graph, const struct no
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
-    const char *narrow = operands.out->is_virtual ? narrower_type(operands.out, type) : NULL;
+    const char *narrow = graph->values[out].readers ? narrower_type(operands.out, type) : NULL;
     if (narrow)
         text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
 }

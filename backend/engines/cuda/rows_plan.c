@@ -251,7 +251,9 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
     int value = graph_find_value(rows->graph, tensor);
     struct term term = {.kind = TERM_TEXT, .name = value, .names = 1, .type = type};
     const char *stored = cuda_type_name((weftDataType_t)tensor->type);
-    bool is_narrower = tensor->is_virtual && strcmp(stored, type) != 0 && tensor->type != WEFT_DATA_DOUBLE &&
+    /* Nodes that read it see what memory would hold. */
+    bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 &&
+                       tensor->type != WEFT_DATA_DOUBLE &&
                        !(tensor->type == WEFT_DATA_FLOAT && strcmp(type, "i64") == 0);
     if (is_narrower)
         snprintf(term.text, sizeof term.text, "rounded<%s>(v%d)", stored, name);
