@@ -13,7 +13,8 @@ const char *formula_type(const struct pointwise_op *op);
 weftStatus_t formula_accepts(const struct descriptor *op);
 
 /* "const float v7 = ...;" for a node whose inputs are in scope under their names, converted and, when nodes read the
-   output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is its family's to know coordinates. */
+   output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is
+   its family's to know coordinates. */
 void formula_print(struct text *code, const struct graph *graph, const struct node *node);
 
 #endif
