@@ -13,6 +13,8 @@ using u64 = unsigned long long;
 
 #define DEVICE __device__ __forceinline__
 
+constexpr int CHIP = __CUDA_ARCH__; /* 900 for sm_90: whether an instruction exists */
+
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 struct e4m3 { u8 bits; };
@@ -96,8 +98,14 @@ template <> struct from<f16> {
     static DEVICE f16 number(double x) { f16 y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; }
     static DEVICE f16 number(i64 x) { return number((double)x); }
 };
+/* Where chips convert in one instruction, the assembler joins those of neighbours to one of two numbers. */
 template <> struct from<bf16> {
     static DEVICE bf16 number(float x) {
+        if constexpr (CHIP >= 800) {
+            bf16 y;
+            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+            return y;
+        }
         u32 bits = __float_as_uint(x);
         if (x != x) return bf16{(u16)(bits >> 16 | 0x40)};
         return bf16{(u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
@@ -110,8 +118,24 @@ template <> struct from<bf16> {
     }
     static DEVICE bf16 number(i64 x) { return number((double)x); }
 };
-template <> struct from<e4m3> { template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; } };
-template <> struct from<e5m2> { template <class A> static DEVICE e5m2 number(A x) { return e5m2{pack_fp8((double)x, 2, 15, 0x7b, 0x7e)}; } };
+template <> struct from<e4m3> {
+    template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; }
+    static DEVICE e4m3 number(float x) {
+        if constexpr (CHIP < 890) return number((double)x);
+        u16 y;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
+        return e4m3{(u8)y};
+    }
+};
+template <> struct from<e5m2> {
+    template <class A> static DEVICE e5m2 number(A x) { return e5m2{pack_fp8((double)x, 2, 15, 0x7b, 0x7e)}; }
+    static DEVICE e5m2 number(float x) {
+        if constexpr (CHIP < 890) return number((double)x);
+        u16 y;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
+        return e5m2{(u8)y};
+    }
+};
 template <> struct from<i64> {
     template <class A> static DEVICE i64 number(A x) { return round_to_integer((double)x); }
     static DEVICE i64 number(i64 x) { return x; }
