@@ -4,8 +4,8 @@
         a, b = checks.random((2, 3, 4), "bf16"), checks.random((2, 4, 5), "bf16", seed=1)
         checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, checks.exact(a) @ checks.exact(b))
 
-Every run has its outputs poisoned, its memory fenced, and is done twice: results must be equal to the bit,
-inputs and the gaps between strided elements untouched. The tolerance has one home: `tolerance`.
+Every run has its outputs and workspace poisoned, all memory fenced, and is done twice: results must be equal
+to the bit, inputs and the gaps between strided elements untouched. The tolerance has one home: `tolerance`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from weft import buffers, dtypes
 from weft.enums import data_type
 
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU; needs torch
+# WEFT_TEST_BARE is for memory checkers, which watch the ends of every allocation and what nothing wrote: each
+# buffer is an allocation of its own, without fences, poison, and gaps between elements.
+BARE = "WEFT_TEST_BARE" in os.environ
 POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
-FENCE = 256  # bytes around each buffer that nothing may touch
+FENCE = 0 if BARE else 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
 
 
@@ -178,10 +181,17 @@ class Memory:
             f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
         )
 
-    def to_device(self) -> Any:
+    def check_ends(self, what: str) -> None:
+        """Nothing but the bytes between the fences may be other than poison."""
+        ends = np.concatenate((self._raw[:FENCE], self._raw[FENCE + self.size :]))
+        assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
+
+    def to_device(self, is_read: bool = True) -> Any:
         """A copy of all bytes in device memory, as a torch tensor."""
         import torch
 
+        if BARE and not is_read:
+            return torch.empty(len(self._raw), dtype=torch.uint8, device=DEVICE)
         return torch.from_numpy(self._raw).to(DEVICE)
 
     def from_device(self, copy: Any) -> None:
@@ -312,7 +322,7 @@ def check(
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
     types = list(out) if isinstance(out, (list, tuple)) else [out] * len(wanted)
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for layout in layouts:
+    for layout in dict.fromkeys("packed" if BARE and each == "padded" else each for each in layouts):
         for engine in engine_names():
             case = _Case(build, inputs, scalars or {}, wanted, types, layout, dict(graph or {}))
             try:
@@ -446,14 +456,28 @@ class _Case:
         return results[0]
 
     def _execute(self) -> None:
+        """With a workspace of just the size that the plan states."""
         pack = {tensor: memory.address for tensor, memory in self.memory.items()}
+        workspace = Memory([self.graph.get_workspace_size()], [1], data_type.UINT8)
         if DEVICE == "cpu":
-            self.graph.execute(pack)
-            return
-        copies = {t: memory.to_device() for t, memory in self.memory.items() if not t.get_is_pass_by_value()}
-        self.graph.execute(pack | {tensor: copy.data_ptr() + FENCE for tensor, copy in copies.items()})
+            self.graph.execute(pack, workspace.address)
+        else:
+            self._execute_on_copies(pack, workspace)
+        workspace.check_ends("the workspace")
+
+    def _execute_on_copies(self, pack: dict[Any, int], workspace: Memory) -> None:
+        copies = {
+            tensor: memory.to_device(tensor not in self.outputs)
+            for tensor, memory in self.memory.items()
+            if not tensor.get_is_pass_by_value()
+        }
+        scratch = workspace.to_device(False)
+        pack |= {tensor: copy.data_ptr() + FENCE for tensor, copy in copies.items()}
+        self.graph.execute(pack, scratch.data_ptr() + FENCE)
         for tensor, copy in copies.items():
             self.memory[tensor].from_device(copy)
+        if not BARE:
+            workspace.from_device(scratch)
 
     def reproducer(self, engine: str) -> str:
         """One line that runs the case again."""
@@ -486,6 +510,29 @@ def refuses(
 
     with pytest.raises(error, match=re.escape(message)):
         run()
+
+
+def on_gpu(build: Callable[..., Any], *inputs: Any, out: Sequence[str] = (), **graph: Any) -> Any:
+    """What a graph of the default device makes of torch tensors. out: data types of its outputs."""
+    g = weft.Graph(**graph)
+    made = build(g, *(g.tensor_like(tensor, is_pass_by_value=False) for tensor in inputs))
+    outputs = list(made) if isinstance(made, (list, tuple)) else [made]
+    for i, tensor in enumerate(outputs):
+        tensor.set_output(True)
+        if i < len(out):
+            tensor.set_data_type(out[i])
+    g.build()
+    return g.plan(*inputs)
+
+
+def need_gpu() -> Any:
+    """torch, in a module that shows what only a GPU can; elsewhere the module is skipped as a whole."""
+    if DEVICE == "cpu":
+        reason = "only a GPU shows it: python tools/gpu_check.py runs it there"
+        pytest.skip(reason, allow_module_level=True)
+    import torch
+
+    return torch
 
 
 def numeric_gradient(

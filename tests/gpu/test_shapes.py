@@ -1,0 +1,126 @@
+"""Shapes and addresses that a grid or a vector access would trip over: more batches and heads than 65535, and
+tensors that start one element behind an aligned address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import checks
+import pytest
+import weft
+
+torch = checks.need_gpu()
+MANY = 70001
+F32 = torch.float32
+
+
+def normal(*shape: int, dtype: Any = F32) -> Any:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matmul_of_many_batches(dtype: Any) -> None:
+    a, b = normal(MANY, 3, 5, dtype=dtype), normal(MANY, 5, 4, dtype=dtype)
+    c = checks.on_gpu(lambda g, a, b: g.matmul(a, b), a, b, out=["f32"])
+    torch.testing.assert_close(c, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batches", "heads"), [(MANY, 1), (1, MANY), (35001, 2)])
+def test_attention_of_many_heads(batches: int, heads: int) -> None:
+    q, d_o = (normal(batches, heads, 5, 8).requires_grad_() for _ in range(2))
+    k, v = (normal(batches, heads, 6, 8).requires_grad_() for _ in range(2))
+    given = [each.detach() for each in (q, k, v)]
+    o, stats = checks.on_gpu(lambda g, *t: g._sdpa_fwd(*t), *given)
+    grads = checks.on_gpu(lambda g, *t: g._sdpa_bwd(*t), *given, o, d_o.detach(), stats)
+    want = torch.softmax(q @ k.mT, -1) @ v
+    torch.testing.assert_close(o, want.detach(), rtol=1e-4, atol=1e-4)
+    for got, expected in zip(grads, torch.autograd.grad(want, (q, k, v), d_o), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_normalisation_of_many_channels() -> None:
+    x = normal(4, MANY, 3, 1)
+    scale, bias = normal(1, MANY, 1, 1), normal(1, MANY, 1, 1)
+    y, mean, _ = checks.on_gpu(lambda g, *t: g.batchnorm(*t, epsilon=1e-3)[:3], x, scale, bias)
+    want = torch.nn.functional.batch_norm(x, None, None, scale.flatten(), bias.flatten(), True, eps=1e-3)
+    torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(mean, x.mean((0, 2, 3), keepdim=True), rtol=1e-5, atol=1e-5)
+
+
+# ---- Unaligned addresses -----------------------------------------------------------------------------------
+
+
+def behind(tensor: Any) -> Any:
+    """A copy that starts one element behind an aligned address, in the same strides."""
+    memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
+    return memory.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
+
+
+def run(build: Any, inputs: list[Any], is_behind: bool) -> list[Any]:
+    """The outputs, in poisoned memory that is aligned, or one element behind that."""
+    g = weft.Graph()
+    tensors = [g.tensor_like(each, is_pass_by_value=False) for each in inputs]
+    made = build(g, *tensors)
+    outputs = made if isinstance(made, tuple) else (made,)
+    for output in outputs:
+        output.set_output(True)
+        if is_behind:
+            output.set_alignment(inputs[0].element_size())
+    g.build()
+    results = [torch.full(output.dims, -77, dtype=inputs[0].dtype, device="cuda") for output in outputs]
+    results = [behind(each) for each in results] if is_behind else results
+    g.execute(dict(zip((*tensors, *outputs), (*inputs, *results), strict=True)))
+    return results
+
+
+def attend(g: weft.Graph, q: Any, k: Any, v: Any, d_o: Any) -> Any:
+    o, stats = g._sdpa_fwd(q, k, v, attn_scale_value=0.2)
+    return o, *g._sdpa_bwd(q, k, v, o, d_o, stats, attn_scale_value=0.2)
+
+
+def turn(g: weft.Graph, x: Any) -> Any:
+    return g.transpose(x, [0, 2, 1]).set_dim([3, 64, 40]).set_stride([2560, 40, 1])
+
+
+# What moves or compares elements must give the same bits; sums may be taken in another order.
+MOVES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "map": (lambda g, x, b: g.relu(g.max(x, b)), [(6, 40, 64), (1, 1, 64)]),
+    "transpose": (lambda g, x: turn(g, x), [(3, 40, 64)]),
+    "concatenation": (lambda g, x, z: g.concatenate([x, z], 2), [(3, 40, 64), (3, 40, 24)]),
+    "pooling": (lambda g, x: g.resample(x, mode="MAXPOOL", window=[2, 2])[0], [(2, 16, 12, 16)]),
+}
+SUMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "softmax": (lambda g, x: g.softmax(x, axis=2), [(3, 40, 1024)]),
+    "sum": (lambda g, x: g.reduction(x, "ADD", dims=[1]), [(3, 40, 64)]),
+    "normalisation": (
+        lambda g, x, scale, bias: g.layernorm("INFERENCE", x, scale, bias, 1e-3)[0],
+        [(40, 512), (1, 512), (1, 512)],
+    ),
+    "matmul": (lambda g, a, b: g.matmul(a, b), [(2, 72, 64), (2, 64, 96)]),
+    "convolution": (lambda g, x, w: g.conv_fprop(x, w, padding=[1, 1]), [(2, 16, 12, 16), (24, 16, 3, 3)]),
+    "attention": (attend, [(2, 3, 40, 64)] * 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("name", MOVES)
+def test_unaligned_moves(name: str, dtype: Any) -> None:
+    build, shapes = MOVES[name]
+    inputs = [(20 * normal(*shape)).to(dtype) for shape in shapes]
+    (want,) = run(build, inputs, False)
+    (got,) = run(build, [behind(each) for each in inputs], True)
+    assert (want != -77).any()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SUMS)
+def test_unaligned_sums(name: str, dtype: Any) -> None:
+    build, shapes = SUMS[name]
+    inputs = [normal(*shape, dtype=dtype) for shape in shapes]
+    wanted = run(build, inputs, False)
+    found = run(build, [behind(each) for each in inputs], True)
+    tolerance = 1e-4 if dtype is F32 else 2e-2
+    for got, want in zip(found, wanted, strict=True):
+        assert (want != -77).any()
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,184 @@
+"""Plans beside PyTorch: on its streams, from several threads, in its CUDA graphs, with memory of its allocator;
+an execution allocates nothing, and repeats its results to the bit."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import checks
+import pytest
+import weft
+
+torch = checks.need_gpu()
+BUSY_CYCLES = 20_000_000  # about 10 ms of a GPU
+SHAPE = (2, 3, 130, 32)
+INPUTS, OUTPUTS = ("q", "k", "v", "d_o"), ("o", "dq", "dk", "dv")
+
+
+def normal(*shape: int) -> Any:
+    return torch.randn(shape, device="cuda")
+
+
+def attention_plan(handle: Any = None) -> tuple[weft.Graph, dict[str, Any]]:
+    """A plan of several kernels with a workspace, and memory for it by name."""
+    g = weft.Graph(handle=handle, io_data_type="f32")
+    q, k, v, d_o = (g.tensor(SHAPE, name=name) for name in INPUTS)
+    o, stats = g._sdpa_fwd(q, k, v, attn_scale_value=0.2)
+    grads = g._sdpa_bwd(q, k, v, o, d_o, stats, attn_scale_value=0.2)
+    for tensor, name in zip((o, *grads), OUTPUTS, strict=True):
+        tensor.set_name(name).set_output(True)
+    g.build()
+    assert g.get_workspace_size() > 0
+    return g, memory_of_plan()
+
+
+def memory_of_plan() -> dict[str, Any]:
+    return {name: normal(*SHAPE) for name in INPUTS + OUTPUTS}
+
+
+def expected(memory: dict[str, Any]) -> dict[str, Any]:
+    q, k, v = (memory[name].double().requires_grad_() for name in ("q", "k", "v"))
+    o = torch.softmax(0.2 * q @ k.mT, -1) @ v
+    grads = torch.autograd.grad(o, (q, k, v), memory["d_o"].double())
+    return dict(zip(OUTPUTS, (o.detach(), *grads), strict=True))
+
+
+def check(memory: dict[str, Any]) -> None:
+    for name, want in expected(memory).items():
+        torch.testing.assert_close(memory[name].double(), want, rtol=1e-4, atol=1e-4)
+
+
+def workspace_of(g: weft.Graph) -> Any:
+    return torch.empty(g.get_workspace_size(), dtype=torch.uint8, device="cuda")
+
+
+def test_torch_streams() -> None:
+    """Work follows torch's current stream: it waits for what torch enqueued there, and torch waits for it."""
+    g, memory = attention_plan()
+    memory["q"].zero_()
+    fresh, stream = normal(*SHAPE), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY_CYCLES)
+        memory["q"].copy_(fresh)
+        g.execute(memory)
+        copies = {name: tensor.clone() for name, tensor in memory.items()}
+        for name in OUTPUTS:
+            memory[name].fill_(float("nan"))
+    stream.synchronize()
+    assert torch.equal(copies["q"], fresh)
+    check(copies)
+
+
+def test_two_handles_at_once() -> None:
+    """Each on a stream of its own, many times over, with work of both under way."""
+    plans = []
+    for _ in range(2):
+        handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
+        handle.set_stream(stream.cuda_stream)
+        g, memory = attention_plan(handle)
+        plans.append((g, memory, workspace_of(g), stream))
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for g, memory, workspace, _ in plans:
+            g.execute(memory, workspace)
+    for _, memory, _, stream in plans:
+        stream.synchronize()
+        check(memory)
+
+
+def test_one_plan_in_many_threads() -> None:
+    g, _ = attention_plan()
+    memories = [memory_of_plan() for _ in range(4)]
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work(memory: dict[str, Any]) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                workspace = workspace_of(g)
+                for _ in range(20):
+                    g.execute(memory, workspace)
+                torch.cuda.current_stream().synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(memory,)) for memory in memories]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for memory in memories:
+        check(memory)
+
+
+def test_cuda_graph() -> None:
+    """Captured once, replayed on new values; nothing runs while it is captured."""
+    g, memory = attention_plan()
+    workspace = workspace_of(g)
+    memory["o"].fill_(-77)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        g.execute(memory, workspace)
+    assert (memory["o"] == -77).all()
+    for _ in range(2):
+        for name in INPUTS:
+            memory[name].copy_(normal(*SHAPE))
+        captured.replay()
+        torch.cuda.synchronize()
+        check(memory)
+
+
+def test_a_graph_captured_before_the_first_run() -> None:
+    """Kernels are on the device when the plan is built, so that capturing may be the first use."""
+    g, given = weft.Graph(), normal(77, 131)
+    x = g.tensor_like(given)
+    y = g.softmax(x, axis=1).set_output(True)
+    g.build()
+    made = torch.empty_like(given)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        g.execute({x: given, y: made})
+    captured.replay()
+    torch.testing.assert_close(made, torch.softmax(given, 1))
+
+
+def test_execute_allocates_nothing() -> None:
+    """Neither from the device nor from torch's allocator."""
+    g, memory = attention_plan()
+    workspace = workspace_of(g)
+    g.execute(memory, workspace)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info(), torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(10):
+        g.execute(memory, workspace)
+    torch.cuda.synchronize()
+    assert (torch.cuda.mem_get_info(), torch.cuda.memory_stats()["allocation.all.allocated"]) == before
+    check(memory)
+
+
+def test_beside_torchs_allocator() -> None:
+    """Workspaces that Weft takes from torch may be reused at once: the stream keeps the order."""
+    g, memory = attention_plan()
+    for _ in range(10):
+        g.execute(memory)
+        for _ in range(3):
+            workspace_of(g).fill_(255)
+    torch.cuda.synchronize()
+    check(memory)
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_repeated_runs_are_equal_to_the_bit(rows: int) -> None:
+    """Also where many blocks share one sum."""
+    x = normal(rows, 100_003)
+    first, second = (checks.on_gpu(lambda g, x: g.reduction(x, "ADD", dims=[0, 1]), x) for _ in range(2))
+    assert torch.equal(first, second)
+    g, memory = attention_plan()
+    g.execute(memory)
+    kept = {name: tensor.clone() for name, tensor in memory.items()}
+    for _ in range(20):
+        g.execute(memory)
+        assert all(torch.equal(memory[name], tensor) for name, tensor in kept.items())
