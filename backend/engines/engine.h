@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "graph/graph.h"
+#include "runtime/carried.h"
 #include "runtime/context.h"
 
 /* Nodes of a graph that are served together, in the graph's order. */
@@ -53,7 +54,8 @@ struct family {
     /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. */
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);
-    /* Compiles and loads what run needs, when a plan is finalized. NULL: nothing to load. */
+    /* Makes ready what run needs, when a plan is finalized for a device of this machine, after the engine's compile.
+       NULL: nothing to load. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
     /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. */
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
@@ -73,6 +75,12 @@ struct engine {
     const weftBackendBehaviorNote_t *behavior_notes;
     int behavior_note_count;
     bool is_fallback; /* what heuristics mode FALLBACK offers */
+    /* Compiles what the steps of a plan need, several programs at a time; takes code from `carried` (NULL: none) where it is
+       that of a program. NULL: nothing to compile. */
+    weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,
+                            const struct carried_codes *carried);
+    /* The i-th piece of code that compile got for a step; false behind the last. */
+    bool (*code)(const struct step *step, int i, struct carried_code *code);
 };
 
 /* The list of engines, best first; an engine's index here is its global index. */

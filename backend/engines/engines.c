@@ -2,10 +2,11 @@
 /* The list of engines, best first, and the families of each, best first. */
 #include "engines/cpu/families.h"
 #include "engines/cuda/families.h"
+#include "engines/cuda/kernel.h"
 #include "engines/engine.h"
 
 static const struct family *const cuda_families[] = {&cuda_attention, &cuda_contraction, &cuda_rows, &cuda_window,
-                                                    &cuda_map,       &cuda_move,        &cuda_rng,  NULL};
+                                                     &cuda_map,       &cuda_move,        &cuda_rng,  NULL};
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 static const struct engine cuda_engine = {
@@ -18,6 +19,8 @@ static const struct engine cuda_engine = {
     .behavior_notes = cuda_behavior_notes,
     .behavior_note_count = 1,
     .is_fallback = true,
+    .compile = cuda_compile,
+    .code = cuda_code,
 };
 
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};

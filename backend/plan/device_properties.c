@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device properties: which device to plan for, taken from this machine or from the JSON text that another machine
-   wrote ({"kind":"cpu","ordinal":0,"threads":8,"name":"..."}). */
+/* Device properties: which device to plan for, taken from this machine or from the JSON text that another machine wrote:
+     {"kind":"cpu","ordinal":0,"name":"...","threads":8}
+     {"kind":"cuda","ordinal":0,"name":"...","arch":"sm_90","multiprocessors":132, ...}
+   What a text for a GPU leaves out is that of a typical one: {"kind":"cuda","arch":"sm_90"} is enough. */
 #include "base/text.h"
 #include "graph/descriptor.h"
 #include "plan/engine.h"
@@ -24,46 +26,103 @@ static const struct row rows[] = {
               .role = ROLE_RESULT, .doc = "CPU threads that work on one plan"),
 };
 
-/* The text after "key": in a flat JSON object, or NULL. */
+/* A GPU's numbers, as the text names them. */
+static const struct {
+    const char *key;
+    size_t offset;
+    bool is_wide; /* int64_t, else int */
+} numbers[] = {
+    {"multiprocessors", offsetof(struct cuda_properties, multiprocessors), false},
+    {"clock_khz", offsetof(struct cuda_properties, clock_khz), false},
+    {"bandwidth", offsetof(struct cuda_properties, bandwidth), true},
+    {"memory_bytes", offsetof(struct cuda_properties, memory_bytes), true},
+    {"l2_bytes", offsetof(struct cuda_properties, l2_bytes), true},
+    {"shared_per_block", offsetof(struct cuda_properties, shared_per_block), false},
+    {"shared_per_multiprocessor", offsetof(struct cuda_properties, shared_per_multiprocessor), false},
+    {"registers_per_multiprocessor", offsetof(struct cuda_properties, registers_per_multiprocessor), false},
+    {"threads_per_multiprocessor", offsetof(struct cuda_properties, threads_per_multiprocessor), false},
+    {"threads_per_block", offsetof(struct cuda_properties, threads_per_block), false},
+};
+enum { NUMBER_COUNT = sizeof numbers / sizeof *numbers };
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+static const char *skip_spaces(const char *at) { return at + strspn(at, " \t\r\n"); }
+
+/* The value of a key of a flat JSON object, or NULL. */
 static const char *find_key(const char *json, const char *key) {
     char quoted[64];
-    snprintf(quoted, sizeof quoted, "\"%s\":", key);
-    const char *at = strstr(json, quoted);
-    return at ? at + strlen(quoted) : NULL;
+    snprintf(quoted, sizeof quoted, "\"%s\"", key);
+    for (const char *at = json; (at = strstr(at, quoted)) != NULL; at++) {
+        const char *colon = skip_spaces(at + strlen(quoted));
+        if (*colon == ':')
+            return skip_spaces(colon + 1);
+    }
+    return NULL;
 }
 
-/* The characters up to the closing quote, cut to `bytes`; escaped quotes and backslashes stand for themselves. */
-static void read_string(char *out, size_t bytes, const char *at) {
+/* The characters between the quotes, cut to `bytes`; escaped quotes and backslashes stand for themselves. False, and
+   nothing changes, where no string is. */
+static bool read_string(char *out, size_t bytes, const char *at) {
     size_t length = 0;
+    if (!at || *at++ != '"')
+        return false;
     for (; *at && *at != '"' && length + 1 < bytes; at++) {
         at += *at == '\\' && at[1];
         out[length++] = *at;
     }
     out[length] = '\0';
+    return true;
+}
+
+static weftStatus_t read_cuda(struct device *device, const struct descriptor *self, const char *json) {
+    char arch[32];
+    int major, minor;
+    if (!read_string(arch, sizeof arch, find_key(json, "arch")))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: json for a GPU must name its architecture, and '%.60s' does not. Add \"arch\":\"sm_90\".",
+             descriptor_label(self), json);
+    TRY(device_read_arch(&major, &minor, arch));
+    TRY(device_describe_cuda(device, major, minor));
+    for (int i = 0; i < NUMBER_COUNT; i++) {
+        const char *text = find_key(json, numbers[i].key);
+        void *place = (char *)&device->cuda + numbers[i].offset;
+        int64_t said = text ? strtoll(text, NULL, 10) : 0, most = numbers[i].is_wide ? INT64_C(1) << 50 : INT32_MAX;
+        if (text && (said < 1 || said > most))
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: json says %s %lld; legal are 1..%lld. Correct the text.",
+                 descriptor_label(self), numbers[i].key, (long long)said, (long long)most);
+        if (text && numbers[i].is_wide)
+            *(int64_t *)place = said;
+        else if (text)
+            *(int *)place = (int)said;
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t read_json(struct device *device, const struct descriptor *self, const char *json) {
-    const char *kind = find_key(json, "kind"), *ordinal = find_key(json, "ordinal"),
-               *threads = find_key(json, "threads"), *name = find_key(json, "name");
-    bool is_cpu = kind && strncmp(kind, "\"cpu\"", 5) == 0;
-    if (json[0] != '{' || !is_cpu)
+    const char *ordinal = find_key(json, "ordinal"), *threads = find_key(json, "threads");
+    char kind[8] = "";
+    read_string(kind, sizeof kind, find_key(json, "kind"));
+    bool is_cuda = strcmp(kind, "cuda") == 0;
+    if (*skip_spaces(json) != '{' || (!is_cuda && strcmp(kind, "cpu") != 0))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: json describes no device that Weft knows: '%.60s'. Use text that attribute json of another device "
              "gave.",
              descriptor_label(self), json);
-    memset(device, 0, sizeof *device);
-    device->kind = WEFT_DEVICE_CPU;
     long ordinal_said = ordinal ? strtol(ordinal, NULL, 10) : 0, threads_said = threads ? strtol(threads, NULL, 10) : 1;
     if (ordinal_said < 0 || ordinal_said > INT32_MAX || threads_said < 1 || threads_said > 4096)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: json says ordinal %ld and %ld threads; legal are 0 or more, and 1..4096. Correct the text.",
              descriptor_label(self), ordinal_said, threads_said);
+    *device = (struct device){.kind = WEFT_DEVICE_CPU, .threads = (int)threads_said};
+    if (is_cuda)
+        TRY(read_cuda(device, self, json));
     device->ordinal = (int32_t)ordinal_said;
-    device->threads = (int)threads_said;
-    if (name && *name == '"')
-        read_string(device->name, sizeof device->name, name + 1);
+    read_string(device->name, sizeof device->name, find_key(json, "name"));
     return WEFT_STATUS_SUCCESS;
 }
+
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t set_chars(struct list *list, struct arena *arena, const char *chars) {
     TRY(arena_copy(arena, &list->items, chars, strlen(chars) + 1));
@@ -71,13 +130,25 @@ static weftStatus_t set_chars(struct list *list, struct arena *arena, const char
     return WEFT_STATUS_SUCCESS;
 }
 
+static void add_numbers(struct text *text, const struct cuda_properties *cuda) {
+    text_add(text, ",\"arch\":\"sm_%d%d\"", cuda->major, cuda->minor);
+    for (int i = 0; i < NUMBER_COUNT; i++) {
+        const void *place = (const char *)cuda + numbers[i].offset;
+        int64_t value = numbers[i].is_wide ? *(const int64_t *)place : *(const int *)place;
+        text_add(text, ",\"%s\":%lld", numbers[i].key, (long long)value);
+    }
+}
+
 static weftStatus_t write_json(struct device_properties *properties) {
     struct text text;
+    const struct device *device = &properties->device;
     text_init(&text);
-    text_add(&text,
-             "{\"kind\":\"%s\",\"ordinal\":%d,\"threads\":%d,\"name\":", device_kind_name(properties->device.kind),
-             (int)properties->device.ordinal, properties->device.threads);
-    text_json_string(&text, properties->device.name);
+    text_add(&text, "{\"kind\":\"%s\",\"ordinal\":%d,\"name\":", device_kind_name(device->kind), (int)device->ordinal);
+    text_json_string(&text, device->name);
+    if (device->kind == WEFT_DEVICE_CUDA)
+        add_numbers(&text, &device->cuda);
+    else
+        text_add(&text, ",\"threads\":%d", device->threads);
     text_add(&text, "}");
     weftStatus_t status =
         text.failed ? status_no_memory(256) : set_chars(&properties->json, &properties->base.arena, text_string(&text));
@@ -116,12 +187,14 @@ const struct schema device_properties_schema = {
 };
 
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
-                           const struct weftContext *handle) {
+                           const struct weftContext *handle, const struct engine *engine) {
     if (properties)
         *device = properties->device;
     else if (handle)
         *device = handle->device;
     else
         TRY(device_choose_default(device));
-    return WEFT_STATUS_SUCCESS;
+    bool is_free = !properties && !handle;
+    return is_free && engine && engine->device != device->kind ? device_find(device, engine->device, 0)
+                                                               : WEFT_STATUS_SUCCESS;
 }

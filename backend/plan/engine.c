@@ -237,7 +237,7 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
     struct knob_choices choices;
     struct draft draft;
     struct arena arena = {0};
-    TRY(choose_device(&device, self->engine->device, self->engine->graph->handle));
+    TRY(choose_device(&device, self->engine->device, self->engine->graph->handle, engine));
     weftStatus_t status = collect_choices(&choices, self, &arena);
     if (!status)
         status = draft_make(&draft, self->engine->graph, engine, &device, &choices, &arena);

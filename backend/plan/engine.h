@@ -50,9 +50,10 @@ struct engine_config {
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
     intermediate_info_schema, engine_schema, engine_config_schema, heuristics_schema, kernel_cache_schema;
 
-/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one. */
+/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one, or the first
+   of the kind that the engine runs on (NULL: no engine is chosen yet). */
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
-                           const struct weftContext *handle);
+                           const struct weftContext *handle, const struct engine *engine);
 
 /* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice); the
    caller releases it. */

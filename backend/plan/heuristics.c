@@ -45,7 +45,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         struct device device;
         if (self->mode == WEFT_HEUR_MODE_FALLBACK && !engines[i]->is_fallback)
             continue;
-        if (choose_device(&device, self->device, self->graph->handle) || device.kind != engines[i]->device)
+        if (choose_device(&device, self->device, self->graph->handle, NULL) || device.kind != engines[i]->device)
             continue;
         weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)

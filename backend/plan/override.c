@@ -90,6 +90,7 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
             ((struct plan *)made)->device_properties =
                 (struct device_properties *)descriptor_retain(&plan->device_properties->base);
         ((struct plan *)made)->workspace_limit = plan->workspace_limit;
+        ((struct plan *)made)->carried = plan->carried; /* used by finalize alone */
         void *held = config;
         status = descriptor_set(made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
     }

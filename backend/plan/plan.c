@@ -44,6 +44,9 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, workspace_limit, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT,
               "workspace_limit", .initial = (double)(INT64_C(1) << 62), .least = 0, .most = INT64_MAX,
               .doc = "bytes of workspace that the plan may need at most"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, with_code, WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, "with_code",
+              .doc =
+                  "true: json carries the machine code of the plan's kernels; set with json, what it carries is used"),
 };
 
 /* ---- Slots and conflicts ----------------------------------------------------------------------------------------- */
@@ -134,13 +137,30 @@ static weftStatus_t write_tag(struct plan *plan) {
     return arena_copy(&plan->base.arena, &plan->tag.items, tag, strlen(tag) + 1);
 }
 
+/* The handle's device, if the plan has a handle: it must be what the engine was chosen for. */
+static weftStatus_t choose_plan_device(struct device *device, const struct plan *plan) {
+    const struct engine_descriptor *engine = plan->config->engine;
+    const struct device_properties *named = plan->device_properties ? plan->device_properties : engine->device;
+    if (!plan->handle)
+        return choose_device(device, named, engine->graph->handle, engines[engine->index]);
+    const struct device *here = &plan->handle->device;
+    char wanted[DEVICE_LABEL_BYTES], given[DEVICE_LABEL_BYTES];
+    if (named && !device_serves(here, &named->device))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: a plan runs on the device that it is made for: the properties name %s, the handle %s. Give a handle "
+             "of "
+             "that device, or no properties.",
+             descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
+    bool is_ruled = plan->device_properties && !plan->device_properties->device.is_described;
+    *device = is_ruled ? plan->device_properties->device : *here;
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t make_draft(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     struct device device;
     struct knob_choices choices;
-    const struct device_properties *properties = plan->device_properties ? plan->device_properties : engine->device;
-    const struct weftContext *handle = plan->handle ? plan->handle : engine->graph->handle;
-    TRY(choose_device(&device, plan->handle && !plan->device_properties ? NULL : properties, handle));
+    TRY(choose_plan_device(&device, plan));
     TRY(collect_choices(&choices, plan->config, &plan->base.arena));
     TRY(draft_make(&plan->draft, engine->graph, engines[engine->index], &device, &choices, &plan->base.arena));
     if (plan->draft.workspace_bytes > plan->workspace_limit)
@@ -152,10 +172,14 @@ static weftStatus_t make_draft(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A device that is elsewhere gets code, and nothing is loaded. */
 static weftStatus_t load_steps(struct plan *plan) {
-    for (int s = 0; s < plan->draft.cover.count; s++)
-        if (plan->draft.steps[s].family->load)
-            TRY(plan->draft.steps[s].family->load(&plan->draft.steps[s], &plan->draft.device));
+    struct draft *draft = &plan->draft;
+    if (draft->engine->compile)
+        TRY(draft->engine->compile(draft->steps, draft->cover.count, &draft->device, &plan->carried));
+    for (int s = 0; s < draft->cover.count && !draft->device.is_described; s++)
+        if (draft->steps[s].family->load)
+            TRY(draft->steps[s].family->load(&draft->steps[s], &draft->device));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -222,6 +246,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     if (status && loads) { /* the next attempt may have another blob */
         descriptor_release(&plan->config->base);
         plan->config = NULL;
+        plan->carried.count = 0;
     }
     return status;
 }

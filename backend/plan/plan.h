@@ -33,6 +33,8 @@ struct plan {
     int32_t retention;
     struct list slot_uids, report, tag;
     int64_t workspace_limit;
+    bool with_code;
+    struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
 
     struct draft draft;
     int slot_count;

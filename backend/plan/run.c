@@ -55,10 +55,21 @@ static weftStatus_t check_pointers(const struct plan *plan, void *const *pointer
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t fail_elsewhere(const struct plan *plan) {
+    char label[DEVICE_LABEL_BYTES];
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+         "%s: it was made for a GPU that was described, %s, and runs on one that is here. Save it (attribute json) and "
+         "load "
+         "it with a handle of the machine that has the GPU.",
+         descriptor_label(&plan->base), device_label(label, &plan->draft.device));
+}
+
 weftStatus_t plan_run(const struct plan *plan, void *const *pointers, void *workspace, int64_t workspace_bytes,
                       weftStream_t stream) {
     const struct draft *draft = &plan->draft;
     const struct graph *graph = draft->graph;
+    if (draft->device.is_described)
+        return fail_elsewhere(plan);
     TRY(check_pointers(plan, pointers, workspace, workspace_bytes));
     void *values[graph->value_count];
     for (int v = 0; v < graph->value_count; v++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layout of a saved plan, little-endian:
      "WEFTPLAN", u32 format, u32 library version, i64 bytes of the body, SHA-256 of the body, body
-   body:       engine name (block), i64 knobs, each u32 type and i64 value, graph
+   body:       engine name (block), i64 knobs, each u32 type and i64 value, graph,
+               i64 pieces of machine code (none unless asked for), each 32 bytes of identity, u8 whether PTX, image (block)
    graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
                the type's highest bit marks what was inferred, not set;
                descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 4 + 8 + 32, DESCRIPTORS_MAX = 65536, BODY_MAX = 16 << 20 };
+enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32, DESCRIPTORS_MAX = 65536, CODES_MAX = 4096, BODY_MAX = 256 << 20 };
 static const uint32_t INFERRED = UINT32_C(1) << 31; /* in a row's type */
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
 
@@ -173,6 +174,45 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
     return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
 }
 
+/* Each program's code once. */
+static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, const struct draft *draft) {
+    struct carried_code next;
+    size_t bytes = 0;
+    for (int s = 0; s < draft->cover.count; s++)
+        for (int i = 0; draft->engine->code && draft->engine->code(&draft->steps[s], i, &next); i++) {
+            int64_t known = 0;
+            while (known < *count && memcmp((*codes)[known].identity, next.identity, sizeof next.identity) != 0)
+                known++;
+            void *grown = bytes_grow(*codes, &bytes, (size_t)(known + 1) * sizeof next);
+            if (!grown)
+                return status_no_memory(bytes);
+            *codes = grown;
+            (*codes)[known] = next;
+            *count += known == *count;
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan) {
+    struct carried_code *codes = NULL;
+    int64_t count = 0;
+    weftStatus_t status = plan->with_code ? list_codes(&codes, &count, &plan->draft) : WEFT_STATUS_SUCCESS;
+    byte_put_i64(body, count);
+    for (int64_t i = 0; i < count; i++) {
+        byte_put_raw(body, codes[i].identity, sizeof codes[i].identity);
+        byte_put_u8(body, codes[i].is_ptx);
+        byte_put_block(body, codes[i].image, codes[i].bytes);
+    }
+    free(codes);
+    if (!status && (count > CODES_MAX || body->length > BODY_MAX))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: saved with its code it would take %zu bytes in %lld pieces; at most %d in %d are read. Save it "
+             "without "
+             "(attribute with_code).",
+             descriptor_label(&plan->base), body->length, (long long)count, BODY_MAX, CODES_MAX);
+    return status;
+}
+
 weftStatus_t plan_save(struct plan *plan) {
     struct byte_writer body, whole;
     byte_writer_init(&body);
@@ -186,6 +226,8 @@ weftStatus_t plan_save(struct plan *plan) {
         byte_put_i64(&body, knob->value);
     }
     weftStatus_t status = graph_save(&body, plan->draft.graph, NULL);
+    if (!status)
+        status = put_codes(&body, plan);
 
     uint8_t digest[32];
     struct sha256 hash;
@@ -326,6 +368,25 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Checked always, used only where the user asked for it: images stay where they lie. */
+static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
+    struct carried_code *codes;
+    int count = (int)byte_get_count(body, CODES_MAX);
+    TRY(arena_alloc(&plan->base.arena, &codes, (size_t)count * sizeof *codes));
+    for (int i = 0; i < count; i++) {
+        byte_get_raw(body, codes[i].identity, sizeof codes[i].identity);
+        codes[i].is_ptx = byte_get_u8(body) != 0;
+        const char *image = (const char *)byte_get_block(body, &codes[i].bytes);
+        if (!codes[i].bytes || (codes[i].is_ptx && image[codes[i].bytes - 1] != '\0'))
+            return fail_damaged("a piece of its code does not end");
+        codes[i].image = image;
+    }
+    if (body->bad || body->position != body->length)
+        return fail_damaged("it does not end where it should");
+    plan->carried = (struct carried_codes){.count = plan->with_code ? count : 0, .items = codes};
+    return WEFT_STATUS_SUCCESS;
+}
+
 enum { KNOBS_MAX = 256 };
 
 /* Reads knob choices; the caller releases those made, also after a failure. */
@@ -364,6 +425,8 @@ weftStatus_t plan_load(struct plan *plan) {
     weftStatus_t status = load_knobs(&body, settings, &knobs.count);
     if (!status)
         status = graph_load(&graph, &body);
+    if (!status)
+        status = load_codes(&body, plan);
     if (!status) {
         graph->handle = context_retain(plan->handle);
         status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);

@@ -47,23 +47,43 @@ static void hash_part(struct sha256 *hash, const void *data, size_t bytes) {
 
 static void hash_text(struct sha256 *hash, const char *text) { hash_part(hash, text, strlen(text)); }
 
-static void make_key(uint8_t key[32], const struct program *program, const struct nvrtc_choice *choice) {
+void cache_digest_headers(uint8_t digest[32], const struct program_header *headers, int count) {
     struct sha256 hash;
-    int64_t numbers[] = {WEFT_MAJOR,           WEFT_MINOR,         WEFT_PATCHLEVEL,
-                         choice->version,      choice->file_bytes, program->header_count,
-                         program->option_count};
     sha256_init(&hash);
-    hash_text(&hash, "weft kernel");
+    for (int i = 0; i < count; i++) {
+        hash_text(&hash, headers[i].name);
+        hash_text(&hash, headers[i].text);
+    }
+    sha256_final(digest, &hash);
+}
+
+void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
+    struct sha256 hash;
+    uint8_t headers[32];
+    int64_t numbers[] = {WEFT_MAJOR, WEFT_MINOR, WEFT_PATCHLEVEL, program->header_count, program->option_count};
+    if (!program->headers_digest)
+        cache_digest_headers(headers, program->headers, program->header_count);
+    sha256_init(&hash);
+    hash_text(&hash, "weft program");
     hash_part(&hash, numbers, sizeof numbers);
-    hash_text(&hash, choice->target);
+    hash_text(&hash, arch);
     hash_text(&hash, program->name);
     hash_text(&hash, program->text);
-    for (int i = 0; i < program->header_count; i++) {
-        hash_text(&hash, program->headers[i].name);
-        hash_text(&hash, program->headers[i].text);
-    }
+    hash_part(&hash, program->headers_digest ? program->headers_digest : headers, sizeof headers);
     for (int i = 0; i < program->option_count; i++)
         hash_text(&hash, program->options[i]);
+    sha256_final(identity, &hash);
+}
+
+static void make_key(uint8_t key[32], const struct program *program, const struct nvrtc_choice *choice) {
+    struct sha256 hash;
+    uint8_t identity[32];
+    int64_t numbers[] = {choice->version, choice->file_bytes};
+    cache_identify(identity, program, choice->target);
+    sha256_init(&hash);
+    hash_text(&hash, "weft kernel");
+    hash_part(&hash, identity, sizeof identity);
+    hash_part(&hash, numbers, sizeof numbers);
     sha256_final(key, &hash);
 }
 

@@ -19,6 +19,13 @@ struct code {
     const char *log; /* what the compiler said, never NULL */
 };
 
+/* What struct program's headers_digest is. */
+void cache_digest_headers(uint8_t digest[32], const struct program_header *headers, int count);
+
+/* What a program for an architecture ("sm_90a") is known by, whichever compiler makes code of it: a hash of all that goes in,
+   the version of Weft included. */
+void cache_identify(uint8_t identity[32], const struct program *program, const char *arch);
+
 /* The code of a program for an architecture ("sm_90a"); give it back with cache_release. Fails as nvrtc_choose and
    nvrtc_compile do. */
 weftStatus_t cache_get(const struct code **code, const struct program *program, const char *arch);

@@ -31,8 +31,7 @@ static void read_cpu_name(char *name, size_t bytes) {
         fclose(file);
 }
 
-/* Online processors, capped by WEFT_THREADS. */
-static int count_threads(void) {
+int device_host_threads(void) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     const char *cap = getenv("WEFT_THREADS");
     long wanted = cap ? strtol(cap, NULL, 10) : 0;
@@ -144,7 +143,7 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
              (int)ordinal);
     device->kind = kind;
     device->ordinal = ordinal;
-    device->threads = count_threads();
+    device->threads = device_host_threads();
     read_cpu_name(device->name, sizeof device->name);
     return WEFT_STATUS_SUCCESS;
 }
@@ -248,6 +247,24 @@ void device_arch(char arch[16], const struct device *device) {
              device->cuda.major >= 9 ? "a" : "");
 }
 
+bool device_serves(const struct device *here, const struct device *planned) {
+    if (here->kind != planned->kind || here->is_described)
+        return false;
+    if (here->kind == WEFT_DEVICE_CPU)
+        return true;
+    bool is_same_chip = here->cuda.major == planned->cuda.major && here->cuda.minor == planned->cuda.minor;
+    return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
+}
+
+const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device) {
+    char arch[32] = "";
+    if (device->kind == WEFT_DEVICE_CUDA)
+        snprintf(arch, sizeof arch, ", sm_%d%d", device->cuda.major, device->cuda.minor);
+    snprintf(text, DEVICE_LABEL_BYTES, "%s:%d (%s%s)", device_kind_name(device->kind), (int)device->ordinal,
+             device->name, arch);
+    return text;
+}
+
 /* ---- Entering ---------------------------------------------------------------------------------------------------- */
 
 /* The driver is written once, before the first context is published: whoever sees a context may read it. */
@@ -276,7 +293,7 @@ static weftStatus_t retain_context(const struct device *device) {
 }
 
 weftStatus_t device_enter(struct device_scope *scope, const struct device *device) {
-    scope->driver = NULL;
+    *scope = (struct device_scope){0};
     if (device->kind != WEFT_DEVICE_CUDA || device->is_described || device->ordinal < 0 ||
         device->ordinal >= CUDA_DEVICES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
@@ -289,20 +306,20 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
         TRY(retain_context(device));
         context = atomic_load(&contexts[device->ordinal]);
     }
-    const struct driver *driver = context_driver;
-    int result = driver->ctx_get_current(&current);
+    scope->driver = context_driver;
+    int result = scope->driver->ctx_get_current(&current);
     if (!result && current == context)
         return WEFT_STATUS_SUCCESS;
     if (!result)
-        result = driver->ctx_push_current(context);
+        result = scope->driver->ctx_push_current(context);
     if (result)
         return driver_fail(result, "cuda:%d: making it current", (int)device->ordinal);
-    scope->driver = driver;
+    scope->is_pushed = true;
     return WEFT_STATUS_SUCCESS;
 }
 
 void device_leave(const struct device_scope *scope) {
     void *popped;
-    if (scope->driver)
+    if (scope->is_pushed)
         scope->driver->ctx_pop_current(&popped);
 }

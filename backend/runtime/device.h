@@ -50,18 +50,31 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor);
 /* Reads "sm_90", "sm_90a" or "90" ; BAD_PARAM for anything else. */
 weftStatus_t device_read_arch(int *major, int *minor, const char *text);
 
+/* Whether what was planned for one device runs on another, of this machine: of the same kind, and for CUDA the very same or
+   of the described chip. */
+bool device_serves(const struct device *here, const struct device *planned);
+
+enum { DEVICE_LABEL_BYTES = 192 };
+
+/* "cpu:0 (name)", "cuda:0 (name, sm_90)": how messages call a device. */
+const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device);
+
 /* What kernels for a CUDA device are compiled for: "sm_86"; with the features of exactly this chip where it has such,
    "sm_90a". */
 void device_arch(char arch[16], const struct device *device);
+
+/* Threads of this machine that Weft may keep busy: WEFT_THREADS, else one per processor. */
+int device_host_threads(void);
 
 /* "cpu" or "cuda". */
 const char *device_kind_name(weftDeviceKind_t kind);
 
 /* ---- Entering a CUDA device ---- */
 
-/* What device_leave must undo. */
+/* A device that was entered. */
 struct device_scope {
-    const struct driver *driver; /* NULL: nothing */
+    const struct driver *driver;
+    bool is_pushed; /* by device_leave the context goes off the thread's stack again */
 };
 
 /* Makes the device's primary context current in this thread, until device_leave; nearly free when it is current already.

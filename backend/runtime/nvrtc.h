@@ -27,7 +27,9 @@ struct program {
     const char *text;
     int header_count;
     const struct program_header *headers;
-    int option_count; /* beside the architecture, which nvrtc_compile adds */
+    const uint8_t
+        *headers_digest; /* 32 bytes that stand for the headers where programs share them; NULL: they are hashed */
+    int option_count;    /* beside the architecture, which nvrtc_compile adds */
     const char *const *options;
 };
 

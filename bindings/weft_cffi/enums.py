@@ -1190,6 +1190,10 @@ class attribute_name(IntEnum):
     naming one with ENGINE_CONFIG."""
     EXECUTION_PLAN_TAG_EXT = 10023
     """CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3."""
+    EXECUTION_PLAN_WITH_CODE_EXT = 10026
+    """BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where there is no
+    run-time compiler; default false. Set it when saving, and again when loading to use what is carried: do so
+    only with plans from people you trust."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001

@@ -1258,6 +1258,10 @@ typedef enum {
              fastest, instead of naming one with ENGINE_CONFIG. */
     WEFT_ATTR_EXECUTION_PLAN_TAG_EXT = 10023,
         /**< CHAR[n], get only: short name of engine and knobs, such as eng0_k2=3. */
+    WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT = 10026,
+        /**< BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where
+             there is no run-time compiler; default false. Set it when saving, and again when loading
+             to use what is carried: do so only with plans from people you trust. */
 
     /* VARIANT_PACK: the memory for one run. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,

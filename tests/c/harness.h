@@ -236,6 +236,24 @@ static inline int64_t reference_index(desc graph) {
     return get_number(graph, WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT) - 1;
 }
 
+/* How many engines run on the CPU. */
+static inline int64_t cpu_engine_count(desc graph) {
+    int64_t count = 0, all = reference_index(graph) + 1;
+    for (int64_t i = 0; i < all; i++) {
+        desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR);
+        MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
+        MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, i));
+        MUST(weftBackendFinalize(engine));
+        char *name = get_text(engine, WEFT_ATTR_ENGINE_NAME_EXT, NULL);
+        count += strncmp(name, "cpu.", 4) == 0;
+        free(name), drop(engine);
+    }
+    return count;
+}
+
+/* They stand last. */
+static inline int64_t first_cpu_index(desc graph) { return reference_index(graph) + 1 - cpu_engine_count(graph); }
+
 static inline desc open_plan(desc graph, int64_t index) {
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR), config = finalized(open_config(graph, index));
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));

@@ -147,7 +147,7 @@ static bool choose_engine(struct program *p) {
     STEP(weftBackendFinalize(heuristics));
     STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                                  &p->config));
-    CHECK(count == reference_index(p->graph) + 1, "no engine is lost: %lld", (long long)count);
+    CHECK(count == cpu_engine_count(p->graph), "no engine is lost: %lld", (long long)count);
     STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                                  &copy));
     return true;

@@ -169,7 +169,7 @@ static void check_knob(desc graph, int64_t index, const char *engine, desc info)
 
 static void test_knobs(void) {
     desc graph = mlp_graph(NULL), config;
-    for (int64_t i = 0; i <= reference_index(graph); i++) {
+    for (int64_t i = first_cpu_index(graph); i <= reference_index(graph); i++) {
         desc engine = make(WEFT_BACKEND_ENGINE_DESCRIPTOR), infos[64];
         MUST(set_held(engine, WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph));
         MUST(set_number(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, i));
@@ -206,7 +206,7 @@ static void test_heuristics(void) {
         MUST(set_enum(h, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, mode));
         MUST(set_held(h, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph));
         MUST(weftBackendFinalize(h));
-        int64_t count, all = mode == WEFT_HEUR_MODE_FALLBACK ? 1 : reference_index(graph) + 1;
+        int64_t count, all = mode == WEFT_HEUR_MODE_FALLBACK ? 1 : cpu_engine_count(graph);
         MUST(weftBackendGetAttribute(h, WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_TYPE_BACKEND_DESCRIPTOR, 0, &count, NULL));
         CHECK(count == all, "mode %d: %lld results, not %lld", mode, (long long)count, (long long)all);
         desc results[64];
@@ -359,7 +359,7 @@ static void test_slots(void) {
 static void test_run(void) {
     static struct memory m;
     desc graph = mlp_graph(NULL);
-    for (int64_t i = 0; i <= reference_index(graph); i++) {
+    for (int64_t i = first_cpu_index(graph); i <= reference_index(graph); i++) {
         desc plan = finalized(open_plan(graph, i));
         fill(&m);
         MUST(run_flat(plan, &m));
@@ -628,7 +628,7 @@ static void fix_hash(char *blob, int64_t bytes) {
 static void test_save_and_load(void) {
     static struct memory m, again;
     desc graph = mlp_graph("mlp");
-    for (int64_t i = 0; i <= reference_index(graph); i++) {
+    for (int64_t i = first_cpu_index(graph); i <= reference_index(graph); i++) {
         desc plan = finalized(open_plan(graph, i));
         int64_t bytes, loaded_bytes;
         char *blob = save(plan, &bytes);
@@ -805,7 +805,7 @@ static void test_damaged_blobs(void) {
     loaded = open_loaded(copy, bytes);
     REFUSED(
         weftBackendFinalize(loaded), WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
-        "saved plan has format 1 of version %u, this library reads format 1 of version %zu. Save it again with this "
+        "saved plan has format 2 of version %u, this library reads format 2 of version %zu. Save it again with this "
         "library.",
         newer, weftGetVersion());
     drop(loaded);

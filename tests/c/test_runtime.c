@@ -143,7 +143,7 @@ static void forked(void) {
     IN_CHILD(forked_child, "WEFT_LIBCUDA=" FAKE_CUDA);
 }
 
-/* The CPU needs no driver, so nothing may load one. */
+/* The CPU needs no driver, so nothing may load one where it is asked for. */
 static void cpu_only(void) {
     weftHandle_t handle;
     struct device device;
@@ -151,7 +151,7 @@ static void cpu_only(void) {
     MUST(weftDestroy(handle));
     DO(device_find(&device, WEFT_DEVICE_CPU, 0));
     DO(device_choose_default(&device));
-    CHECK(device.kind == WEFT_DEVICE_CPU, "the CPU is the default");
+    CHECK(device.kind == WEFT_DEVICE_CPU, "the CPU is what WEFT_DEVICE names");
     DO(device_describe_cuda(&device, 9, 0));
     CHECK(!dlopen(FAKE_CUDA, RTLD_NOW | RTLD_NOLOAD), "the driver was loaded");
 }
@@ -201,7 +201,7 @@ static void one_old_device(void) {
 
 static void default_device(void) {
     struct device device;
-    const char *wish = getenv("WEFT_DEVICE");
+    const char *wish = getenv("WEFT_DEVICE") ? getenv("WEFT_DEVICE") : "cuda"; /* the first GPU */
     DO(device_choose_default(&device));
     bool is_cpu = strcmp(wish, "cpu") == 0;
     CHECK(device.kind == (is_cpu ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "%s", wish);
@@ -277,7 +277,7 @@ static void *enter_devices(void *index) {
         DO(device_enter(&outer, &gpus[first_gpu]));
         driver->ctx_get_current(&first);
         DO(device_enter(&again, &gpus[first_gpu]));
-        CHECK(!again.driver, "a device that is current is not pushed again");
+        CHECK(again.driver == driver && !again.is_pushed, "a device that is current is not pushed again");
         DO(device_enter(&inner, &gpus[1 - first_gpu]));
         driver->ctx_get_current(&second);
         device_leave(&inner);
@@ -778,7 +778,8 @@ int main(void) {
     const char *const driver = "WEFT_LIBCUDA=" FAKE_CUDA, *const compiler = "WEFT_NVRTC=" FAKE_NVRTC;
     test_no_driver();
     IN_CHILD(forked, driver);
-    IN_CHILD(cpu_only, driver);
+    IN_CHILD(cpu_only, driver, "WEFT_DEVICE=cpu");
+    IN_CHILD(default_device, driver);
     IN_CHILD(two_devices, driver);
     IN_CHILD(one_old_device, driver, "FAKE_CUDA_ARCH=70", "FAKE_CUDA_DEVICES=1");
     IN_CHILD(default_device, driver, "WEFT_DEVICE=cpu");

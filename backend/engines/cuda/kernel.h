@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "engines/engine.h"
+#include "runtime/carried.h"
 #include "runtime/module.h"
 
 enum argument_kind {
@@ -31,7 +32,9 @@ struct cuda_kernel {
     int argument_count;
     const struct argument *arguments; /* the fields of the kernel's struct, 8 bytes each, in order */
     uint32_t grid[3], block, shared_bytes;
+    uint8_t identity[32]; /* of the program, see cache_identify */
     const struct code *code;
+    bool is_carried; /* the code came with a saved plan */
     struct kernel *loaded;
 };
 
@@ -75,6 +78,16 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
 
 /* ---- The part of a family that is the same for all ---- */
 
+/* What the engine's compile and code are. */
+weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
+                          const struct carried_codes *carried);
+bool cuda_code(const struct step *step, int i, struct carried_code *code);
+
+/* One kernel: its code from `carried` where it is there (NULL: nowhere), else compiled. */
+weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
+                            const struct carried_codes *carried);
+
+/* The families' load, run and release. */
 weftStatus_t cuda_load(struct step *step, const struct device *device);
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
 void cuda_release(struct step *step);

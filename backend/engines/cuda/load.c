@@ -1,26 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiling, loading and launching the kernels of a step: the same for every family. Running writes addresses into a copy
+/* Loading and launching the kernels of a step: the same for every family. Running writes addresses into a copy
    of the arguments on the stack and launches; it allocates nothing, takes no lock and does not wait. */
+#include "base/trace.h"
 #include "engines/cuda/kernel.h"
 #include "runtime/launch.h"
 
-#include <stdio.h>
 #include <string.h>
 
-static const char *const options[] = {"-std=c++17"};
-
+/* Code that a saved plan carried is compiled here after all when the driver takes it for no code of this chip. */
 static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
-    char name[64];
-    snprintf(name, sizeof name, "%s.cu", kernel->entry);
-    struct program program = {.name = name, .text = kernel->program, .option_count = 1, .options = options};
-    program.headers = kernel_files(&program.header_count);
-    char arch[16];
-    device_arch(arch, device);
-    TRY(cache_get(&kernel->code, &program, arch));
-    if (device->is_described)
-        return WEFT_STATUS_SUCCESS;
     struct kernel_needs needs = {.shared_bytes = (int)kernel->shared_bytes,
                                  .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};
+    weftStatus_t status = kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
+    if (status != WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH || !kernel->is_carried)
+        return status;
+    trace(WEFT_SEV_WARNING, "saved plan: its code is not used: %s", status_text());
+    status_clear();
+    cache_release(kernel->code);
+    kernel->code = NULL;
+    TRY(kernel_compile(kernel, device, NULL));
     return kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
 }
 
@@ -64,9 +62,6 @@ static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *va
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     const struct cuda_step *state = step->state;
     struct device_scope scope;
-    if (state->device.is_described)
-        FAIL(WEFT_STATUS_BAD_PARAM, "the plan was compiled for a device that is not of this machine, %s. Run it there.",
-             state->device.name);
     TRY(device_enter(&scope, &state->device));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     for (int i = 0; i < state->count && !status; i++)
