@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this machine offers for GPUs, as JSON: what a doctor needs to say what is missing. */
+/* What this machine offers for GPUs, as JSON: what a doctor needs to say what is missing; and where else to look. */
 #include "api/reply.h"
 #include "runtime/cache.h"
 #include "runtime/device.h"
 #include "runtime/driver.h"
+#include "runtime/nvrtc.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,4 +43,9 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size) {
     text_add(&out, "}");
     status_clear();
     return reply_text("weftDescribeMachine", &out, text, capacity, size);
+}
+
+weftStatus_t weftSetSearchPaths(const char *paths) {
+    status_clear();
+    return nvrtc_set_search_paths(paths);
 }

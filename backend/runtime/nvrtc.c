@@ -235,12 +235,16 @@ static void search(void) {
     add_toolkits();
 }
 
-void nvrtc_set_search_paths(const char *paths) {
+weftStatus_t nvrtc_set_search_paths(const char *paths) {
+    char *copy = paths ? strdup(paths) : NULL;
+    if (paths && !copy)
+        return status_no_memory(strlen(paths));
     pthread_mutex_lock(&lock);
     free(search_paths);
-    search_paths = paths ? strdup(paths) : NULL;
+    search_paths = copy;
     is_searched = false;
     pthread_mutex_unlock(&lock);
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Choosing ---------------------------------------------------------------------------------------------------- */

@@ -49,8 +49,8 @@ struct nvrtc_choice {
 };
 
 /* Folders and files, divided by colons, to look in as well: a folder may hold the library itself or, as site-packages
-   does, nvidia/cu13/lib or nvidia/cuda_nvrtc/lib. Replaces what was handed over before; copies found stay. */
-void nvrtc_set_search_paths(const char *paths);
+   does, nvidia/cu13/lib or nvidia/cuda_nvrtc/lib. Replaces what was handed over before (NULL: nothing); copies found stay. */
+weftStatus_t nvrtc_set_search_paths(const char *paths);
 
 /* The compiler to use for an architecture, "sm_90a". Fails with
      NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING   there is none, or none that can be loaded

@@ -212,6 +212,12 @@ weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size);
     none) and why; the kernel cache in memory and on disk. Weft's own. */
 weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size);
 
+/** Says where the run-time compiler, libnvrtc, may lie besides the usual places: what a language knows of its packages and
+    the library cannot know (Python: sys.path). Plans finalized afterwards look there too. Weft's own.
+    paths: folders and files, divided by colons; a folder may hold the library, or as site-packages do nvidia/cu13/lib or
+           nvidia/cuda_nvrtc/lib. Replaces what was set before; NULL or empty sets none. */
+weftStatus_t weftSetSearchPaths(const char *paths);
+
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */
 
 /** What a log message is about. */

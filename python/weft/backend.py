@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -30,13 +31,21 @@ def library() -> Any:
     bundled = Path(__file__).with_name("lib") / SONAME
     path = chosen or (str(bundled) if bundled.exists() else SONAME)
     try:
-        return ffi.dlopen(path)
+        opened = ffi.dlopen(path)
     except OSError as error:
         asked = "WEFT_LIBRARY names it" if chosen else f"{bundled} is not there either"
         raise UnavailableError(
             f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or "
             "set WEFT_LIBRARY to its path."
         ) from None
+    opened.weftSetSearchPaths(":".join(_nvidia_places()).encode())
+    return opened
+
+
+def _nvidia_places() -> list[str]:
+    """The folders of packages that hold some of NVIDIA's, the run-time compiler perhaps among them."""
+    places = [os.path.abspath(place) for place in sys.path]
+    return [place for place in places if ":" not in place and os.path.isdir(os.path.join(place, "nvidia"))]
 
 
 def check(status: int) -> None:

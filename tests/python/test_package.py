@@ -104,6 +104,18 @@ def test_handles() -> None:
         int(handle)
 
 
+def test_the_library_looks_for_compilers_where_packages_are(tmp_path: Path) -> None:
+    wheel = tmp_path / "nvidia/cu13/lib"
+    wheel.mkdir(parents=True)
+    (wheel / "libnvrtc.so.13").write_text("no library")
+    code = (
+        f"import json, sys; sys.path.append({str(tmp_path)!r}); from weft import backend\n"
+        "machine = json.loads(backend._text(backend.library().weftDescribeMachine))\n"
+        "print(*[c['found_by'] for c in machine['compilers'] if c['path'].startswith(sys.path[-1])])"
+    )
+    assert python(code, WEFT_NVRTC="") == "search paths"
+
+
 def test_no_such_device() -> None:
     with pytest.raises(weft.BadParameterError) as caught:
         weft.create_handle("cpu", 3)
