@@ -1,87 +1,251 @@
-"""Everything that needs a GPU in one run: the operations' tests on it, sanitizers, the suite beside cuDNN.
+"""Everything that needs a GPU in one run: tests, sanitizers, the demo, the suite beside cuDNN, host cost.
 
-    python tools/gpu_check.py                      # the tests of tests/ops and tests/plan on the first GPU
-    python tools/gpu_check.py --only 'reduction'   # those whose names match
-    python tools/gpu_check.py --sanitize memcheck racecheck
-    python tools/gpu_check.py --suite PATH/suite.py --csv out.csv   # side by side with cuDNN
+    python tools/gpu_check.py                      # all parts, some minutes
+    python tools/gpu_check.py --quick              # the tests alone, without slow and large ones
+    python tools/gpu_check.py --parts tests --paths tests/ops/test_norm.py --only backward
+    python tools/gpu_check.py --parts sanitizers --tools memcheck
+    python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
 
-Needs torch with CUDA, pytest and a library whose engine list has the CUDA engine. Prints the failures,
-shortened, and a line of counts per part; exits with 1 if a part failed.
+Needs torch with CUDA, pytest, a built library, compute-sanitizer, and a C compiler for the host cost. Prints
+what failed, shortened, and at the end a line per part; exits with 1 if one failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+PARTS = ("tests", "large", "sanitizers", "demo", "suite", "host cost")
+TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
-ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
+ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
+# Every buffer an allocation of its own, of just its size, and not written before: what sanitizers look at.
+BARE = {"WEFT_TEST_BARE": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+LARGE = "tests/gpu/test_large.py"
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+
+# Small cases of every kernel family, in several types: what a sanitizer can watch in a minute.
+SANITIZED = {
+    "attention": [
+        "test_forward[everything]",
+        "test_forward_sizes[causal at the end-129-7]",
+        "test_forward_sizes[window at the end-7-130]",
+        "test_forward_types[f16]",
+        "test_forward_types[bf16]",
+        "test_forward_types[e4m3]",
+        "test_dropout[9-0.5]",
+        "test_what_is_not_seen_is_not_read",
+        "test_backward[everything]",
+        "test_backward_sizes[sink-65-64]",
+        "test_backward_types[f32]",
+        "test_backward_types[bf16]",
+    ],
+    "matmul": [
+        "test_types_and_sizes[dims3-f32]",
+        "test_types_and_sizes[dims3-bf16]",
+        "test_types_and_sizes[dims5-f16]",
+        "test_types_and_sizes[dims5-e4m3]",
+        "test_row_and_column_major_operands[cr]",
+        "test_int8_sums_in_int32",
+        "test_fused_bias_activation_residual",
+    ],
+    "convolution": [
+        "test_forward[groups]",
+        "test_data_gradient[asymmetric padding]",
+        "test_filter_gradient[depthwise]",
+        "test_data_types[bf16]",
+    ],
+    "norm": [
+        "test_forward[layernorm-3x4x5-1x1x5-f16]",
+        "test_forward[batchnorm-4x3x2x5-1x3x1x1-f16]",
+        "test_backward[layernorm-3x4x5-1x1x5-f16]",
+        "test_backward[batchnorm-4x3x2x5-1x3x1x1-f16]",
+        "test_backward[groupnorm-2x6x3-1x6x1-f32]",
+        "test_running_statistics[0.25]",
+    ],
+    "batchnorm_parts": ["test_genstats[dims1-f32]"],
+    "softmax": ["test_values[dims0--1-f16]", "test_sink_joins_the_sum[extents2]"],
+    "reduction": ["test_modes_types_and_layouts[bf16-ADD]", "test_groups_of_neighbours[MAX]"],
+    "resample": [
+        "test_max_pooling[overlapping-ZERO_PAD]",
+        "test_average_pooling[asymmetric padding-AVGPOOL_EXCLUDE_PADDING-None]",
+        "test_interpolation[doubled-BILINEAR-None]",
+    ],
+    "pointwise": [
+        "test_unary[e4m3-gelu_approx_tanh]",
+        "test_binary_with_broadcasting[bf16-bias]",
+        "test_comparisons[bool1-cmp_neq]",
+    ],
+    "transpose": ["test_permutations[permutation3]", "test_types_below_a_byte[uint4]"],
+    "concat": ["test_types[i8]", "test_types_below_a_byte"],
+    "slice": ["test_boxes[start3-limit3-steps3]"],
+    "reshape": ["test_view_keeps_the_storage[bf16]"],
+    "rng": ["test_uniform[bf16-shape5]", "test_normal[bf16]"],
+}
 
 
-def run(title: str, command: list[str], seconds: float, keep: int) -> bool:
-    """Runs a command; prints its last lines, and whether it passed."""
-    print(f"== {title}: {' '.join(command)}", flush=True)
+class Result(NamedTuple):
+    """A line of the summary. passed: None where the part was not run."""
+
+    title: str
+    passed: bool | None
+    seconds: float
+    note: str
+
+
+def execute(command: Sequence[str], seconds: float, extra: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output of a command; 124 when it took too long."""
     try:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=ENV,
+            env=ENV | extra,
             text=True,
+            errors="replace",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=seconds,
         )
-        text, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
-        text, code = (late.stdout or b"").decode(errors="replace"), 124
+        return 124, (late.stdout or b"").decode(errors="replace")
+    return done.returncode, done.stdout
+
+
+def shortened(text: str) -> Iterator[str]:
+    """Failures, one line per kind, since sentences say more than traces; and how the output ends."""
     lines = text.splitlines()
     kinds: dict[str, list[str]] = {}
-    for line in lines:  # one line per kind of failure: the sentences say more than the traces
+    for line in lines:
         if line.startswith("E   ") and not line.startswith("E     "):
             kinds.setdefault(re.sub(r"0x[0-9a-f]+|[0-9.e+-]+|'[^']*'", "#", line)[:120], []).append(line)
     for found in sorted(kinds.values(), key=len, reverse=True):
-        print(f"{len(found):4} x {found[0][4:360]}")
-    print("\n".join([line for line in lines if not line.startswith(("FAILED", "E ", ">"))][-keep:]))
-    print(f"== {title}: {'passed' if code == 0 else f'failed with {code}'}", flush=True)
-    return code == 0
+        yield f"{len(found):4} x {found[0][4:360]}"
+    yield from [line for line in lines if line.startswith("FAILED")][:40]
+
+
+def findings(text: str) -> Iterator[str]:
+    """What a sanitizer reported, one line per kind and kernel."""
+    lines = [line.removeprefix("========= ") for line in text.splitlines() if line.startswith("=========")]
+    found = Counter[str]()
+    for line, place in zip(lines, [*lines[1:], ""], strict=True):
+        if re.match(
+            r"(Error: |Warning: )?(Invalid|Uninitialized|Race|Potential|Barrier|Misaligned|Host API)", line
+        ):
+            where = re.search(r"at (?:void )?(\w+)", place)
+            found[f"{line[:150]} in {where[1] if where else '?'}"] += 1
+    for kind, count in found.most_common(30):
+        yield f"{count:4} x {kind}"
+
+
+def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: str) -> Result:
+    """Runs a part and prints what is to be known of its output."""
+    start = time.perf_counter()
+    code, text = execute(command, given.seconds, extra)
+    seconds = time.perf_counter() - start
+    if given.logs:
+        given.logs.mkdir(parents=True, exist_ok=True)
+        (given.logs / f"{title.replace(' ', '_')}.log").write_text(text)
+    last = [line for line in text.splitlines() if line.strip() and not line.startswith("not observed")]
+    shown = [] if code == 0 else [*shortened(text), *findings(text), *last[-10:]]
+    if title in ("suite", "host cost"):
+        shown = last[-250:]
+    print("\n".join([f"== {title}: {' '.join(command)[:300]}", *shown]), flush=True)
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|error)\w*|(?:ERROR|RACECHECK) SUMMARY: \d+ \w+", text)
+    return Result(title, code == 0, seconds, ", ".join(counts) or (last[-1][:90] if last else ""))
+
+
+def tests(given: argparse.Namespace) -> Iterator[Result]:
+    """The tests of operations, plans and the frontend, and those that only a GPU shows, in parallel."""
+    chosen = given.paths or ["tests/ops", "tests/plan", "tests/python", "tests/gpu", f"--ignore={LARGE}"]
+    chosen = [
+        *chosen,
+        *(["-k", given.only] if given.only else []),
+        *(["-m", "not slow"] if given.quick else []),
+    ]
+    jobs = ["-n", str(given.jobs)] if given.jobs > 1 and importlib.util.find_spec("xdist") else []
+    yield run("tests", [*PYTEST, *chosen, *jobs], given)
+
+
+def large(given: argparse.Namespace) -> Iterator[Result]:
+    """One after the other, since each takes much of the GPU's memory."""
+    yield run("large", [*PYTEST, LARGE], given)
+
+
+def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
+    """All tools at once, each over all cases in one process; the tests have filled the cache."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    cases = [f"tests/ops/test_{name}.py::{case}" for name, found in SANITIZED.items() for case in found]
+    watch = [program, "--error-exitcode", "9", "--print-limit", "200", "--tool"]
+    with ThreadPoolExecutor() as pool:
+        yield from pool.map(
+            lambda tool: run(tool, [*watch, tool, *PYTEST, *cases], given, **BARE), given.tools
+        )
+
+
+def demo(given: argparse.Namespace) -> Iterator[Result]:
+    """Trains on the GPU, and judges itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield run("demo", [sys.executable, "-m", "weft", "demo", "--out", folder], given)
+
+
+def suite(given: argparse.Namespace) -> Iterator[Result]:
+    """The same graphs through cuDNN and Weft."""
+    if not given.suite:
+        yield Result("suite", None, 0, "--suite names no file")
+        return
+    command = [sys.executable, str(given.suite), "--mods", given.mods, "--only", given.cases]
+    command += ["--csv", given.csv] if given.csv else []
+    yield run("suite", [*command, "--seconds", str(given.seconds - 30)], given)
+
+
+def host_cost(given: argparse.Namespace) -> Iterator[Result]:
+    """What one execution costs on the host."""
+    yield run("host cost", [sys.executable, str(ROOT / "tools/bench/host_cost.py")], given)
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--quick", action="store_true", help="the tests alone, without slow and large ones")
+    ask.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    ask.add_argument("--paths", nargs="*", help="of tests")
+    ask.add_argument("--only", default="", help="tests whose names match, as pytest -k")
+    ask.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 14))
+    ask.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS), help="of compute-sanitizer")
+    ask.add_argument("--suite", type=Path, help="the file of the suite")
+    ask.add_argument("--cases", default=".", help="of the suite, a regular expression")
+    ask.add_argument("--mods", default="cudnn,weft", help="modules that the suite compares")
+    ask.add_argument("--csv", default="", help="where the suite writes its table")
+    ask.add_argument("--seconds", type=float, default=600, help="for each part")
+    ask.add_argument("--logs", type=Path, help="folder that receives the whole output of each part")
+    return ask.parse_args()
 
 
 def main() -> int:
-    """Runs the parts that were asked for."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--only", default="", help="pytest -k")
-    ask.add_argument("--paths", nargs="*", default=["tests/ops"])
-    ask.add_argument("--jobs", type=int, default=8)
-    ask.add_argument("--sanitize", nargs="*", default=[], help="compute-sanitizer tools")
-    ask.add_argument("--suite", type=Path)
-    ask.add_argument("--cases", default=".")
-    ask.add_argument("--mods", default="cudnn,weft")
-    ask.add_argument("--csv", default="")
-    ask.add_argument("--seconds", type=float, default=500)
-    ask.add_argument("--no-tests", action="store_true")
-    given = ask.parse_args()
-    passed = True
-    tests = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *given.paths]
-    if given.only:
-        tests += ["-k", given.only]
-    if not given.no_tests:
-        jobs = ["-n", str(given.jobs)] if given.jobs > 1 else []
-        passed &= run("tests", tests + jobs, given.seconds, 12)
-    for tool in given.sanitize:
-        sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-        watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
-        passed &= run(tool, [*watch, *tests], given.seconds, 30)
-    if given.suite:
-        suite = [sys.executable, str(given.suite), "--mods", given.mods, "--only", given.cases]
-        suite += ["--csv", given.csv] if given.csv else []
-        passed &= run("suite", [*suite, "--seconds", str(given.seconds)], given.seconds + 60, 200)
-    return 0 if passed else 1
+    """Runs the parts that were asked for, and sums them up."""
+    given = arguments()
+    run_part = dict(zip(PARTS, (tests, large, sanitizers, demo, suite, host_cost), strict=True))
+    results = [
+        found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)
+    ]
+    print(f"\n{'part':<12}{'result':<10}{'seconds':>8}  what it says")
+    for title, passed, seconds, note in results:
+        word = "not run" if passed is None else "passed" if passed else "FAILED"
+        print(f"{title:<12}{word:<10}{seconds:8.1f}  {note}")
+    return 1 if any(result.passed is False for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Plans beside PyTorch: on its streams, from several threads, in its CUDA graphs, with memory of its allocator;
-an execution allocates nothing, and repeats its results to the bit."""
+"""Plans beside PyTorch: on its streams, from several threads, in its CUDA graphs, with memory of its own.
+An execution allocates nothing, and repeats its results to the bit."""
 
 from __future__ import annotations
 
