@@ -59,13 +59,16 @@ if TYPE_CHECKING:
     )
     from weft.graph import Graph
     from weft.graph import Graph as pygraph
-    from weft.plan import Plan
+    from weft.memory import DeviceArray
+    from weft.plan import BoundPlan, Plan
     from weft.tensor import Tensor
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadParameterError",
+    "BoundPlan",
+    "DeviceArray",
     "ExecutionError",
     "Graph",
     "InternalError",
@@ -114,7 +117,7 @@ __all__ = [
 ]
 
 _ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
-_MODULES = ("enums", "errors", "dtypes", "tensor", "plan", "frontend", "graph")
+_MODULES = ("enums", "errors", "dtypes", "tensor", "memory", "plan", "frontend", "graph")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ class Handle:
         properties.finalize()
         self.device = enums.device_kind(properties.get_one(enums.attribute_name.DEVICEPROP_KIND_EXT, "INT64"))
         self.ordinal = int(properties.get_one(enums.attribute_name.DEVICEPROP_DEVICE_ID, "INT32"))
-        self.stream = 0
+        self.stream, self.is_stream_set = 0, False
 
     @property
     def pointer(self) -> Any:
@@ -115,9 +115,10 @@ class Handle:
         return self._pointer
 
     def set_stream(self, stream: int | None) -> None:
-        """Sets the stream, a CUstream or cudaStream_t as an integer; 0 or None is the default stream."""
+        """Sets the stream, a CUstream or cudaStream_t as an integer; 0 is the default stream. None goes back
+        to that of the framework in use, as if none had been set."""
         check(library().weftSetStream(self.pointer, ffi.cast("void *", stream or 0)))
-        self.stream = int(stream or 0)
+        self.stream, self.is_stream_set = int(stream or 0), stream is not None
 
     def close(self) -> None:
         """Destroys the handle; what was made with it stays valid."""
@@ -242,6 +243,16 @@ def execute(plan: Descriptor, pointers: Iterable[int], workspace: int = 0, strea
     check(library().weftExecute(plan.pointer, len(array), array, memory, ffi.cast("void *", stream)))
 
 
+def measure(
+    plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int
+) -> float:
+    """The mean seconds of some runs, by events of the stream on a GPU and by the clock on the CPU."""
+    seconds = ffi.new("double *")
+    memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)
+    check(library().weftMeasure(plan.pointer, count, pointers, memory, queue, repeats, seconds))
+    return float(seconds[0])
+
+
 def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> int:
     """The workspace in bytes that a plan needs for the shapes that a variant pack overrides."""
     size = ffi.new("size_t *")
@@ -249,6 +260,28 @@ def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_
         library().weftGetExecutionPlanWorkspaceSize(handle.pointer, plan.pointer, variant_pack.pointer, size)
     )
     return int(size[0])
+
+
+# ---- Memory of devices -------------------------------------------------------------------------------------
+
+
+def allocate(handle: Handle, size: int) -> Any:
+    """Memory of the handle's device; owned by what is returned."""
+    pointer = ffi.new("void **")
+    check(library().weftAllocate(handle.pointer, size, pointer))
+    # The C function itself, and the handle held: Python's own objects may be gone when the process ends.
+    return ffi.gc(pointer[0], partial(library().weftFree, handle.pointer), size)
+
+
+def copy(handle: Handle, destination: int, source: int, size: int, stream: int) -> None:
+    """Copies bytes between host and device, behind the work of a stream, and waits until it is done."""
+    to, of = ffi.cast("void *", destination), ffi.cast("void *", source)
+    check(library().weftCopy(handle.pointer, to, of, size, ffi.cast("void *", stream)))
+
+
+def synchronize(handle: Handle, stream: int) -> None:
+    """Waits for the work of a stream."""
+    check(library().weftSynchronize(handle.pointer, ffi.cast("void *", stream)))
 
 
 # ---- Asking the library ------------------------------------------------------------------------------------
@@ -272,6 +305,12 @@ def query_support(graph: Descriptor, device_properties: Descriptor | None = None
 def describe() -> dict[str, Any]:
     """Every descriptor kind, operation and pointwise mode of the loaded library."""
     answer: dict[str, Any] = json.loads(_text(library().weftDescribe))
+    return answer
+
+
+def describe_machine() -> dict[str, Any]:
+    """What this machine offers for GPUs: driver, run-time compilers, kernel cache."""
+    answer: dict[str, Any] = json.loads(_text(library().weftDescribeMachine))
     return answer
 
 

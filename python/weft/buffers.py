@@ -1,6 +1,6 @@
 """Memory of other libraries: address, shape, strides, data type and device of arrays and tensors.
 
-Knows NumPy (with ml_dtypes), torch, __cuda_array_interface__ (CuPy, Numba, JAX), DLPack and Python numbers.
+Knows NumPy (with ml_dtypes), torch, CuPy, __cuda_array_interface__ (Numba, JAX), DLPack and Python numbers.
 It imports none of them: an object of a library exists only after somebody else imported it.
 """
 
@@ -16,6 +16,9 @@ from weft import dtypes
 from weft.enums import data_type, device_kind
 from weft.errors import BadParameterError
 
+SOME_GPU = -1
+"""The ordinal of a GPU that an array's library does not tell."""
+
 
 class Buffer(NamedTuple):
     """Where an array lies and how."""
@@ -27,6 +30,7 @@ class Buffer(NamedTuple):
     data_type: data_type
     device: device_kind
     ordinal: int
+    """Among the devices of the kind; SOME_GPU where it is not known."""
     is_writable: bool
     owner: Any
     """Keeps the memory alive."""
@@ -49,7 +53,7 @@ def packed_strides(dims: tuple[int, ...] | list[int]) -> tuple[int, ...]:
 def is_array(value: object) -> bool:
     """Whether a value is memory of another library (numbers and addresses are not)."""
     kind = type(value)
-    names = ("data_ptr", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
+    names = ("data_ptr", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__weft_buffer__")
     return any(hasattr(kind, name) for name in names)
 
 
@@ -59,21 +63,26 @@ def is_numpy_scalar(value: object) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
-def describe(value: Any) -> Buffer:
-    """What an array, tensor or DLPack object says of its memory."""
+def describe(value: Any, stream: int | None = None) -> Buffer:
+    """What an array, tensor or DLPack object says of its memory. stream: where the memory will be used;
+    DLPack then makes that stream wait for pending work. None: nothing is to wait."""
     kind = type(value)
+    if hasattr(kind, "__weft_buffer__"):
+        made: Buffer = value.__weft_buffer__()
+        return made
     if is_numpy_scalar(value):
         return describe(sys.modules["numpy"].asarray(value))
     if hasattr(kind, "data_ptr"):
         return _describe_torch(value)
     if hasattr(kind, "__array_interface__"):
         return _describe_interface(value, value.__array_interface__, device_kind.CPU, value.dtype)
-    if hasattr(kind, "__cuda_array_interface__"):
+    interface = getattr(value, "__cuda_array_interface__", None)  # JAX's class has it, its host arrays do not
+    if interface is not None:
         dtype = getattr(value, "dtype", None)
-        ordinal = getattr(getattr(value, "device", None), "id", 0)
-        return _describe_interface(value, value.__cuda_array_interface__, device_kind.CUDA, dtype, ordinal)
+        ordinal = getattr(getattr(value, "device", None), "id", SOME_GPU)
+        return _describe_interface(value, interface, device_kind.CUDA, dtype, ordinal)
     if hasattr(kind, "__dlpack__"):
-        return _describe_dlpack(value)
+        return _describe_dlpack(value, stream)
     raise BadParameterError(
         f"buffer: {kind.__name__} offers no memory. Give a NumPy array, a torch tensor, or an object with "
         "__dlpack__ or __cuda_array_interface__."
@@ -162,8 +171,19 @@ _DLPACK_TYPES = {
 }
 
 
-def _describe_dlpack(value: Any) -> Buffer:
-    capsule = value.__dlpack__()
+_NO_WAITING, _DEFAULT_STREAM = -1, 1  # as __dlpack__ numbers streams
+
+
+def _capsule_of(value: Any, stream: int | None) -> Any:
+    """The DLPack capsule of a value; producers on the host know no streams."""
+    device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
+    if _DLPACK_DEVICES.get(int(device[0])) is not device_kind.CUDA:
+        return value.__dlpack__()
+    return value.__dlpack__(stream=_NO_WAITING if stream is None else stream or _DEFAULT_STREAM)
+
+
+def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
+    capsule = _capsule_of(value, stream)
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _DLTensor.from_address(read(capsule, b"dltensor"))
@@ -185,9 +205,9 @@ def _describe_dlpack(value: Any) -> Buffer:
 
 # ---- What execution needs to know, quickly -----------------------------------------------------------------
 
-Memory = tuple[int, Any, int, bool, bool]
+Memory = tuple[int, Any, int, bool, "int | None"]
 """The address of the first element, the dtype, how many bytes may be touched from there on, whether they may
-be written, whether they are on a GPU."""
+be written, and the ordinal of the GPU that has them, None for the host."""
 
 
 def _reach(dims: Any, steps: Any, item: int) -> int:
@@ -203,26 +223,26 @@ def _numpy_memory(value: Any) -> Memory:
     pointer, is_read_only = interface["data"]
     steps = interface["strides"]
     size = value.nbytes if steps is None else _reach(interface["shape"], steps, value.itemsize)
-    return pointer, value.dtype, size, not is_read_only, False
+    return pointer, value.dtype, size, not is_read_only, None
 
 
 def _torch_memory(value: Any) -> Memory:
-    is_cuda = value.is_cuda
-    if not is_cuda and not value.is_cpu:
+    if not value.is_cuda and not value.is_cpu:
         describe(value)  # says why not
     if value.is_contiguous():
         size = value.nbytes
     else:
         item = value.element_size()
         size = _reach(value.shape, [step * item for step in value.stride()], item)
-    return value.data_ptr(), value.dtype, size, True, is_cuda
+    return value.data_ptr(), value.dtype, size, True, value.get_device() if value.is_cuda else None
 
 
 def _described_memory(value: Any) -> Memory:
     buffer = describe(value)
+    ordinal = buffer.ordinal if buffer.device is device_kind.CUDA else None
     item = max(dtypes.of(buffer.data_type).bits // 8, 1)
     size = _reach(buffer.dims, [step * item for step in buffer.strides], item)
-    return buffer.pointer, buffer.data_type, size, buffer.is_writable, buffer.device is device_kind.CUDA
+    return buffer.pointer, buffer.data_type, size, buffer.is_writable, ordinal
 
 
 def _no_memory(value: Any) -> Memory:
@@ -238,6 +258,11 @@ def memory_of(value: Any) -> Memory:
     """The memory of an array."""
     reader = _readers.get(type(value))
     return (_add_reader(type(value)) if reader is None else reader)(value)
+
+
+def device_of(value: Any) -> int | None:
+    """The ordinal of the GPU that has an array's memory, SOME_GPU if it is not known; None for the host."""
+    return memory_of(value)[4]
 
 
 def pointer_of(value: Any) -> int:
@@ -267,6 +292,18 @@ def is_torch(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_numpy(value: object) -> bool:
+    """Whether a value is an array of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_cupy(value: object) -> bool:
+    """Whether a value is an array of CuPy's."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
 def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last, both included."""
     if 0 in dims:
@@ -274,21 +311,39 @@ def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return sum((extent - 1) * step for extent, step in zip(dims, strides, strict=True)) + 1
 
 
-def empty(dims: tuple[int, ...], strides: tuple[int, ...], type_: data_type, like: Any = None) -> Any:
-    """A new array: a torch tensor on `like`'s device when that is one, else a NumPy array. Types of fewer
-    than 8 bits come as the bytes that hold them."""
+def stored(
+    dims: tuple[int, ...], strides: tuple[int, ...] | None, type_: data_type
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dims and strides of the array that holds a tensor, packed where strides are None: its own, or those of
+    the bytes that hold elements of fewer than 8 bits."""
+    steps = packed_strides(dims) if strides is None else strides
     bits = dtypes.of(type_).bits
-    if bits < 8:
-        dims = ((span(dims, strides) * bits + 7) // 8,)
-        strides, type_ = (1,), data_type.UINT8
+    return (dims, steps) if bits >= 8 else (((span(dims, steps) * bits + 7) // 8,), (1,))
+
+
+def can_allocate(like: Any, type_: data_type) -> bool:
+    """Whether `empty` knows the allocator of the library that an array of a GPU comes from."""
+    return is_torch(like) or (is_cupy(like) and dtypes.of(type_).array in _CUPY_TYPES)
+
+
+_CUPY_TYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "bool", "")
+
+
+def empty(dims: tuple[int, ...], strides: tuple[int, ...], type_: data_type, like: Any = None) -> Any:
+    """A new array of `like`'s library and on its device when that is torch or CuPy, else a NumPy array. Types
+    of fewer than 8 bits come as the bytes that hold them."""
+    dims, strides = stored(dims, strides, type_)
     if like is not None and is_torch(like):
         torch = sys.modules["torch"]
         return torch.empty_strided(dims, strides, dtype=dtypes.torch_dtype(type_), device=like.device)
     import numpy
 
     dtype = dtypes.numpy_dtype(type_)
+    steps = tuple(step * dtype.itemsize for step in strides)
+    if like is not None and is_cupy(like):
+        cupy = sys.modules["cupy"]
+        with like.device:
+            return cupy.ndarray(dims, dtype, cupy.empty(span(dims, strides), dtype).data, steps)
     if strides == packed_strides(dims):
         return numpy.empty(dims, dtype)
-    memory = numpy.empty(span(dims, strides), dtype)
-    steps = tuple(step * dtype.itemsize for step in strides)
-    return numpy.ndarray(dims, dtype, buffer=memory, strides=steps)
+    return numpy.ndarray(dims, dtype, buffer=numpy.empty(span(dims, strides), dtype), strides=steps)

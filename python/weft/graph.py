@@ -18,8 +18,10 @@ from weft.devices import DeviceProperties, KernelCache, default_handle
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
 from weft.lowering import Lowering, Operation, Shape
-from weft.plan import Overrides, Plan, Slot
+from weft.memory import stream_of
+from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner
+from weft.slots import Slot
 from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
 
@@ -92,7 +94,6 @@ class Graph(Sugar):
                 f"{self._label}: handle is {handle!r}. Give what create_handle() returns, or None."
             )
         self._handle = handle if isinstance(handle, Handle) else None
-        self._follows_torch = self._handle is None
         self._sm_count = sm_count
         self._kernel_cache, self._device_property = kernel_cache, device_property
         self._is_dynamic, self._is_override = is_dynamic_shape_enabled, is_override_shape_enabled
@@ -228,7 +229,7 @@ class Graph(Sugar):
     def _note_device(self, buffer: buffers.Buffer) -> None:
         """Remembers where the arrays are, to choose the device when no handle was given; a GPU wins."""
         if self._seen_device is None or buffer.device is device_kind.CUDA:
-            self._seen_device = (buffer.device, buffer.ordinal)
+            self._seen_device = (buffer.device, max(buffer.ordinal, 0))
 
     def _as_tensor(self, value: Any, operation: str, key: str) -> Tensor:
         """An operand as a tensor of this graph: arrays are described and remembered, numbers become
@@ -513,7 +514,8 @@ class Graph(Sugar):
                     )
         uids = [t.get_uid() for t in outputs or self._results() if not t._is_virtual]
         values = {t.get_uid(): t.value for t in self._tensors if t.value is not None and not t.is_constant}
-        return lambda descriptor: Plan(descriptor, [t.get_uid() for t in inputs], uids, values)
+        handle = self._handle
+        return lambda descriptor: Plan(descriptor, [t.get_uid() for t in inputs], uids, values, handle)
 
     def _choose(self, index: int) -> None:
         plan = self._planner().plans[index]
@@ -654,12 +656,13 @@ class Graph(Sugar):
 
         Args:
             variant_pack: memory of each tensor that is not virtual: tensor, uid or name to array or address.
-                Arrays must be of the tensor's type and large enough; their shapes are not looked at. Nothing
-                is checked of addresses. A BOOLEAN tensor has 1 bit per element: arrays of bool are
+                Arrays must be on the graph's device, of the tensor's type and large enough; their shapes are
+                not looked at. An array that was checked is not checked again in later runs; nothing is
+                checked of addresses. A BOOLEAN tensor has 1 bit per element: arrays of bool are
                 BYTE_BOOLEAN.
             workspace: get_workspace_size() bytes; default the thread's own.
-            handle: whose stream to run on; default the graph's, or torch's current stream if it was given
-                none.
+            handle: whose stream to run on; default the graph's, or the current stream of torch or CuPy when
+                none was set on it.
             override_uids: tensors that have another shape in this execution.
             override_shapes: their dims.
             override_strides: their strides, in elements; default packed.
@@ -686,21 +689,26 @@ class Graph(Sugar):
         overrides: Overrides | None,
     ) -> None:
         slots = plan.slots if overrides is None else self._overridden_slots(plan, overrides)
-        keys, bound = self._keys, set()
+        thread = plan.thread
+        keys, pointers, checked, bound = self._keys, thread.pointers, thread.known, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
             if i is None:  # virtual, or of no use to any operation
                 continue
             if i < 0:
                 raise self._unknown(key)
-            plan.bind(i, value, slots[i])
+            known = checked[i] if overrides is None else None
+            if known and known[0]() is value and (known[2] or value.data_ptr() == known[1]):
+                pointers[i] = known[1]
+            else:
+                plan.put(i, value, slots[i])
             bound.add(i)
         if len(bound) < len(slots):
             self._bind_rest(plan, slots, bound)
         if overrides is None:
-            plan.launch(workspace, self._stream(plan, handle))
+            plan.launch(workspace, stream_of(plan.handle) if handle is None else handle.stream)
         else:
-            plan.launch_overridden(overrides, workspace, self._handle_to_run_on(plan, handle))
+            plan.launch_overridden(overrides, workspace, handle or plan.handle_on_current_stream())
 
     def _overridden_slots(self, plan: Plan, overrides: Overrides) -> list[Slot]:
         """The slots with other shapes, and with those that follow from them: results whose shape was inferred
@@ -751,22 +759,9 @@ class Graph(Sugar):
                 raise BadParameterError(f"{self._label}: the variant pack has no buffer for {slot}. Add it.")
             value = plan.values[slot.uid]
             if isinstance(value, (int, float)):
-                plan.bind_number(i, value)
+                plan.put_number(i, value)
             else:
-                plan.bind(i, value, slot)
-
-    def _stream(self, plan: Plan, handle: Handle | None) -> int:
-        if plan.device is device_kind.CPU:
-            return 0
-        if handle is not None:
-            return handle.stream
-        return plan.current_stream() if self._follows_torch and "torch" in sys.modules else self.handle.stream
-
-    def _handle_to_run_on(self, plan: Plan, handle: Handle | None) -> Handle:
-        if handle is not None:
-            return handle
-        follows = plan.device is device_kind.CUDA and self._follows_torch and "torch" in sys.modules
-        return plan.handle_on_current_stream() if follows else self.handle
+                plan.put(i, value, slot)
 
     # Paths of low overhead, as cuDNN's frontend calls them: addresses in ascending order of uids.
 
@@ -815,10 +810,11 @@ class Graph(Sugar):
         bound = set()
         for uid, address in zip(uids, ptrs, strict=True):
             i = plan.index[uid]
-            plan.bind_address(i, address)
+            plan.put_address(i, address)
             bound.add(i)
         self._bind_rest(plan, plan.slots, bound)
-        plan.launch(workspace, self._stream(plan, backend.handle_of(handle)))
+        given = backend.handle_of(handle)
+        plan.launch(workspace, stream_of(plan.handle) if given is None else given.stream)
 
     def execute_plan_at_index(
         self,
@@ -948,7 +944,7 @@ class Graph(Sugar):
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
         made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
         made.finalize()
-        plan = Plan(made)
+        plan = Plan(made, handle=self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
             tensor = Tensor(self, described["name"] or "")

@@ -4,58 +4,61 @@ its own array of addresses and its own workspace."""
 from __future__ import annotations
 
 import json
-import math
-import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ref
 
 from weft_cffi._weft import ffi
 
-from weft import backend, buffers, dtypes
-from weft.enums import attribute_name, data_type, descriptor_type, device_kind
+from weft import backend, buffers, dtypes, slots
+from weft.devices import default_handle
+from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
+from weft.memory import HOST_ALIGNMENT, Scratch, Staging, empty_like_kind, stream_of
+from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 """Uids, dims and strides of tensors that have another shape in one run."""
 
-WORKSPACE_ALIGNMENT = 64
-_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+Known = tuple[Callable[[], Any], int, bool]
+"""An array that was checked for a slot: a weak reference, its address, and whether that can never change."""
 
 
-class Slot(NamedTuple):
-    """A tensor that needs memory when the plan runs."""
-
-    uid: int
-    name: str
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    data_type: data_type
-    is_output: bool
-    is_by_value: bool
-    bytes: int
-    """That the elements take, without gaps."""
-    span: int
-    """Bytes from the first element to the last, both included."""
-
-    def __str__(self) -> str:
-        role = "output" if self.is_output else "input"
-        called = f"'{self.name}' (uid {self.uid})" if self.name else f"uid {self.uid}"
-        return f"{role} {called}"
-
-
-class _Thread(threading.local):
-    """What one thread reuses from run to run."""
+class Frame:
+    """What a run reads: addresses, by-value scalars and scratch memory. Runs reuse it, one at a time."""
 
     def __init__(self, count: int) -> None:
         self.pointers = ffi.new("uint64_t[]", max(count, 1))
-        self.scalars: dict[int, Any] = {}
-        self.workspace: Any = None
-        self.workspace_size = 0
-        self.workspace_address = 0
-        self.handle: backend.Handle | None = None  # for torch's streams
+        self.scratch = Scratch()
+        self._scalars: dict[int, Any] = {}
+
+    def scalar(self, i: int, packed: bytes) -> int:
+        """The address of slot i's number in host memory."""
+        if i not in self._scalars:
+            self._scalars[i] = ffi.new("double[2]")  # aligned for any element
+        memory = self._scalars[i]
+        ffi.memmove(memory, packed, len(packed))
+        return int(ffi.cast("uintptr_t", memory))
+
+
+class Thread(threading.local):
+    """What one thread reuses from run to run."""
+
+    def __init__(self, count: int) -> None:
+        self.frame = Frame(count)
+        self.pointers = self.frame.pointers
+        self.known: list[Known | None] = [None] * count
+        self.handle: backend.Handle | None = None  # for the streams of frameworks
+        self.stream = (0, ffi.NULL)
+
+    def queue(self, stream: int) -> Any:
+        """A stream as the C API takes it."""
+        if stream != self.stream[0]:
+            self.stream = (stream, ffi.cast("void *", stream))
+        return self.stream[1]
 
 
 class Plan:
@@ -63,6 +66,12 @@ class Plan:
 
     plan(x=X, w=W) allocates the outputs and returns them, one alone or a tuple in the graph's order;
     out={"y": buffer} writes into given memory instead.
+
+    On a GPU arrays of torch, CuPy, Numba, JAX and DLPack are taken where they are, and results are of the
+    library of the first one. Work is enqueued on the current stream of that library, and nothing waits for
+    it. Arrays in host memory will do as well, at a price: each is copied to the device, outputs in host
+    memory are copied back, and the call waits until all is done. When all arrays are in host memory, so are
+    the results. Graph.execute() and bind() never copy.
 
     >>> import numpy as np, weft
     >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -82,15 +91,19 @@ class Plan:
         inputs: Sequence[int] = (),
         outputs: Sequence[int] = (),
         values: Mapping[int, Any] | None = None,
+        handle: backend.Handle | None = None,
     ) -> None:
         self.descriptor = descriptor
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
         tensors = {tensor["uid"]: tensor for tensor in self.report["tensors"]}
         uids = descriptor.get(attribute_name.EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "INT64")
-        self.slots = [_slot(tensors[uid]) for uid in uids]
+        self.slots = [slots.slot_of(tensors[uid]) for uid in uids]
         self.engine: str = self.report["engine"]
         self.device = device_kind[self.report["device"]["kind"].upper()]
+        self.ordinal: int = self.report["device"]["ordinal"]
+        self._place = self.ordinal if self.device is device_kind.CUDA else None
+        self._handle = handle
         self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
         named, owners = Counter(slot.name for slot in self.slots), Counter(map(_owner, self.slots))
@@ -98,13 +111,19 @@ class Plan:
         self.index |= {_owner(s): i for i, s in enumerate(self.slots) if owners[_owner(s)] == 1 and s.name}
         self.index |= {s.name: i for i, s in enumerate(self.slots) if named[s.name] == 1 and s.name}
         self._shared_names = {name for name, count in named.items() if count > 1 and name}
-        self._types: list[set[Any]] = [set() for _ in self.slots]
         self._written = [i for i, slot in enumerate(self.slots) if slot.is_output]
         self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or self._written
         read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self.values]
         self._inputs = [self.index[uid] for uid in inputs if uid in self.index] or read
-        self._thread = _Thread(len(self.slots))
+        self.thread = Thread(len(self.slots))
         self._run = backend.library().weftExecute
+
+    @property
+    def handle(self) -> backend.Handle:
+        """The handle that the plan was made with, else the process's own of its device."""
+        if self._handle is None:
+            self._handle = default_handle(self.device, self.ordinal)
+        return self._handle
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -123,8 +142,8 @@ class Plan:
         **named: Any,
     ) -> Any:
         """Runs the plan. Arrays come by position, in the order of the inputs, or by tensor name; out names
-        the memory of outputs that are not to be allocated. stream: where a GPU enqueues; by default torch's
-        current stream."""
+        the memory of outputs that are not to be allocated. stream: where a GPU enqueues; by default that of
+        the handle if one was set, else the current one of torch or CuPy."""
         if out is not None and not isinstance(out, Mapping):
             first = self.slots[self._written[0]]
             raise BadParameterError(
@@ -142,22 +161,73 @@ class Plan:
     ) -> Any:
         """Runs the plan on arrays by position and by tensor name or uid; allocates outputs without memory."""
         given = self._gather(arrays, named)
-        first = next((value for value in given.values() if buffers.is_torch(value)), None)
+        like = self._first_array(given)
+        queue = stream_of(self.handle, like) if stream is None else stream
+        frame = self.thread.frame
+        staging = None if self._place is None else Staging(frame.scratch, self.handle, queue)
+        owners = self._fill(frame, given, like, queue, staging)
+        self.launch(workspace, queue)
+        if staging is not None:
+            staging.finish()
+        del owners
+        results = [given[i] for i in self._outputs]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def bind(
+        self, *arrays: Any, out: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any
+    ) -> BoundPlan:
+        """Binds the plan to memory, checked once, to run on it again and again at the least cost. Arguments
+        as for a call; every array must be on the plan's device.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+        >>> y, x = g.neg(g.tensor([2], data_type="f32", name="x"), name="y"), np.float32([1, 2])
+        >>> run = g.build().plan.bind(x=x)
+        >>> x[:] = 3, 4
+        >>> run()
+        array([-3., -4.], dtype=float32)
+        """
+        return BoundPlan(self, self._gather(arrays, {**named, **(out or {})}), workspace)
+
+    def _fill(
+        self, frame: Frame, given: dict[int, Any], like: Any, stream: int, staging: Staging | None
+    ) -> list[Any]:
+        """Puts the address of every slot's memory into a frame, with outputs allocated that are not given;
+        returns what keeps the memory alive."""
         for i in self._written:
             if i not in given:
-                given[i] = self._empty(self.slots[i], first)
-        results = [given[i] for i in self._outputs]
-        thread = self._thread
-        kept: list[Any] = []
+                slot = self.slots[i]
+                given[i] = empty_like_kind(slot.dims, slot.strides, slot.data_type, like, self.handle)
+        owners: list[Any] = []
         for i, slot in enumerate(self.slots):
             if i not in given:
                 raise BadParameterError(
                     f"plan: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
-                    f"{_shape(slot.data_type, slot.dims)}>."
+                    f"{slots.shape_text(slot.data_type, slot.dims)}>."
                 )
-            thread.pointers[i] = self._checked_pointer(slot, given[i], kept, i)
-        self.launch(workspace, self.current_stream(first) if stream is None else stream, first)
-        return results[0] if len(results) == 1 else tuple(results)
+            if self._is_number(slot, given[i]):
+                frame.pointers[i] = self._scalar_address(frame, "plan", slot, given[i], i)
+            elif isinstance(given[i], int):
+                frame.pointers[i] = given[i]
+            else:
+                buffer = buffers.describe(given[i], stream)
+                owners.append(buffer.owner)
+                frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
+        return owners
+
+    def _first_array(self, given: Mapping[int, Any]) -> Any:
+        """The array whose library results are to come from: the first one on the GPU, else a tensor of torch;
+        None for NumPy."""
+        arrays = [
+            value
+            for i, value in given.items()
+            if not self.slots[i].is_by_value and not isinstance(value, (int, float))
+        ]
+        if self._place is not None:
+            on_device = next((value for value in arrays if buffers.device_of(value) is not None), None)
+            if on_device is not None:
+                return on_device
+        return next((value for value in arrays if buffers.is_torch(value)), None)
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> dict[int, Any]:
         given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}
@@ -190,109 +260,70 @@ class Plan:
     def _names(self, indices: Sequence[int]) -> str:
         return ", ".join(self.slots[i].name or f"uid {self.slots[i].uid}" for i in indices)
 
-    def _empty(self, slot: Slot, first: Any) -> Any:
-        if self.device is device_kind.CUDA and first is None:
-            raise BadParameterError(
-                f"plan: {slot} needs device memory, which only a torch input tells how to allocate. Give it "
-                f"as out={{'{slot.name}': buffer}}."
-            )
-        return buffers.empty(slot.dims, slot.strides, slot.data_type, first)
-
-    def _checked_pointer(self, slot: Slot, value: Any, kept: list[Any], i: int) -> int:
-        """The address of a buffer that fits the slot in shape, layout, type and device."""
+    @staticmethod
+    def _is_number(slot: Slot, value: Any) -> bool:
         is_number = isinstance(value, (bool, float)) or buffers.is_numpy_scalar(value)
-        if is_number or (slot.is_by_value and isinstance(value, int)):
-            return self._scalar_address("plan", slot, value, i)
-        if isinstance(value, int):
-            return value
-        buffer = buffers.describe(value)
-        kept.append(buffer.owner)
+        return is_number or (slot.is_by_value and isinstance(value, int))
+
+    def _address(
+        self, frame: Frame, slot: Slot, buffer: buffers.Buffer, i: int, staging: Staging | None
+    ) -> int:
+        """The address of a buffer that fits the slot in shape, layout, type and device; of what stands for it
+        on the GPU when it is on the host and may be copied."""
+        place = buffer.ordinal if buffer.device is device_kind.CUDA else None
+        if staging is None or place is not None or slot.is_by_value:
+            slots.check_device("plan", slot, place, self._place, _OTHER_DEVICE)
+            staging = None
         if slot.is_by_value and buffer.data_type is not slot.data_type and buffer.elements == 1:
-            self._check_device("plan", slot, buffer.device is device_kind.CUDA)
-            return self._scalar_address("plan", slot, value, i)
-        self._check_buffer(slot, buffer)
-        return buffer.pointer
-
-    def _check_buffer(self, slot: Slot, buffer: buffers.Buffer) -> None:
-        self._check_device("plan", slot, buffer.device is device_kind.CUDA)
-        self._check_writable("plan", slot, buffer.is_writable)
-        _check_type("plan", slot, buffer.data_type)
-        if dtypes.of(slot.data_type).bits < 8:
-            if buffer.elements < slot.bytes:
-                self._refuse_shape(slot, buffer)
-            return
-        if slot.is_by_value and buffer.elements == 1:
-            return
-        if buffer.dims != slot.dims:
-            self._refuse_shape(slot, buffer)
-        if 0 in slot.dims:  # nothing lies anywhere
-            return
-        pairs = zip(buffer.dims, buffer.strides, slot.strides, strict=True)
-        if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
-            raise BadParameterError(
-                f"plan: {slot} has strides {list(slot.strides)}, its buffer {list(buffer.strides)} for dims "
-                f"{list(slot.dims)}. Copy the array into that layout, or declare the tensor with tensor_like."
-            )
-
-    def _check_device(self, where: str, slot: Slot, is_cuda: bool) -> None:
-        if is_cuda is not (self.device is device_kind.CUDA and not slot.is_by_value):
-            here, there = ("a CUDA device", "the host") if is_cuda else ("the host", "a CUDA device")
-            raise BadParameterError(
-                f"{where}: {slot} must be on {there}, its buffer is on {here}. Move it there, or build the "
-                "graph with a handle of the other device."
-            )
-
-    @staticmethod
-    def _check_writable(where: str, slot: Slot, is_writable: bool) -> None:
-        if slot.is_output and not is_writable:
-            raise BadParameterError(
-                f"{where}: {slot} is written, its buffer is read-only. Give a writable array."
-            )
-
-    @staticmethod
-    def _refuse_shape(slot: Slot, buffer: buffers.Buffer) -> None:
-        raise BadParameterError(
-            f"plan: {slot} is {_shape(slot.data_type, slot.dims)}, its buffer "
-            f"{_shape(buffer.data_type, buffer.dims)}. Reshape the array, or declare the tensor with its "
-            "dims."
-        )
+            return self._scalar_address(frame, "plan", slot, buffer.owner, i)
+        slots.check_writable("plan", slot, buffer.is_writable)
+        slots.check_type("plan", slot, buffer.data_type)
+        slots.check_shape("plan", slot, buffer)
+        if staging is None:
+            return buffer.pointer
+        return staging.place(i, buffer.pointer, slot.span, slot.is_output, slot.span > slot.bytes)
 
     # ---- Running without looking at shapes ----
 
-    def bind(self, i: int, value: Any, slot: Slot) -> None:
+    def put(self, i: int, value: Any, slot: Slot) -> None:
         """Puts the address of a buffer into slot i for this thread's next run, checking what is quick to
         check: device, type, whether it may be written, and whether it is large enough. slot: slots[i], or
         what stands for it in this run."""
         if type(value) is int:
-            self._thread.pointers[i] = self._checked_address(slot, value)
+            self.thread.pointers[i] = self._checked_address(slot, value)
             return
         if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
-            self.bind_number(i, value)
+            self.put_number(i, value)
             return
-        pointer, dtype, size, is_writable, is_cuda = buffers.memory_of(value)
-        self._check_device("execute", slot, is_cuda)
-        is_new = dtype not in self._types[i]
-        if is_new and slot.is_by_value and size and _type_of(dtype) is not slot.data_type:
-            self._thread.pointers[i] = self._scalar_address("execute", slot, value, i)
+        pointer, dtype, size, is_writable, place = buffers.memory_of(value)
+        slots.check_device("execute", slot, place, self._place, _OTHER_DEVICE_OR_CALL)
+        if slot.is_by_value and size and slots.type_of(dtype) is not slot.data_type:
+            self.thread.pointers[i] = self._scalar_address(self.thread.frame, "execute", slot, value, i)
             return
-        if size < slot.span:
-            raise BadParameterError(
-                f"execute: {slot} takes {slot.span} bytes as {_shape(slot.data_type, slot.dims)}, its buffer "
-                f"has {size}. Give a larger one."
-            )
-        if is_new:
-            _check_type("execute", slot, dtype)
-            self._types[i].add(dtype)
-        self._check_writable("execute", slot, is_writable)
-        self._thread.pointers[i] = pointer
+        slots.check_size("execute", slot, size)
+        slots.check_type("execute", slot, dtype)
+        slots.check_writable("execute", slot, is_writable)
+        self.thread.pointers[i] = pointer
+        if slot is self.slots[i]:
+            self._remember(i, value, pointer)
 
-    def bind_number(self, i: int, value: float) -> None:
+    def _remember(self, i: int, value: Any, pointer: int) -> None:
+        """Notes that an array fits slot i, so that it is not checked again while it lives. What NumPy's
+        arrays point at stays; torch's tensors may be given other memory, which their address tells."""
+        if buffers.is_torch(value):
+            self.thread.known[i] = (ref(value), pointer, False)
+        elif buffers.is_numpy(value):
+            self.thread.known[i] = (ref(value), pointer, True)
+
+    def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""
-        self._thread.pointers[i] = self._scalar_address("execute", self.slots[i], value, i)
+        self.thread.pointers[i] = self._scalar_address(
+            self.thread.frame, "execute", self.slots[i], value, i
+        )
 
-    def bind_address(self, i: int, address: int) -> None:
+    def put_address(self, i: int, address: int) -> None:
         """Puts an address into slot i for this thread's next run, unchecked."""
-        self._thread.pointers[i] = address
+        self.thread.pointers[i] = address
 
     @staticmethod
     def _checked_address(slot: Slot, address: int) -> int:
@@ -303,8 +334,9 @@ class Plan:
             )
         return address
 
-    def _scalar_address(self, where: str, slot: Slot, value: Any, i: int) -> int:
-        """The address of a number in host memory of this thread. Python's numbers are rounded to the slot's
+    @staticmethod
+    def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
+        """The address of a number in host memory of the frame. Python's numbers are rounded to the slot's
         type; those of other libraries, which have types of their own, must be exact in it."""
         if not slot.is_by_value:
             raise BadParameterError(
@@ -318,11 +350,7 @@ class Plan:
                 f"{where}: {slot} is {dtypes.of(slot.data_type).name}, which does not hold its value "
                 f"{number!r}. Give a value of that type, or declare the tensor with another."
             )
-        if i not in self._thread.scalars:
-            self._thread.scalars[i] = ffi.new("double[2]")  # aligned for any element
-        memory = self._thread.scalars[i]
-        ffi.memmove(memory, packed, len(packed))
-        return int(ffi.cast("uintptr_t", memory))
+        return frame.scalar(i, packed)
 
     def overridden(self, overrides: Overrides) -> list[Slot]:
         """The slots as they are when tensors have other dims and strides for one run."""
@@ -332,7 +360,7 @@ class Plan:
                 f"execute: {len(uids)} override_uids, {len(shapes)} override_shapes and {len(strides)} "
                 "override_strides. Give one of each per tensor."
             )
-        slots, ranks = list(self.slots), {t["uid"]: len(t["dims"]) for t in self.report["tensors"]}
+        changed, ranks = list(self.slots), {t["uid"]: len(t["dims"]) for t in self.report["tensors"]}
         for uid, dims, steps in zip(uids, shapes, strides, strict=True):
             if uid not in ranks:
                 raise BadParameterError(
@@ -346,25 +374,23 @@ class Plan:
                 )
             if uid in self.index:
                 i = self.index[uid]
-                slots[i] = slots[i]._replace(**_sizes(dims, steps, slots[i].data_type))
-        return slots
+                changed[i] = changed[i].reshaped(dims, steps)
+        return changed
 
-    def launch_overridden(
-        self, overrides: Overrides, workspace: Any, handle: backend.Handle, like: Any = None
-    ) -> None:
-        """Runs on the addresses that this thread has bound, with other shapes, on the handle's stream."""
+    def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
+        """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
         address, held = 0, None
         pack = self._variant_pack(overrides, address)
         size = backend.get_execution_plan_workspace_size(handle, self.descriptor, pack)
         if size:
-            address, held = self._workspace(self._thread, workspace, like, size)
+            address, held = self._workspace(self.thread.frame.scratch, workspace, size, handle.stream)
             pack = self._variant_pack(overrides, address)
         backend.backend_execute(handle, self.descriptor, pack)
         del held
 
     def _variant_pack(self, overrides: Overrides, workspace: int) -> backend.Descriptor:
         pack = backend.Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
-        pointers = [ffi.cast("void *", self._thread.pointers[i]) for i in range(len(self.slots))]
+        pointers = [ffi.cast("void *", self.thread.pointers[i]) for i in range(len(self.slots))]
         pack.set(attribute_name.VARIANT_PACK_UNIQUE_IDS, "INT64", [slot.uid for slot in self.slots])
         pack.set(attribute_name.VARIANT_PACK_DATA_POINTERS, "VOID_PTR", pointers)
         uids, shapes, strides = overrides
@@ -378,65 +404,49 @@ class Plan:
         return pack
 
     def handle_on_current_stream(self) -> backend.Handle:
-        """A handle of this thread that enqueues on torch's current stream."""
-        ordinal = self.report["device"]["ordinal"]
-        if self._thread.handle is None:
-            self._thread.handle = backend.Handle(self.device, ordinal)
-        self._thread.handle.set_stream(self.current_stream())
-        return self._thread.handle
+        """A handle that enqueues where a call that names no stream does: the plan's own, or one of this
+        thread."""
+        if self.device is device_kind.CPU or self.handle.is_stream_set:
+            return self.handle
+        if self.thread.handle is None:
+            self.thread.handle = backend.Handle(self.device, self.ordinal)
+        self.thread.handle.set_stream(stream_of(self.handle))
+        return self.thread.handle
 
-    def launch(self, workspace: Any, stream: int, like: Any = None) -> None:
-        """Runs on the addresses that this thread has bound."""
-        thread, held, address = self._thread, None, 0
+    def launch(self, workspace: Any, stream: int) -> None:
+        """Runs on the addresses that this thread has put."""
+        thread, held, memory = self.thread, None, ffi.NULL
         if self.workspace_size:
-            address, held = self._workspace(thread, workspace, like, self.workspace_size)
+            address, held = self._workspace(thread.frame.scratch, workspace, self.workspace_size, stream)
+            memory = ffi.cast("void *", address)
         status = self._run(
-            self.descriptor.pointer,
-            len(self.slots),
-            thread.pointers,
-            ffi.cast("void *", address),
-            ffi.cast("void *", stream),
+            self.descriptor.pointer, len(self.slots), thread.pointers, memory, thread.queue(stream)
         )
         if status:
             backend.check(status)
         del held
 
-    def _workspace(self, thread: _Thread, given: Any, like: Any, needed: int) -> tuple[int, Any]:
+    def _workspace(self, scratch: Scratch, given: Any, needed: int, stream: int) -> tuple[int, Any]:
         """The address of memory of the needed size, and what keeps it alive."""
         if isinstance(given, int) and given:
             return given, None
         if given is not None and not isinstance(given, int):
-            address, _, size, *_ = buffers.memory_of(given)
+            address, _, size, _, place = buffers.memory_of(given)
+            if place != self._place and not (place == buffers.SOME_GPU and self._place is not None):
+                raise BadParameterError(
+                    f"execute: the workspace is on {_device_text(place)}, the plan runs on "
+                    f"{_device_text(self._place)}. Allocate it there, or leave it out."
+                )
             if size < needed:
                 raise BadParameterError(
                     f"execute: the workspace has {size} bytes, the plan needs {needed}. Allocate "
                     "get_workspace_size() bytes, or leave it out."
                 )
-            if self.device is device_kind.CUDA or address % WORKSPACE_ALIGNMENT == 0:
+            if self._place is not None or address % HOST_ALIGNMENT == 0:
                 return address, given
-        if self.device is device_kind.CUDA:
-            if "torch" not in sys.modules:
-                raise BadParameterError(
-                    f"plan: it needs {needed} bytes of device memory as workspace. Give "
-                    "workspace=<buffer>."
-                )
-            torch = sys.modules["torch"]
-            device = like.device if like is not None else f"cuda:{self.report['device']['ordinal']}"
-            memory = torch.empty(needed, dtype=torch.uint8, device=device)
-            return int(memory.data_ptr()), memory
-        if thread.workspace_size < needed:
-            thread.workspace = _allocate("char[]", needed + WORKSPACE_ALIGNMENT)
-            thread.workspace_size = needed
-            start = int(ffi.cast("uintptr_t", thread.workspace))
-            thread.workspace_address = -(-start // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-        return thread.workspace_address, None
-
-    def current_stream(self, like: Any = None) -> int:
-        """torch's current stream on the plan's device, else the default stream."""
-        if self.device is device_kind.CPU or "torch" not in sys.modules:
-            return 0
-        ordinal = self.report["device"]["ordinal"] if like is None else like.device.index
-        return int(sys.modules["torch"].cuda.current_stream(ordinal).cuda_stream)
+        if self._place is not None:
+            return scratch.on_device("workspace", needed, self.handle, stream)
+        return scratch.on_host(needed), None
 
     # ---- Words ----
 
@@ -469,58 +479,47 @@ class Plan:
         )
 
 
+class BoundPlan:
+    """A plan and the memory that it runs on, made by Plan.bind: calling it costs little more than the call in
+    C. One thread may use it at a time. On a GPU it is enqueued where Plan's calls are, and nothing waits."""
+
+    def __init__(self, plan: Plan, given: dict[int, Any], workspace: Any = None) -> None:
+        self.plan = plan
+        self._frame, self._workspace = Frame(len(plan.slots)), ffi.NULL
+        like, stream = plan._first_array(given), stream_of(plan.handle)
+        self._kept = [given, plan._fill(self._frame, given, like, stream, None)]
+        if plan.workspace_size:
+            address, held = plan._workspace(self._frame.scratch, workspace, plan.workspace_size, stream)
+            self._kept.append(held)
+            self._workspace = ffi.cast("void *", address)
+        results = [given[i] for i in plan._outputs]
+        self.results = results[0] if len(results) == 1 else tuple(results)
+        """The outputs, as a call returns them."""
+
+    def __call__(self, stream: int | None = None) -> Any:
+        """Runs the plan and returns the outputs, which the next call overwrites."""
+        plan = self.plan
+        queue = plan.thread.queue(stream_of(plan.handle) if stream is None else stream)
+        status = plan._run(
+            plan.descriptor.pointer, len(plan.slots), self._frame.pointers, self._workspace, queue
+        )
+        if status:
+            backend.check(status)
+        return self.results
+
 def _owner(slot: Slot) -> str:
     """The operation that a result is named after."""
     return slot.name.partition("::")[0]
 
 
-def _slot(tensor: dict[str, Any]) -> Slot:
-    type_ = dtypes.data_type_of(tensor["type"])
-    assert type_ is not None
-    sizes = _sizes(tensor["dims"], tensor["strides"], type_)
-    roles = {"is_output": tensor["written"], "is_by_value": tensor["by_value"]}
-    return Slot(uid=tensor["uid"], name=tensor["name"] or "", data_type=type_, **roles, **sizes)
+_OTHER_DEVICE = "Move it there, or build the graph with a handle of the other device."
+_OTHER_DEVICE_OR_CALL = (
+    "Move it there, call graph.plan(...), which copies, or build the graph with a handle of the other device."
+)
 
 
-def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:
-    """The fields of a slot that follow from its shape."""
-    bits = dtypes.of(type_).bits
-    span = (buffers.span(tuple(dims), tuple(strides)) * bits + 7) // 8
-    packed = (math.prod(dims) * bits + 7) // 8
-    return {"dims": tuple(dims), "strides": tuple(strides), "bytes": min(span, packed), "span": span}
-
-
-def _shape(type_: data_type, dims: Sequence[int]) -> str:
-    return f"{dtypes.of(type_).name}[{','.join(map(str, dims))}]"
-
-
-def _type_of(dtype: Any) -> data_type | None:
-    """The data type of a dtype; None where Weft has none."""
-    try:
-        return dtypes.data_type_of(dtype)
-    except BadParameterError:
-        return None
-
-
-def _check_type(where: str, slot: Slot, dtype: Any) -> None:
-    """Whether a buffer's elements are those of a slot. Raw bytes serve types of at most 8 bits, and Booleans
-    in bytes are whole numbers too."""
-    type_, own = _type_of(dtype), slot.data_type
-    bits = dtypes.of(own).bits
-    if type_ is data_type.BYTE_BOOLEAN and own is data_type.BOOLEAN:
-        raise BadParameterError(
-            f"{where}: {slot} is BOOLEAN, 1 bit per element, its buffer has 1 byte per element. Declare the "
-            "tensor as BYTE_BOOLEAN."
-        )
-    is_raw = type_ is data_type.UINT8 or (type_ is data_type.INT8 and bits < 8)
-    is_boolean = type_ is data_type.BYTE_BOOLEAN and own in (data_type.UINT8, data_type.INT8)
-    if type_ is own or (is_raw and bits <= 8) or (is_boolean and not slot.is_output):
-        return
-    raise BadParameterError(
-        f"{where}: {slot} is {dtypes.of(own).name}, its buffer is "
-        f"{dtype if type_ is None else dtypes.of(type_).name}. Convert the array, or declare the tensor with "
-        "its type."
-    )
+def _device_text(place: int | None) -> str:
+    return "the host" if place is None else "a CUDA device" if place < 0 else f"cuda:{place}"
 
 
 def _number_of(value: Any) -> float:

@@ -1,0 +1,244 @@
+"""Memory of GPUs that no framework owns, and the streams that frameworks enqueue on.
+
+DeviceArray is what a program without torch or CuPy keeps on a GPU. Where torch is in use, its allocator
+serves workspaces, and its current stream is the one that work is enqueued on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft_cffi._weft import ffi
+
+from weft import arguments, backend, buffers, dtypes
+from weft.devices import default_handle
+from weft.enums import device_kind
+from weft.errors import BadParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from weft.dtypes import DataTypeLike
+
+
+class DeviceMemory:
+    """Bytes on a handle's device, given back when nobody holds them any more."""
+
+    def __init__(self, handle: backend.Handle, size: int) -> None:
+        self.size = size
+        # The process's own handle: the caller may close theirs before the memory goes.
+        self._pointer = backend.allocate(default_handle(handle.device, handle.ordinal), size)
+        self.address = int(ffi.cast("uintptr_t", self._pointer))
+
+
+class DeviceArray:
+    """An array on a device, for programs without torch or CuPy: a plan takes it as it takes their arrays,
+    and returns such arrays when it is given them. torch.as_tensor(array) and cupy.asarray(array) share its
+    memory.
+
+    >>> import numpy as np, weft
+    >>> x = weft.DeviceArray([2, 2], "f32", handle=weft.create_handle("cpu"))
+    >>> x.copy_from(np.eye(2, dtype="f4")).numpy()
+    array([[1., 0.],
+           [0., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        data_type: DataTypeLike = "f32",
+        strides: Sequence[int] | None = None,
+        handle: backend.Handle | None = None,
+    ) -> None:
+        """Allocates an array, uninitialised.
+
+        Args:
+            dims: extent of each dimension.
+            data_type: of the elements; those of fewer than 8 bits lie packed in bytes.
+            strides: in elements; default packed, the last dimension fastest.
+            handle: the device; default the first usable GPU, else the CPU.
+        """
+        type_ = dtypes.data_type_of(data_type)
+        if type_ is None:
+            raise BadParameterError(
+                "device array: data_type is not set. Give the type of its elements, for example 'f32'."
+            )
+        self.dims, self.strides = buffers.stored(
+            arguments.wholes(dims, "device array: dims"),
+            None if strides is None else arguments.wholes(strides, "device array: strides"),
+            type_,
+        )
+        self.dtype = type_
+        self.handle = handle or default_handle()
+        self._size = buffers.span(self.dims, self.strides) * self._item
+        self._memory = DeviceMemory(self.handle, self._size)
+
+    @property
+    def _item(self) -> int:
+        return max(dtypes.of(self.dtype).bits // 8, 1)
+
+    def copy_from(self, array: Any) -> DeviceArray:
+        """Copies an array of the host, of the same dims and type, into this one; waits until it is there."""
+        import numpy as np
+
+        source = np.asarray(array)
+        wanted = dtypes.numpy_dtype(self.dtype)
+        if source.shape != self.dims or source.dtype != wanted:
+            raise BadParameterError(
+                f"device array: it is {wanted}{list(self.dims)}, the array {source.dtype}"
+                f"{list(source.shape)}. Convert or reshape the array."
+            )
+        staged = buffers.empty(self.dims, self.strides, self.dtype)
+        staged[...] = source
+        self._copy(self._memory.address, staged.ctypes.data)
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy in host memory, made behind all work of the current stream; waits for it."""
+        made: np.ndarray[Any, Any] = buffers.empty(self.dims, self.strides, self.dtype)
+        self._copy(made.ctypes.data, self._memory.address)
+        return made
+
+    def _copy(self, destination: int, source: int) -> None:
+        backend.copy(self.handle, destination, source, self._size, stream_of(self.handle))
+
+    def __weft_buffer__(self) -> buffers.Buffer:
+        """What buffers.describe asks for first."""
+        place = (self.handle.device, self.handle.ordinal)
+        return buffers.Buffer(
+            self._memory.address, self.dims or (1,), self.strides or (1,), self.dtype, *place, True, self
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.handle.device is not device_kind.CUDA:
+            raise AttributeError("__cuda_array_interface__: the array is in host memory")
+        return {
+            "version": 3,
+            "shape": self.dims,
+            "strides": tuple(step * self._item for step in self.strides),
+            "typestr": dtypes.numpy_dtype(self.dtype).str,
+            "data": (self._memory.address, False),
+            "stream": stream_of(self.handle) or 1,
+        }
+
+    def __repr__(self) -> str:
+        called = f"{dtypes.of(self.dtype).name}[{','.join(map(str, self.dims))}]"
+        return f"DeviceArray({called}, {self.handle.device.name.lower()}:{self.handle.ordinal})"
+
+
+def empty_like_kind(
+    dims: tuple[int, ...], strides: tuple[int, ...], type_: Any, like: Any, handle: backend.Handle
+) -> Any:
+    """A new array of the library and on the device of another one; see buffers.empty. A library whose
+    allocator is not known, as with DLPack, gets a DeviceArray."""
+    if like is not None and buffers.device_of(like) is not None and not buffers.can_allocate(like, type_):
+        return DeviceArray(dims, type_, strides, handle)
+    return buffers.empty(dims, strides, type_, like)
+
+
+# ---- Streams -----------------------------------------------------------------------------------------------
+
+
+def stream_of(handle: backend.Handle, like: Any = None) -> int:
+    """The stream to enqueue on when a call names none: the handle's if one was set, else the current one of
+    the library in use."""
+    if handle.device is device_kind.CPU:
+        return 0
+    return handle.stream if handle.is_stream_set else current_stream(handle.ordinal, like)
+
+
+def current_stream(ordinal: int, like: Any = None) -> int:
+    """The stream that an array names as the one of its pending work, else torch's current stream, else
+    CuPy's; 0, the default stream, when neither is in use."""
+    if like is not None and not buffers.is_torch(like):
+        named = (getattr(like, "__cuda_array_interface__", None) or {}).get("stream")
+        if named is not None:
+            return int(named)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return _torch_stream(torch, ordinal)
+    cupy = sys.modules.get("cupy")
+    return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else 0
+
+
+def _torch_stream(torch: Any, ordinal: int) -> int:
+    """What torch's own compiled code asks, a tenth of the cost of the public function."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+def torch_memory(size: int, ordinal: int, stream: int) -> tuple[int, Any] | None:
+    """Bytes from torch's allocator where torch is in use: their address and what keeps them alive."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
+    if stream != _torch_stream(torch, ordinal):  # nobody else may have it before that stream is done
+        memory.record_stream(torch.cuda.ExternalStream(stream, device=ordinal))
+    return int(memory.data_ptr()), memory
+
+
+# ---- What plans need for a run -----------------------------------------------------------------------------
+
+HOST_ALIGNMENT = 64
+_allocate_on_host = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Scratch:
+    """Memory that a thread keeps from run to run, by what it is for."""
+
+    def __init__(self) -> None:
+        self._on_host: Any = None
+        self._host_size = self._host_address = 0
+        self._on_device: dict[object, DeviceMemory] = {}
+
+    def on_host(self, size: int) -> int:
+        """The address of memory of the host, aligned."""
+        if self._host_size < size:
+            self._on_host = _allocate_on_host("char[]", size + HOST_ALIGNMENT)
+            start = int(ffi.cast("uintptr_t", self._on_host))
+            self._host_size, self._host_address = size, -(-start // HOST_ALIGNMENT) * HOST_ALIGNMENT
+        return self._host_address
+
+    def on_device(self, what: object, size: int, handle: backend.Handle, stream: int) -> tuple[int, Any]:
+        """The address of memory of a GPU, for use on one stream, and what keeps it alive. torch's allocator
+        takes it back after the run; without torch it is kept, for allocating would wait for the device."""
+        found = torch_memory(size, handle.ordinal, stream)
+        if found is not None:
+            return found
+        key = (what, stream)
+        if key not in self._on_device or self._on_device[key].size < size:
+            self._on_device[key] = DeviceMemory(handle, size)
+        kept = self._on_device[key]
+        return kept.address, kept
+
+
+class Staging:
+    """The host's arrays of one run on a GPU: copied there before it, results copied back behind it."""
+
+    def __init__(self, scratch: Scratch, handle: backend.Handle, stream: int) -> None:
+        self._scratch, self._handle, self._stream = scratch, handle, stream
+        self._kept: list[Any] = []
+        self._back: list[tuple[int, int, int]] = []
+
+    def place(self, i: int, address: int, size: int, is_output: bool, has_gaps: bool) -> int:
+        """The address on the device of what stands for `size` bytes of slot i in host memory."""
+        if size == 0:
+            return address
+        there, owner = self._scratch.on_device(i, size, self._handle, self._stream)
+        self._kept.append(owner)
+        if not is_output or has_gaps:  # what lies between the elements of an output comes back as it was
+            backend.copy(self._handle, there, address, size, self._stream)
+        if is_output:
+            self._back.append((address, there, size))
+        return there
+
+    def finish(self) -> None:
+        """Copies the results back and waits: the memory is free for the next run, on whatever stream."""
+        for host, device, size in self._back:
+            backend.copy(self._handle, host, device, size, self._stream)
+        if self._kept and not self._back:
+            backend.synchronize(self._handle, self._stream)

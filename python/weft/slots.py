@@ -1,0 +1,154 @@
+"""Slots: the tensors of a plan that need memory when it runs, and what that memory must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from weft import buffers, dtypes
+from weft.enums import data_type
+from weft.errors import BadParameterError
+
+
+class Slot(NamedTuple):
+    """A tensor that needs memory when the plan runs."""
+
+    uid: int
+    name: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    data_type: data_type
+    is_output: bool
+    is_by_value: bool
+    bytes: int
+    """That the elements take, without gaps."""
+    span: int
+    """Bytes from the first element to the last, both included."""
+
+    def __str__(self) -> str:
+        role = "output" if self.is_output else "input"
+        called = f"'{self.name}' (uid {self.uid})" if self.name else f"uid {self.uid}"
+        return f"{role} {called}"
+
+    def reshaped(self, dims: Sequence[int], strides: Sequence[int]) -> Slot:
+        """The slot with another shape."""
+        return self._replace(**_sizes(dims, strides, self.data_type))
+
+
+def slot_of(tensor: dict[str, Any]) -> Slot:
+    """The slot of a tensor as a plan's report describes it."""
+    type_ = dtypes.data_type_of(tensor["type"])
+    assert type_ is not None
+    sizes = _sizes(tensor["dims"], tensor["strides"], type_)
+    roles = {"is_output": tensor["written"], "is_by_value": tensor["by_value"]}
+    return Slot(uid=tensor["uid"], name=tensor["name"] or "", data_type=type_, **roles, **sizes)
+
+
+def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:
+    """The fields of a slot that follow from its shape."""
+    bits = dtypes.of(type_).bits
+    span = (buffers.span(tuple(dims), tuple(strides)) * bits + 7) // 8
+    packed = (math.prod(dims) * bits + 7) // 8
+    return {"dims": tuple(dims), "strides": tuple(strides), "bytes": min(span, packed), "span": span}
+
+
+def shape_text(type_: data_type, dims: Sequence[int]) -> str:
+    """A type and dims in a message: f32[2,3]."""
+    return f"{dtypes.of(type_).name}[{','.join(map(str, dims))}]"
+
+
+# ---- Checks: `where` is the call, for the message ----------------------------------------------------------
+
+
+def check_device(where: str, slot: Slot, device: int | None, wanted: int | None, fix: str) -> None:
+    """Whether memory is where a plan reads it: None for the host, else a GPU's ordinal. wanted: the plan's;
+    by-value scalars are always on the host."""
+    if slot.is_by_value:
+        wanted = None
+    if device == wanted or (device == buffers.SOME_GPU and wanted is not None):
+        return
+    here, there = _place(device, wanted), _place(wanted, device)
+    raise BadParameterError(f"{where}: {slot} must be on {there}, its buffer is on {here}. {fix}")
+
+
+def _place(device: int | None, other: int | None) -> str:
+    """Where memory is, in words; GPUs are numbered where two must be told apart."""
+    if device is None:
+        return "the host"
+    return "a CUDA device" if other is None or device < 0 else f"cuda:{device}"
+
+
+def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
+    """Whether an output's memory may be written."""
+    if slot.is_output and not is_writable:
+        raise BadParameterError(
+            f"{where}: {slot} is written, its buffer is read-only. Give a writable array."
+        )
+
+
+def check_size(where: str, slot: Slot, size: int) -> None:
+    """Whether memory of so many bytes is enough."""
+    if size < slot.span:
+        raise BadParameterError(
+            f"{where}: {slot} takes {slot.span} bytes as {shape_text(slot.data_type, slot.dims)}, its buffer "
+            f"has {size}. Give a larger one."
+        )
+
+
+def type_of(dtype: Any) -> data_type | None:
+    """The data type of a dtype; None where Weft has none."""
+    try:
+        return dtypes.data_type_of(dtype)
+    except BadParameterError:
+        return None
+
+
+def check_type(where: str, slot: Slot, dtype: Any) -> None:
+    """Whether a buffer's elements are those of a slot. Raw bytes serve types of at most 8 bits, and Booleans
+    in bytes are whole numbers too."""
+    type_, own = type_of(dtype), slot.data_type
+    bits = dtypes.of(own).bits
+    if type_ is data_type.BYTE_BOOLEAN and own is data_type.BOOLEAN:
+        raise BadParameterError(
+            f"{where}: {slot} is BOOLEAN, 1 bit per element, its buffer has 1 byte per element. Declare the "
+            "tensor as BYTE_BOOLEAN."
+        )
+    is_raw = type_ is data_type.UINT8 or (type_ is data_type.INT8 and bits < 8)
+    is_boolean = type_ is data_type.BYTE_BOOLEAN and own in (data_type.UINT8, data_type.INT8)
+    if type_ is own or (is_raw and bits <= 8) or (is_boolean and not slot.is_output):
+        return
+    raise BadParameterError(
+        f"{where}: {slot} is {dtypes.of(own).name}, its buffer is "
+        f"{dtype if type_ is None else dtypes.of(type_).name}. Convert the array, or declare the tensor with "
+        "its type."
+    )
+
+
+def check_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> None:
+    """Whether a buffer has a slot's dims and strides; one element serves a by-value scalar of any rank, and
+    elements of fewer than 8 bits come in bytes of any shape."""
+    if dtypes.of(slot.data_type).bits < 8:
+        if buffer.elements < slot.bytes:
+            raise _other_shape(where, slot, buffer)
+        return
+    if slot.is_by_value and buffer.elements == 1:
+        return
+    if buffer.dims != slot.dims:
+        raise _other_shape(where, slot, buffer)
+    if 0 in slot.dims:  # nothing lies anywhere
+        return
+    pairs = zip(buffer.dims, buffer.strides, slot.strides, strict=True)
+    if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
+        raise BadParameterError(
+            f"{where}: {slot} has strides {list(slot.strides)}, its buffer {list(buffer.strides)} for dims "
+            f"{list(slot.dims)}. Copy the array into that layout, or declare the tensor with tensor_like."
+        )
+
+
+def _other_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> BadParameterError:
+    return BadParameterError(
+        f"{where}: {slot} is {shape_text(slot.data_type, slot.dims)}, its buffer "
+        f"{shape_text(buffer.data_type, buffer.dims)}. Reshape the array, or declare the tensor with its "
+        "dims."
+    )
