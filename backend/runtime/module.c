@@ -20,7 +20,8 @@ struct module {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and the references */
 static struct module *modules;
 
-/* Another thread may be capturing a stream; loading is then allowed only to a thread that declares it harmless. */
+/* Another thread may be capturing a stream; loading and unloading are then allowed only to a thread that declares them
+   harmless. */
 static int load_image(void **handle, const struct driver *driver, const struct code *code, char *log,
                       size_t log_bytes) {
     int mode = CUDA_CAPTURE_MODE_RELAXED;
@@ -75,7 +76,10 @@ static void release_module(const struct driver *driver, struct module *module) {
         at = &(*at)->next;
     *at = module->next;
     if (driver->ctx_push_current(module->context) == CUDA_SUCCESS) {
+        int mode = CUDA_CAPTURE_MODE_RELAXED, result = driver->thread_exchange_stream_capture_mode(&mode);
         driver->module_unload(module->handle);
+        if (!result)
+            driver->thread_exchange_stream_capture_mode(&mode);
         driver->ctx_pop_current(&popped);
     }
     free(module);

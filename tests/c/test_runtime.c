@@ -13,30 +13,6 @@
 
 enum { THREADS = 8 };
 
-static const struct fake_cuda *fake;
-
-static void open_fake(void) {
-    void *library = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library ? dlsym(library, "fake_cuda") : NULL;
-    if (!fake)
-        abort();
-}
-
-/* Nothing may be left but the contexts, which live as long as the process (-1: any number); and the driver's rules were
-   kept. */
-static void check_clean(int contexts) {
-    struct fake_counts counts;
-    char text[512];
-    fake->counts(&counts);
-    CHECK(counts.modules == 0 && counts.events == 0 && counts.allocations == 0 && counts.current == 0,
-          "%d modules, %d events, %d allocations, %d contexts current", counts.modules, counts.events,
-          counts.allocations, counts.current);
-    CHECK(counts.capture_mode == 0, "capture mode %d", counts.capture_mode);
-    CHECK(contexts < 0 || counts.contexts == contexts, "%d contexts, not %d", counts.contexts, contexts);
-    int misuses = fake->misuses(text, sizeof text);
-    CHECK(misuses == 0, "%d misuses: %s", misuses, text);
-}
-
 static void run_threads(void *(*work)(void *)) {
     pthread_t threads[THREADS];
     for (intptr_t i = 0; i < THREADS; i++)
@@ -683,16 +659,6 @@ static weftStatus_t build_and_run(void) {
 }
 
 static int64_t failing_call, *all_calls; /* the latter shared with children */
-
-/* Cleaning up has nobody to tell, and what it could not free stays. */
-static bool is_cleanup(const char *call) {
-    static const char *const calls[] = {"cuModuleUnload", "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2",
-                                        "cuMemFree_v2",   "cuEventDestroy_v2",  "cuThreadExchangeStreamCaptureMode"};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        if (strcmp(call, calls[i]) == 0)
-            return true;
-    return false;
-}
 
 static void failing(void) {
     open_fake();

@@ -77,8 +77,9 @@ static void run_overridden(struct memory *m, int64_t rows, int seed) {
 
 static void build_and_run(struct memory *m, int seed) {
     desc graph = make_graph(tensor(1, DIMS(ROWS, WIDTH)));
-    int64_t engines = reference_index(graph) + 1, bytes;
-    desc plan = finalized(open_plan(graph, seed % engines)), loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    int64_t first = first_cpu_index(graph), bytes;
+    desc plan = finalized(open_plan(graph, first + seed % cpu_engine_count(graph))),
+         loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     drop(graph);
     run_flat(plan, m, seed, "own plan");
     char *blob = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &bytes);
@@ -168,13 +169,13 @@ int main(void) {
     pthread_t threads[THREADS];
     shared_handle = cpu_handle();
     shared_graph = make_graph(tensor(1, DIMS(ROWS, WIDTH)));
-    shared_plan = finalized(open_plan(shared_graph, 0));
+    shared_plan = finalized(open_plan(shared_graph, first_cpu_index(shared_graph)));
     shared_x = open_tensor(1, DIMS(ROWS, WIDTH)); /* complete: operations infer the strides of a tensor without */
     MUST(set_numbers(shared_x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){WIDTH, 1}));
     MUST(weftBackendFinalize(shared_x));
     desc a = tensor(1, DIMS(LARGE, LARGE)), b = tensor(2, DIMS(LARGE, LARGE)), c = tensor(3, DIMS(LARGE, LARGE));
     desc product = matmul(a, b, c), large_graph = graph_of(1, &product);
-    large_plan = finalized(open_plan(large_graph, 0));
+    large_plan = finalized(open_plan(large_graph, first_cpu_index(large_graph)));
     drop(a), drop(b), drop(c), drop(large_graph);
     pthread_barrier_init(&start, NULL, THREADS);
     for (int i = 0; i < THREADS; i++)

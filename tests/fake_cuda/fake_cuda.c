@@ -22,6 +22,8 @@ enum {
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_IMPLICIT = 906,
     INVALID_CLUSTER_SIZE = 912,
 };
 
@@ -56,6 +58,7 @@ static struct module *alive;
 static int64_t call_count, fail_call, launch_count;
 static int fail_result, misuse_count;
 static bool is_executing;
+static void *captured; /* the stream; NULL: none */
 static char misuse_text[512];
 static const char *last_call = "", *failed_call;
 static struct fake_launch launches[LAUNCHES_KEPT];
@@ -93,6 +96,15 @@ static void misuse(const char *format, ...) {
     misuse_count++;
 }
 
+static bool breaks_capture(const char *name) {
+    static const char *const calls[] = {"cuMemAlloc_v2",  "cuMemFree_v2",        "cuModuleLoadDataEx",
+                                        "cuModuleUnload", "cuStreamSynchronize", "cuEventSynchronize"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (strcmp(name, calls[i]) == 0)
+            return captured && capture_mode != 2;
+    return false;
+}
+
 /* Starts a call with the lock taken: the result to give at once, or OK. */
 static int enter(const char *name, bool is_slow, bool needs_context) {
     pthread_mutex_lock(&lock);
@@ -112,6 +124,10 @@ static int enter(const char *name, bool is_slow, bool needs_context) {
     if (needs_context && depth == 0) {
         misuse("%s without a current context", name);
         return INVALID_CONTEXT;
+    }
+    if (breaks_capture(name)) {
+        misuse("%s while a stream is captured", name);
+        return CAPTURE_UNSUPPORTED;
     }
     return OK;
 }
@@ -172,13 +188,21 @@ static int cuGetErrorName(int result, const char **name) {
     static const struct {
         int result;
         const char *name;
-    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-                 {100, "CUDA_ERROR_NO_DEVICE"},       {200, "CUDA_ERROR_INVALID_IMAGE"},
-                 {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-                 {400, "CUDA_ERROR_INVALID_HANDLE"},  {500, "CUDA_ERROR_NOT_FOUND"},
-                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
-                 {34, "CUDA_ERROR_STUB_LIBRARY"},     {999, "CUDA_ERROR_UNKNOWN"},
-                 {3, "CUDA_ERROR_NOT_INITIALIZED"},   {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE"}};
+    } names[] = {{1, "CUDA_ERROR_INVALID_VALUE"},
+                 {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                 {100, "CUDA_ERROR_NO_DEVICE"},
+                 {200, "CUDA_ERROR_INVALID_IMAGE"},
+                 {201, "CUDA_ERROR_INVALID_CONTEXT"},
+                 {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                 {400, "CUDA_ERROR_INVALID_HANDLE"},
+                 {500, "CUDA_ERROR_NOT_FOUND"},
+                 {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                 {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+                 {34, "CUDA_ERROR_STUB_LIBRARY"},
+                 {999, "CUDA_ERROR_UNKNOWN"},
+                 {3, "CUDA_ERROR_NOT_INITIALIZED"},
+                 {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE"},
+                 {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}};
     *name = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].result == result)
@@ -505,6 +529,8 @@ static int cuLaunchKernelEx(const struct config *config, void *handle, void **ar
         misuse("cuLaunchKernelEx of '%s' in another context", function->name);
         return leave(INVALID_CONTEXT);
     }
+    if (captured && !config->stream)
+        return leave(CAPTURE_IMPLICIT);
     int result = check_launch(&launch, config, function);
     if (!result && (extra || (function->argument_bytes > 0 && !(arguments && arguments[0]))))
         result = INVALID_VALUE;
@@ -783,6 +809,12 @@ static void set_executing(bool now) {
 static void begin_execution(void) { set_executing(true); }
 static void end_execution(void) { set_executing(false); }
 
+static void capture(void *stream) {
+    pthread_mutex_lock(&lock);
+    captured = stream;
+    pthread_mutex_unlock(&lock);
+}
+
 static int tell_misuses(char *text, size_t bytes) {
     pthread_mutex_lock(&lock);
     snprintf(text, bytes, "%s", misuse_text);
@@ -808,5 +840,5 @@ static bool tell_launch(int64_t index, struct fake_launch *launch) {
 }
 
 extern const struct fake_cuda fake_cuda;
-const struct fake_cuda fake_cuda = {fail_at,       tell_failed,  tell_calls,    tell_counts, begin_execution,
-                                    end_execution, tell_misuses, tell_launches, tell_launch};
+const struct fake_cuda fake_cuda = {fail_at,       tell_failed, tell_calls,   tell_counts,   begin_execution,
+                                    end_execution, capture,     tell_misuses, tell_launches, tell_launch};

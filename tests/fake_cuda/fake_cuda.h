@@ -42,6 +42,9 @@ struct fake_cuda {
     /* Between the two, calls that allocate, load or wait are misuse. */
     void (*begin_execution)(void);
     void (*end_execution)(void);
+    /* Captures a stream until told NULL. Meanwhile work on the default stream fails, and calls that allocate, free, load or
+       wait fail in threads that have not declared them harmless. */
+    void (*capture)(void *stream);
     /* How often the driver was called against its rules, and the last such case in words. */
     int (*misuses)(char *text, size_t bytes);
     int64_t (*launches)(void);

@@ -6,8 +6,9 @@
      result 7              what compiling answers
      delay 50              milliseconds that compiling takes
      empty                 it gives no code
-   A line "#error words" in the text or in a header fails the compilation with NVRTC's words for it. A line
-   "// fake: <kernel> <bytes of its arguments> <static shared bytes>" says what the text itself is too hard to read for. */
+   A line "#error words" in the text or in a header fails the compilation with NVRTC's words for it. The image names the
+   kernels of the text and of the headers that it includes. What their arguments take is read from the text's
+   "struct arguments {", a field per line, or from a line "// fake: <kernel> <bytes of its arguments> <static shared bytes>". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -20,7 +21,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6, ARCHS_MAX = 32 };
+enum { OK = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6, ARCHS_MAX = 32, HEADERS_MAX = 128 };
 
 struct program {
     char *text, *name, *image, *log;
@@ -34,9 +35,15 @@ struct settings {
     bool is_empty;
 };
 
-/* Of this copy of the library: how many programs were compiled, and how many objects are alive. */
-extern atomic_int fake_nvrtc_compiles, fake_nvrtc_alive;
-atomic_int fake_nvrtc_compiles, fake_nvrtc_alive;
+/* Of this copy of the library: how many programs were compiled, the most at once, and how many objects are alive. */
+extern atomic_int fake_nvrtc_compiles, fake_nvrtc_at_once, fake_nvrtc_alive;
+atomic_int fake_nvrtc_compiles, fake_nvrtc_at_once, fake_nvrtc_alive;
+
+/* Calls that can fail so far; and which of them does (0: none). */
+extern atomic_int fake_nvrtc_calls, fake_nvrtc_fail_call;
+atomic_int fake_nvrtc_calls, fake_nvrtc_fail_call;
+
+static bool fails_now(void) { return atomic_fetch_add(&fake_nvrtc_calls, 1) + 1 == fake_nvrtc_fail_call; }
 
 static void read_line(struct settings *settings, char *line) {
     if (sscanf(line, "version %d %d", &settings->major, &settings->minor) == 2 ||
@@ -114,7 +121,7 @@ int nvrtcCreateProgram(void **out, const char *text, const char *name, int count
                        const char *const *names);
 int nvrtcCreateProgram(void **out, const char *text, const char *name, int count, const char *const *texts,
                        const char *const *names) {
-    if (!text || count < 0)
+    if (!text || count < 0 || count > HEADERS_MAX || fails_now())
         return INVALID_INPUT;
     struct program *program = calloc(1, sizeof *program);
     add(&program->text, "%s", text);
@@ -188,11 +195,20 @@ static int find_name(const char **name, const char *at) {
     return 0;
 }
 
+/* Pointers, numbers and held scalars take 8 bytes, divisors 16; -1 where the text does not say. */
+static long long count_arguments(const char *text) {
+    const char *at = strstr(text, "struct arguments {\n");
+    long long bytes = 0;
+    for (at = at ? strchr(at, '\n') + 1 : NULL; at && strncmp(at, "};", 2) != 0; at = strchr(at, '\n') + 1)
+        bytes += strncmp(at, "    divisor ", strlen("    divisor ")) == 0 ? 16 : 8;
+    return at ? bytes : -1;
+}
+
 static void add_kernels(struct program *program, const char *text) {
     for (const char *at = text; (at = strstr(at, "__global__")); at++) {
         const char *name;
         char marker[160];
-        long long bytes = -1;
+        long long bytes = count_arguments(program->text);
         int length = find_name(&name, at), shared = 0;
         if (!length)
             continue;
@@ -207,11 +223,36 @@ static void add_kernels(struct program *program, const char *text) {
     }
 }
 
+/* Those of the headers that a text includes, and of theirs, each once. */
+static void add_included(struct program *program, const char *text, bool *is_added) {
+    for (const char *at = text; (at = strstr(at, "#include \"")) != NULL;) {
+        at += strlen("#include \"");
+        size_t length = strcspn(at, "\"");
+        for (int i = 0; i < program->header_count; i++) {
+            const char *name = program->header_names[i];
+            if (is_added[i] || strlen(name) != length || strncmp(name, at, length) != 0)
+                continue;
+            is_added[i] = true;
+            add_kernels(program, program->header_texts[i]);
+            add_included(program, program->header_texts[i], is_added);
+        }
+    }
+}
+
 static bool knows(const struct settings *settings, int arch) {
     for (int i = 0; i < settings->arch_count; i++)
         if (settings->archs[i] == arch)
             return true;
     return false;
+}
+
+static void delay(int milliseconds) {
+    static atomic_int now;
+    int count = atomic_fetch_add(&now, 1) + 1, most = fake_nvrtc_at_once;
+    while (count > most && !atomic_compare_exchange_weak(&fake_nvrtc_at_once, &most, count))
+        ;
+    nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+    atomic_fetch_sub(&now, 1);
 }
 
 int nvrtcCompileProgram(void *handle, int count, const char *const *options);
@@ -220,7 +261,7 @@ int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
     struct settings settings = read_settings();
     const char *target = NULL;
     atomic_fetch_add(&fake_nvrtc_compiles, 1);
-    nanosleep(&(struct timespec){settings.delay / 1000, settings.delay % 1000 * 1000000L}, NULL);
+    delay(settings.delay);
     for (int i = 0; i < count; i++)
         if (strncmp(options[i], "--gpu-architecture=", 19) == 0)
             target = options[i] + 19;
@@ -228,6 +269,8 @@ int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
     int arch = target ? atoi(target + (program->is_ptx ? 8 : 3)) : 0;
     if (settings.result)
         return settings.result;
+    if (fails_now())
+        return INVALID_INPUT;
     if (!knows(&settings, arch))
         return INVALID_OPTION;
     bool is_right = check_text(program, program->name, program->text);
@@ -240,8 +283,8 @@ int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
     else
         add(&program->image, "FAKECUBIN %s\n", target);
     add_kernels(program, program->text);
-    for (int i = 0; i < program->header_count; i++)
-        add_kernels(program, program->header_texts[i]);
+    bool is_added[HEADERS_MAX] = {false};
+    add_included(program, program->text, is_added);
     for (int i = 0; i < count; i++)
         add(&program->image, "// option %s\n", options[i]);
     if (settings.is_empty)
@@ -250,6 +293,8 @@ int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
 }
 
 static int tell(const char *text, bool is_ours, size_t *bytes, char *out) {
+    if (fails_now())
+        return INVALID_INPUT;
     size_t length = is_ours && text && *text ? strlen(text) + 1 : 0;
     if (bytes)
         *bytes = length;
@@ -280,12 +325,16 @@ int nvrtcGetPTX(void *program, char *out) {
 
 int nvrtcGetProgramLogSize(void *program, size_t *bytes);
 int nvrtcGetProgramLogSize(void *program, size_t *bytes) {
+    if (fails_now())
+        return INVALID_INPUT;
     *bytes = strlen(((struct program *)program)->log) + 1;
     return OK;
 }
 
 int nvrtcGetProgramLog(void *program, char *out);
 int nvrtcGetProgramLog(void *program, char *out) {
+    if (fails_now())
+        return INVALID_INPUT;
     strcpy(out, ((struct program *)program)->log);
     return OK;
 }

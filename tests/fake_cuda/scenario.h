@@ -31,6 +31,42 @@ static inline void exactly(const char *file, int line, const char *got, const ch
     printf("%s:%d\n  expected %s\n  got      %s\n", file, line, wanted, got);
 }
 
+/* ---- The fake driver ---------------------------------------------------------------------------------------------- */
+
+static const struct fake_cuda *fake;
+
+static inline void open_fake(void) {
+    void *library = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    fake = library ? dlsym(library, "fake_cuda") : NULL;
+    if (!fake)
+        abort();
+}
+
+/* Nothing may be left but the contexts, which live as long as the process (-1: any number); and the driver's rules were
+   kept. */
+static inline void check_clean(int contexts) {
+    struct fake_counts counts;
+    char text[512];
+    fake->counts(&counts);
+    CHECK(counts.modules == 0 && counts.events == 0 && counts.allocations == 0 && counts.current == 0,
+          "%d modules, %d events, %d allocations, %d contexts current", counts.modules, counts.events,
+          counts.allocations, counts.current);
+    CHECK(counts.capture_mode == 0, "capture mode %d", counts.capture_mode);
+    CHECK(contexts < 0 || counts.contexts == contexts, "%d contexts, not %d", counts.contexts, contexts);
+    int misuses = fake->misuses(text, sizeof text);
+    CHECK(misuses == 0, "%d misuses: %s", misuses, text);
+}
+
+/* Cleaning up has nobody to tell, and what it could not free stays. */
+static inline bool is_cleanup(const char *call) {
+    static const char *const calls[] = {"cuModuleUnload", "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2",
+                                        "cuMemFree_v2",   "cuEventDestroy_v2",  "cuThreadExchangeStreamCaptureMode"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (strcmp(call, calls[i]) == 0)
+            return true;
+    return false;
+}
+
 /* ---- Folders ----------------------------------------------------------------------------------------------------- */
 
 static char scratch[] = "/tmp/weft-test-XXXXXX"; /* made by the first call of folder(); removed by remove_scratch */
