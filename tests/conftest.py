@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Graphs that name no device are planned for the one under test, also where there is a GPU.
+os.environ.setdefault("WEFT_DEVICE", os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tests", "large", "sanitizers", "demo", "suite", "host cost")
+PARTS = ("tests", "large", "frontend", "sanitizers", "demo", "suite", "host cost")
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
+HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 # Every buffer an allocation of its own, of just its size, and not written before: what sanitizers look at.
 BARE = {"WEFT_TEST_BARE": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 LARGE = "tests/gpu/test_large.py"
@@ -168,15 +169,21 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
 
 
 def tests(given: argparse.Namespace) -> Iterator[Result]:
-    """The tests of operations, plans and the frontend, and those that only a GPU shows, in parallel."""
-    chosen = given.paths or ["tests/ops", "tests/plan", "tests/python", "tests/gpu", f"--ignore={LARGE}"]
-    chosen = [
-        *chosen,
-        *(["-k", given.only] if given.only else []),
-        *(["-m", "not slow"] if given.quick else []),
-    ]
-    jobs = ["-n", str(given.jobs)] if given.jobs > 1 and importlib.util.find_spec("xdist") else []
-    yield run("tests", [*PYTEST, *chosen, *jobs], given)
+    """The tests of operations and plans on the GPU, and those that only a GPU shows."""
+    chosen = given.paths or ["tests/ops", "tests/plan", "tests/gpu", f"--ignore={LARGE}"]
+    chosen += ["-k", given.only] if given.only else []
+    chosen += ["-m", "not slow"] if given.quick else []
+    yield run("tests", [*PYTEST, *chosen, *parallel(given)], given)
+
+
+def parallel(given: argparse.Namespace) -> list[str]:
+    """What makes pytest use many processes, where it can."""
+    return ["-n", str(given.jobs)] if given.jobs > 1 and importlib.util.find_spec("xdist") else []
+
+
+def frontend(given: argparse.Namespace) -> Iterator[Result]:
+    """The frontend's tests: on the CPU, where NumPy's arrays are, and beside a GPU."""
+    yield run("frontend", [*PYTEST, "tests/python", *parallel(given)], given, **HOST)
 
 
 def large(given: argparse.Namespace) -> Iterator[Result]:
@@ -237,7 +244,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Runs the parts that were asked for, and sums them up."""
     given = arguments()
-    run_part = dict(zip(PARTS, (tests, large, sanitizers, demo, suite, host_cost), strict=True))
+    run_part = dict(zip(PARTS, (tests, large, frontend, sanitizers, demo, suite, host_cost), strict=True))
     results = [
         found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)
     ]

@@ -63,7 +63,7 @@ def run(build: Any, inputs: list[Any], is_behind: bool) -> list[Any]:
     made = build(g, *tensors)
     outputs = made if isinstance(made, tuple) else (made,)
     for output in outputs:
-        output.set_output(True)
+        output.set_output(True).set_data_type(inputs[0].dtype)
         if is_behind:
             output.set_alignment(inputs[0].element_size())
     g.build()
@@ -87,7 +87,10 @@ MOVES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "map": (lambda g, x, b: g.relu(g.max(x, b)), [(6, 40, 64), (1, 1, 64)]),
     "transpose": (lambda g, x: turn(g, x), [(3, 40, 64)]),
     "concatenation": (lambda g, x, z: g.concatenate([x, z], 2), [(3, 40, 64), (3, 40, 24)]),
-    "pooling": (lambda g, x: g.resample(x, mode="MAXPOOL", window=[2, 2])[0], [(2, 16, 12, 16)]),
+    "pooling": (
+        lambda g, x: g.resample(x, mode="MAXPOOL", window=[2, 2], stride=[2, 2])[0],
+        [(2, 16, 12, 16)],
+    ),
 }
 SUMS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "softmax": (lambda g, x: g.softmax(x, axis=2), [(3, 40, 1024)]),

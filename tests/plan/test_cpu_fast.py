@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import weft
 
+if checks.DEVICE != "cpu":
+    pytest.skip("it is about an engine of the CPU", allow_module_level=True)
+
 Steps = list[tuple[str, list[str]]]
 
 
