@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.devices import compile_for
     from weft.dtypes import data_type_of
     from weft.enums import (
         attention_implementation,
@@ -84,6 +85,7 @@ __all__ = [
     "backend_version_string",
     "behavior_note",
     "build_plan_policy",
+    "compile_for",
     "convolution_mode",
     "create_device_properties",
     "create_handle",
@@ -117,7 +119,7 @@ __all__ = [
 ]
 
 _ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
-_MODULES = ("enums", "errors", "dtypes", "tensor", "memory", "plan", "frontend", "graph")
+_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "plan", "frontend", "graph")
 
 
 def __getattr__(name: str) -> Any:

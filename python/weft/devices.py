@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from weft.backend import Descriptor, Handle
 from weft.enums import attribute_name, descriptor_type, device_kind
+from weft.errors import BadParameterError
 
 _handles: dict[tuple[device_kind | None, int], Handle] = {}
 
@@ -20,6 +24,8 @@ class DeviceProperties:
     """The device to plan for: one that is present, by ordinal or handle, or one described by JSON."""
 
     def __init__(self, device: int | str | None = None, *, handle: Handle | None = None) -> None:
+        self.is_described = isinstance(device, str)
+        """Whether the device need not be on this machine: plans for it are saved, not run."""
         self.descriptor = Descriptor(descriptor_type.DEVICEPROP_DESCRIPTOR)
         if handle is not None:
             self.descriptor.set(attribute_name.DEVICEPROP_HANDLE, "HANDLE", [handle.pointer])
@@ -35,7 +41,38 @@ class DeviceProperties:
         return self.descriptor.get_text(attribute_name.DEVICEPROP_JSON_REPRESENTATION)
 
     def __repr__(self) -> str:
-        return f"DeviceProperties({self.serialize()})"
+        said = json.loads(self.serialize())
+        if said["kind"] == "cpu":
+            return f"DeviceProperties(cpu: {said['name']}, {said['threads']} threads)"
+        return f"DeviceProperties({said['arch']}: {said['name']}, {said['multiprocessors']} multiprocessors)"
+
+
+def compile_for(arch: str) -> DeviceProperties:
+    """A typical GPU of an architecture, to plan and compile for where there is none; building needs NVRTC,
+    no driver. Give it to Graph(device=...), save the plan with its code, and load it where the GPU is.
+
+    >>> import json, weft
+    >>> weft.compile_for("sm_90")
+    DeviceProperties(sm_90: H200 (described), 132 multiprocessors)
+    >>> with weft.Graph(device="sm_90") as g:  # the same
+    ...     y = g.relu(g.tensor([4096], data_type="bf16", name="x"), name="y")
+    >>> saved = g.serialize(code=True)
+    """
+    return DeviceProperties(json.dumps({"kind": "cuda", "arch": arch}))
+
+
+def device_of(name: str) -> Handle | DeviceProperties:
+    """What a name stands for: "cpu", "cuda" and "cuda:1" for the process's handle of that device, "sm_90" for
+    a described GPU."""
+    if re.fullmatch(r"(sm_)?\d+[af]?", name):
+        return compile_for(name)
+    found = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name)
+    if found is None:
+        raise BadParameterError(
+            f"device: {name!r} is no device. Give 'cpu', 'cuda', 'cuda:1', or an architecture such as "
+            "'sm_90' to compile for."
+        )
+    return default_handle(device_kind[found[1].upper()], int(found[2] or 0))
 
 
 class KernelCache:

@@ -14,13 +14,13 @@ from weft_cffi._weft import ffi
 
 from weft import arguments, backend, buffers, dtypes, enums
 from weft.backend import Descriptor, Handle, Row
-from weft.devices import DeviceProperties, KernelCache, default_handle
+from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
 from weft.lowering import Lowering, Operation, Shape
 from weft.memory import stream_of
 from weft.plan import Overrides, Plan
-from weft.planning import Candidate, Knob, Planner
+from weft.planning import Candidate, Knob, Planner, Wrapper
 from weft.slots import Slot
 from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
@@ -64,6 +64,7 @@ class Graph(Sugar):
         outputs: Sequence[str] = (),
         heuristics: Sequence[heur_mode | str] = (heur_mode.A, heur_mode.FALLBACK),
         workspace_alloc: bool = True,
+        device: str | Handle | DeviceProperties | None = None,
     ) -> None:
         """Makes an empty graph.
 
@@ -83,6 +84,8 @@ class Graph(Sugar):
             outputs: tensors that calls return.
             heuristics: what create_execution_plans asks when it is given nothing.
             workspace_alloc: accepted for compatibility; calls allocate the workspace that they are not given.
+            device: handle and device_property in one: "cpu", "cuda", "cuda:1", "sm_90" to compile for a GPU
+                that is elsewhere, or one of their objects.
         """
         self.name = name
         self.is_validated = False
@@ -96,6 +99,8 @@ class Graph(Sugar):
         self._handle = handle if isinstance(handle, Handle) else None
         self._sm_count = sm_count
         self._kernel_cache, self._device_property = kernel_cache, device_property
+        if device is not None:
+            self._set_device(device)
         self._is_dynamic, self._is_override = is_dynamic_shape_enabled, is_override_shape_enabled
         self._io_names = (tuple(inputs or ()), tuple(outputs or ()))
         self._heuristics = tuple(heuristics)
@@ -110,6 +115,19 @@ class Graph(Sugar):
         self._template: list[int] | None = None
         self._given_shapes: dict[Tensor, Shape] = {}
         self._following: dict[str, dict[int, Shape]] = {}
+
+    def _set_device(self, device: str | Handle | DeviceProperties) -> None:
+        """Takes the device that was named, unless the graph has one already."""
+        if self._handle is not None or self._device_property is not None:
+            raise BadParameterError(
+                f"{self._label}: device is {device!r}, and the graph has a handle or device_property "
+                "already. Give one of them."
+            )
+        found = device_of(device) if isinstance(device, str) else device
+        if isinstance(found, Handle):
+            self._handle = found
+        else:
+            self._device_property = found
 
     # ---- Tensors ----
 
@@ -493,15 +511,19 @@ class Graph(Sugar):
         self,
         heuristics: Sequence[heur_mode | str] | heur_mode | str = (),
         policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
+        *,
+        device: str | Handle | DeviceProperties | None = None,
     ) -> Graph:
         """All steps at once: validate, build_operation_graph, create_execution_plans, check_support,
-        build_plans."""
+        build_plans. device: as for Graph, when it was given none."""
+        if device is not None:
+            self._set_device(device)
         self.create_execution_plans(heuristics)
         self.check_support()
         self.build_plans(policy)
         return self
 
-    def _wrapper(self) -> Callable[[Descriptor], Plan]:
+    def _wrapper(self) -> Wrapper:
         """Makes plans that know this graph's order of inputs and outputs and the values that were given as
         operands."""
         inputs, outputs = ([self._find(name) for name in names] for names in self._io_names)
@@ -514,8 +536,8 @@ class Graph(Sugar):
                     )
         uids = [t.get_uid() for t in outputs or self._results() if not t._is_virtual]
         values = {t.get_uid(): t.value for t in self._tensors if t.value is not None and not t.is_constant}
-        handle = self._handle
-        return lambda descriptor: Plan(descriptor, [t.get_uid() for t in inputs], uids, values, handle)
+        order, place = [t.get_uid() for t in inputs], self._device_property or self._handle
+        return lambda descriptor, with_code: Plan(descriptor, order, uids, values, place, with_code)
 
     def _choose(self, index: int) -> None:
         plan = self._planner().plans[index]
@@ -894,7 +916,7 @@ class Graph(Sugar):
         """
         self._io_names = (tuple(inputs), tuple(outputs))
         if self._plan is not None:
-            self._use(self._wrapper()(self._plan.descriptor))
+            self._use(self._wrapper()(self._plan.descriptor, self._plan.descriptor_with_code))
         return self
 
     def _find(self, key: Tensor | int | str) -> Tensor:
@@ -921,13 +943,15 @@ class Graph(Sugar):
 
     # ---- Saving ----
 
-    def serialize(self) -> bytes:
-        """The chosen plan as bytes; deserialize of another graph takes them."""
-        return self.plan.serialize()
+    def serialize(self, code: bool = False) -> bytes:
+        """The chosen plan as bytes; deserialize of another graph takes them. code: with the machine code of
+        its kernels, so that a machine with a GPU of that architecture runs it without compiling."""
+        return self.plan.serialize(code)
 
-    def deserialize(self, *arguments: Any, handle: Handle | None = None) -> Graph:
+    def deserialize(self, *arguments: Any, handle: Handle | None = None, code: bool = False) -> Graph:
         """Loads a saved plan: deserialize(data) or deserialize(handle, data). The graph then runs it by uids
-        and names.
+        and names. code: use the machine code that the bytes carry; do so only with plans from people you
+        trust. Without it kernels are compiled anew.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -942,9 +966,14 @@ class Graph(Sugar):
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._device_property is None:
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
+        else:
+            properties = [self._device_property.descriptor]
+            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", properties)
+        if code:
+            made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
         made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
         made.finalize()
-        plan = Plan(made, handle=self._handle)
+        plan = Plan(made, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
             tensor = Tensor(self, described["name"] or "")

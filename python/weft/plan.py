@@ -14,7 +14,7 @@ from weakref import ref
 from weft_cffi._weft import ffi
 
 from weft import backend, buffers, dtypes, slots
-from weft.devices import default_handle
+from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
 from weft.memory import HOST_ALIGNMENT, Scratch, Staging, empty_like_kind, stream_of
@@ -91,9 +91,12 @@ class Plan:
         inputs: Sequence[int] = (),
         outputs: Sequence[int] = (),
         values: Mapping[int, Any] | None = None,
-        handle: backend.Handle | None = None,
+        place: backend.Handle | DeviceProperties | None = None,
+        with_code: Callable[[], backend.Descriptor] | None = None,
     ) -> None:
-        self.descriptor = descriptor
+        """Made by Graph. with_code: makes the descriptor of the same plan that is saved with its kernels'
+        code."""
+        self.descriptor, self.descriptor_with_code = descriptor, with_code or (lambda: descriptor)
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
         tensors = {tensor["uid"]: tensor for tensor in self.report["tensors"]}
@@ -103,7 +106,8 @@ class Plan:
         self.device = device_kind[self.report["device"]["kind"].upper()]
         self.ordinal: int = self.report["device"]["ordinal"]
         self._place = self.ordinal if self.device is device_kind.CUDA else None
-        self._handle = handle
+        self._handle = place if isinstance(place, backend.Handle) else None
+        self._is_elsewhere = isinstance(place, DeviceProperties) and place.is_described
         self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
         named, owners = Counter(slot.name for slot in self.slots), Counter(map(_owner, self.slots))
@@ -121,6 +125,12 @@ class Plan:
     @property
     def handle(self) -> backend.Handle:
         """The handle that the plan was made with, else the process's own of its device."""
+        if self._is_elsewhere:
+            raise BadParameterError(
+                f"plan: it was made for a described device, {self.report['device']['name']}, and runs on one "
+                "that is here. Save it with graph.serialize(code=True), and load it with "
+                "Graph().deserialize(data, code=True) where the device is."
+            )
         if self._handle is None:
             self._handle = default_handle(self.device, self.ordinal)
         return self._handle
@@ -466,9 +476,12 @@ class Plan:
     def _repr_svg_(self) -> str:
         return self.plot()
 
-    def serialize(self) -> bytes:
-        """The plan as bytes, for Graph.deserialize."""
-        return self.descriptor.get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
+    def serialize(self, code: bool = False) -> bytes:
+        """The plan as bytes, for Graph.deserialize. code: with the machine code of its kernels, so that it
+        loads without compiling on a machine that has a GPU of that architecture."""
+        if not code:
+            return self.descriptor.get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
+        return self.descriptor_with_code().get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
 
     def __repr__(self) -> str:
         inputs = [slot.name or str(slot.uid) for slot in self.slots if not slot.is_output]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from weft import backend, enums
 from weft.backend import Descriptor, Handle
@@ -11,6 +12,9 @@ from weft.devices import DeviceProperties, KernelCache
 from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
 from weft.errors import BadParameterError, NotSupportedError, WeftError
 from weft.plan import Plan
+
+Wrapper: TypeAlias = "Callable[[Descriptor, Callable[[], Descriptor]], Plan]"
+"""Makes a plan from its descriptor and from what makes the same with its kernels' code."""
 
 
 class Candidate(NamedTuple):
@@ -165,7 +169,7 @@ class Planner:
 
     # ---- Plans ----
 
-    def build(self, policy: build_plan_policy, wrap: Callable[[Descriptor], Plan]) -> int:
+    def build(self, policy: build_plan_policy, wrap: Wrapper) -> int:
         """Builds the first candidate that can be built, or with policy ALL every one; the index of the
         first."""
         built = []
@@ -182,10 +186,13 @@ class Planner:
             raise self.not_supported()
         return built[0]
 
-    def build_at(self, index: int, wrap: Callable[[Descriptor], Plan]) -> None:
+    def build_at(self, index: int, wrap: Wrapper) -> None:
         """Builds one candidate."""
-        if self.plans[index] is not None:
-            return
+        if self.plans[index] is None:
+            self.plans[index] = wrap(self._make(index), partial(self._make, index, with_code=True))
+
+    def _make(self, index: int, with_code: bool = False) -> Descriptor:
+        """A candidate's plan; with_code: saved, it is to carry the code of its kernels."""
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._device is not None:
             device = [self._device.descriptor]
@@ -197,8 +204,10 @@ class Planner:
         if self._cache is not None:
             cache = [self._cache.descriptor]
             made.set(attribute_name.EXECUTION_PLAN_KERNEL_CACHE, "BACKEND_DESCRIPTOR", cache)
+        if with_code:
+            made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
         made.finalize()
-        self.plans[index] = wrap(made)
+        return made
 
     def checked(self, index: int) -> int:
         """An index of a candidate."""
