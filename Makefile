@@ -40,12 +40,13 @@ build: $(VENV)/.ready
 	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
 
-# Assertions are on here (Debug), warnings are errors. Running the tests is left to pytest or ctest.
+# Assertions are on here (Debug), warnings are errors; ONLY names the programs to build. Running them is left to pytest or
+# ctest.
 SANITIZE ?= address,undefined
 SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
 sanitize: $(VENV)/.ready
 	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON -DWEFT_WERROR=ON >/dev/null
-	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) -- --quiet
+	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
 bindings: build
 	@$(BIN)/python tools/gen.py

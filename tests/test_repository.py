@@ -129,6 +129,12 @@ def test_c(sanitized: Path, name: str) -> None:
         pytest.skip("what it needs is not on this machine")
 
 
+@pytest.mark.parametrize("name", ["test_threads", "test_cuda_plan"])
+def test_c_threads_do_not_race(name: str) -> None:
+    run("make", "sanitize", "SANITIZE=thread", f"ONLY=test_{name}")
+    run("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$", cwd=ROOT / "build/tsan")
+
+
 # ---- Installation ----
 
 

@@ -205,14 +205,28 @@ static weftStatus_t build(struct plan *plan) {
     return plan_save(plan);
 }
 
+/* The properties that are set, else those of the plan's handle; NULL without either. The caller releases them. */
+static weftStatus_t name_device(struct descriptor **properties, const struct plan *plan) {
+    *properties = plan->device_properties ? descriptor_retain(&plan->device_properties->base) : NULL;
+    if (*properties || !plan->handle)
+        return WEFT_STATUS_SUCCESS;
+    void *handle = plan->handle;
+    TRY(descriptor_make(&device_properties_schema, properties));
+    TRY(descriptor_set(*properties, WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
+    return descriptor_finalize(*properties);
+}
+
 /* Takes the first of what heuristics advise for the graph. */
 static weftStatus_t choose_config(struct plan *plan) {
-    struct descriptor *heuristics;
-    void *graph = plan->graph, *properties = plan->device_properties;
+    struct descriptor *heuristics = NULL, *properties = NULL;
+    void *graph = plan->graph;
     int32_t mode = WEFT_HEUR_MODE_A;
-    TRY(descriptor_make(&heuristics_schema, &heuristics));
-    weftStatus_t status =
-        descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
+    weftStatus_t status = name_device(&properties, plan);
+    if (!status)
+        status = descriptor_make(&heuristics_schema, &heuristics);
+    if (!status)
+        status =
+            descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
     if (!status)
         status = descriptor_set(heuristics, WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, 1, &mode);
     if (!status && properties)
@@ -223,6 +237,7 @@ static weftStatus_t choose_config(struct plan *plan) {
     if (!status)
         status = heuristics_first(heuristics, &plan->config);
     descriptor_release(heuristics);
+    descriptor_release(properties);
     return status;
 }
 

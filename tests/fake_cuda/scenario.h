@@ -129,7 +129,7 @@ static inline void make_folder(const char *path) {
 
 /* A copy of a file as <scratch>/<folder>/<name>. */
 static inline void copy_file(const char *source, const char *folder, const char *name) {
-    size_t bytes;
+    size_t bytes = 0;
     char path[512], *data = read_whole(source, &bytes);
     make_folder(place("%s", folder));
     snprintf(path, sizeof path, "%s/%s", place("%s", folder), name);

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans on a GPU, without one: the engine "cuda" against the driver and the compiler of tests/fake_cuda. What reaches the
+   driver in an execution, what an execution may not do, each call failing in turn, several devices, streams being captured,
+   threads. Linked with --wrap, so that the library's allocations pass through here. Build with WEFT_SANITIZE=thread to see
+   races. */
+#define _GNU_SOURCE
+#include "scenario.h"
+
+#include "runtime/device.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+enum { THREADS = 8, ROWS = 32, WIDTH = 64, WORKSPACE_BYTES = 1 << 20, SLOTS = 4 };
+
+static const char *const driver = "WEFT_LIBCUDA=" FAKE_CUDA, *const compiler = "WEFT_NVRTC=" FAKE_NVRTC;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+
+static atomic_int allocations;
+
+void *__wrap_malloc(size_t bytes) { return atomic_fetch_add(&allocations, 1), __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) {
+    return atomic_fetch_add(&allocations, 1), __real_calloc(count, bytes);
+}
+void *__wrap_realloc(void *old, size_t bytes) { return atomic_fetch_add(&allocations, 1), __real_realloc(old, bytes); }
+
+/* ---- Graphs and plans -------------------------------------------------------------------------------------------- */
+
+/* y = relu(x): one kernel. */
+static desc relu_graph(struct extents dims) {
+    desc x = tensor(1, dims), y = tensor(2, dims), op = pointwise(WEFT_POINTWISE_RELU_FWD, x, NULL, y);
+    desc graph = graph_of(1, &op);
+    drop(x), drop(y);
+    return graph;
+}
+
+/* y = relu(softmax(x w) v), with uids 1 to 4: three kernels at least. */
+static desc chain_graph(void) {
+    desc x = tensor(1, DIMS(ROWS, WIDTH)), w = tensor(2, DIMS(WIDTH, WIDTH)), v = tensor(3, DIMS(WIDTH, WIDTH));
+    desc y = tensor(4, DIMS(ROWS, WIDTH)), xw = virtual_tensor(5), soft = virtual_tensor(6),
+         product = virtual_tensor(7);
+    desc list[4] = {matmul(x, w, xw), make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR)};
+    MUST(set_held(list[1], WEFT_ATTR_OPERATION_SOFTMAX_XDESC, xw));
+    MUST(set_held(list[1], WEFT_ATTR_OPERATION_SOFTMAX_YDESC, soft));
+    MUST(set_number(list[1], WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, 1));
+    MUST(weftBackendFinalize(list[1]));
+    list[2] = matmul(soft, v, product);
+    list[3] = pointwise(WEFT_POINTWISE_RELU_FWD, product, NULL, y);
+    desc graph = graph_of(4, list);
+    drop(x), drop(w), drop(v), drop(y), drop(xw), drop(soft), drop(product);
+    return graph;
+}
+
+static weftHandle_t gpu(int32_t ordinal) {
+    weftHandle_t handle = NULL;
+    MUST(weftCreateForDevice(&handle, WEFT_DEVICE_CUDA, ordinal));
+    return handle;
+}
+
+static desc open_gpu_plan(desc graph, weftHandle_t handle) {
+    desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, graph));
+    if (handle)
+        MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
+    return plan;
+}
+
+static int64_t workspace_of(desc plan) { return get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE); }
+
+/* Memory of one execution; kernels do not run, so its content is nobody's business. */
+struct memory {
+    _Alignas(64) float slots[SLOTS][WIDTH * WIDTH];
+    _Alignas(64) char workspace[WORKSPACE_BYTES];
+};
+
+static weftStatus_t execute(desc plan, int64_t count, struct memory *m, void *stream) {
+    uint64_t pointers[SLOTS];
+    for (int i = 0; i < SLOTS; i++)
+        pointers[i] = (uintptr_t)m->slots[i];
+    return weftExecute(plan, count, pointers, m->workspace, stream);
+}
+
+static struct fake_launch launch_at(int64_t index) {
+    struct fake_launch launch = {0};
+    CHECK(fake->launch(index, &launch), "no launch %lld", (long long)index);
+    return launch;
+}
+
+/* Whether an argument of a launch is this address. */
+static bool has_argument(const struct fake_launch *launch, const void *address) {
+    uint64_t words[sizeof launch->arguments / 8];
+    memcpy(words, launch->arguments, sizeof words);
+    for (size_t i = 0; i < launch->argument_bytes / 8 && i < sizeof words / 8; i++)
+        if (words[i] == (uintptr_t)address)
+            return true;
+    return false;
+}
+
+static atomic_int *of_compiler(const char *name) {
+    atomic_int *found = dlsym(dlopen(getenv("WEFT_NVRTC"), RTLD_NOW), name);
+    if (!found)
+        abort();
+    return found;
+}
+
+/* ---- What reaches the driver ------------------------------------------------------------------------------------- */
+
+static void one_kernel(void) {
+    static struct memory m;
+    static int stream;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = relu_graph(DIMS(4)), plan = finalized(open_gpu_plan(graph, handle));
+    MUST(execute(plan, 2, &m, &stream));
+    CHECK(fake->launches() == 1, "%lld launches", (long long)fake->launches());
+    struct fake_launch launch = launch_at(0);
+    EXACTLY(launch.kernel, "map");
+    CHECK(launch.device == 0 && launch.stream == &stream && launch.grid[0] == 1, "%d %p %u", launch.device,
+          launch.stream, launch.grid[0]);
+    CHECK(has_argument(&launch, m.slots[0]) && has_argument(&launch, m.slots[1]), "the addresses are arguments");
+
+    MUST(weftSetStream(handle, &launch));
+    desc pack = finalized(open_pack(2, (int64_t[]){1, 2}, (void *[]){m.slots[2], m.slots[3]}));
+    MUST(weftBackendExecute(handle, plan, pack));
+    launch = launch_at(1);
+    CHECK(launch.stream != &stream && has_argument(&launch, m.slots[2]) && has_argument(&launch, m.slots[3]),
+          "the handle's stream, the pack's memory");
+    drop(pack), drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* An execution asks the driver to enter, to launch and to leave; it allocates nothing and waits for nothing. */
+static void bare_execution(void) {
+    static struct memory m;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graphs[] = {relu_graph(DIMS(4)), chain_graph()};
+    for (int i = 0; i < 2; i++) {
+        desc plan = finalized(open_gpu_plan(graphs[i], handle));
+        int64_t slots = i ? 4 : 2, calls = fake->calls(), launches = fake->launches();
+        int before = allocations;
+        CHECK(workspace_of(plan) <= WORKSPACE_BYTES, "%lld bytes", (long long)workspace_of(plan));
+        fake->begin_execution();
+        MUST(execute(plan, slots, &m, NULL));
+        fake->end_execution();
+        CHECK(allocations == before, "an execution allocates %d times", allocations - before);
+        launches = fake->launches() - launches;
+        CHECK(launches >= (i ? 3 : 1), "%lld launches", (long long)launches);
+        CHECK(fake->calls() - calls <= launches + 3 * (i ? 3 : 1), "%lld calls for %lld launches",
+              (long long)(fake->calls() - calls), (long long)launches);
+        drop(plan), drop(graphs[i]);
+    }
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* Nothing is computed where there is nothing. */
+static void empty_tensors(void) {
+    static struct memory m;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = relu_graph(DIMS(4, 0)), plan = finalized(open_gpu_plan(graph, handle));
+    MUST(execute(plan, 2, &m, NULL));
+    CHECK(fake->launches() == 0, "%lld launches", (long long)fake->launches());
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(-1);
+}
+
+/* ---- Workspace --------------------------------------------------------------------------------------------------- */
+
+/* A line of matmuls: of its intermediates two are alive at a time. */
+static desc long_chain(int count) {
+    desc list[16], x = tensor(1, DIMS(WIDTH, WIDTH)), w = tensor(2, DIMS(WIDTH, WIDTH)), before = x;
+    for (int i = 0; i < count; i++) {
+        desc after = i + 1 < count ? virtual_tensor(10 + i) : tensor(3, DIMS(WIDTH, WIDTH));
+        list[i] = matmul(before, w, after);
+        drop(before);
+        before = after;
+    }
+    drop(before), drop(w);
+    return graph_of(count, list);
+}
+
+static void in_workspace(void) {
+    static struct memory m;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = long_chain(8), plan = finalized(open_gpu_plan(graph, handle));
+    int64_t needed = workspace_of(plan), one = WIDTH * WIDTH * (int64_t)sizeof(float);
+    CHECK(needed >= 2 * one && needed <= 3 * one, "%lld bytes for intermediates of %lld", (long long)needed,
+          (long long)one);
+    MUST(execute(plan, 3, &m, NULL));
+    CHECK(fake->launches() >= 8, "%lld launches", (long long)fake->launches());
+    for (int64_t i = 0; i < fake->launches(); i++) {
+        struct fake_launch launch = launch_at(i);
+        bool reads_x = has_argument(&launch, m.slots[0]), writes_y = has_argument(&launch, m.slots[2]), inside = false;
+        for (int64_t at = 0; at < needed; at += 64)
+            inside |= has_argument(&launch, m.workspace + at);
+        CHECK(inside && reads_x == (i == 0) && has_argument(&launch, m.slots[1]), "launch %lld", (long long)i);
+        CHECK(writes_y == (i + 1 == fake->launches()), "launch %lld", (long long)i);
+    }
+    drop(plan);
+    plan = open_gpu_plan(graph, handle);
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed - 1));
+    REFUSED(
+        weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED,
+        "execution plan: engine cuda needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take "
+        "another engine.",
+        (long long)needed, (long long)needed - 1);
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, needed));
+    MUST(weftBackendFinalize(plan));
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* ---- Several devices --------------------------------------------------------------------------------------------- */
+
+static void two_devices(void) {
+    static struct memory m;
+    open_fake();
+    weftHandle_t handles[2] = {gpu(0), gpu(1)};
+    desc graph = relu_graph(DIMS(4)), plans[2], pack = finalized(open_pack(2, (int64_t[]){1, 2}, (void *[]){&m, &m}));
+    for (int i = 0; i < 2; i++)
+        plans[i] = finalized(open_gpu_plan(graph, handles[i]));
+    CHECK(*of_compiler("fake_nvrtc_compiles") == 1, "%d compilations of one program for equal chips",
+          *of_compiler("fake_nvrtc_compiles"));
+    for (int i = 0; i < 2; i++) {
+        MUST(weftBackendExecute(handles[i], plans[i], pack));
+        CHECK(launch_at(i).device == i, "device %d", launch_at(i).device);
+        REFUSED(
+            weftBackendExecute(handles[1 - i], plans[i], pack), WEFT_STATUS_BAD_PARAM,
+            "weftBackendExecute: the plan is for cuda:%d, the handle for cuda:%d. Use a handle of the plan's device.",
+            i, 1 - i);
+    }
+    desc other = make(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR), plan = open_gpu_plan(graph, handles[0]);
+    MUST(weftBackendSetAttribute(other, WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, 1, &handles[1]));
+    MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, finalized(other)));
+    REFUSED(weftBackendFinalize(plan), WEFT_STATUS_BAD_PARAM,
+            "execution plan: a plan runs on the device that it is made for: the properties name cuda:1 (Fake GPU 1, "
+            "sm_90), the handle cuda:0 (Fake GPU 0, sm_90). Give a handle of that device, or no properties.");
+    drop(plan), drop(other);
+    for (int i = 0; i < 2; i++)
+        drop(plans[i]);
+    drop(pack), drop(graph);
+    MUST(weftDestroy(handles[0]));
+    MUST(weftDestroy(handles[1]));
+    check_clean(2);
+}
+
+/* ---- Captured streams -------------------------------------------------------------------------------------------- */
+
+static void *build_one(void *unused) {
+    desc graph = relu_graph(DIMS(3, 5)), plan = open_gpu_plan(graph, NULL);
+    MUST(weftBackendFinalize(plan));
+    drop(plan), drop(graph);
+    return unused;
+}
+
+/* Captured executions launch as others do; other threads may build meanwhile. */
+static void captured(void) {
+    static struct memory m;
+    static int stream;
+    pthread_t builder;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plan = finalized(open_gpu_plan(graph, handle));
+    fake->capture(&stream);
+    MUST(execute(plan, 4, &m, &stream));
+    CHECK(fake->launches() >= 3 && launch_at(0).stream == &stream, "%lld launches", (long long)fake->launches());
+    REFUSED(
+        execute(plan, 4, &m, NULL), WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+        "cuda:0: launching kernel '%s': the CUDA driver answered CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
+        "906). Work on the default stream would join a capture: execute on the captured stream.",
+        launch_at(0).kernel);
+    pthread_create(&builder, NULL, build_one, NULL);
+    pthread_join(builder, NULL);
+    fake->capture(NULL);
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* ---- Each call failing in turn ----------------------------------------------------------------------------------- */
+
+/* Builds and runs a plan of several kernels on the second GPU, giving up at the first failure. */
+static weftStatus_t build_and_run(void) {
+    static struct memory m;
+    weftHandle_t handle = NULL;
+    weftStatus_t status = weftCreateForDevice(&handle, WEFT_DEVICE_CUDA, 1);
+    if (status)
+        return status;
+    desc graph = chain_graph(), plan = open_gpu_plan(graph, handle);
+    status = weftBackendFinalize(plan);
+    if (!status)
+        status = execute(plan, 4, &m, NULL);
+    char kept[4096]; /* giving up what was made forgets what failed */
+    snprintf(kept, sizeof kept, "%s", last_error());
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    if (status)
+        status_fail(status, "%s", kept);
+    return status;
+}
+
+static struct {
+    int64_t driver_calls, compiler_calls;
+} *total; /* shared with children */
+
+static void counting(void) {
+    open_fake();
+    MUST(build_and_run());
+    check_clean(1);
+    total->driver_calls = fake->calls();
+    total->compiler_calls = *of_compiler("fake_nvrtc_calls");
+}
+
+static int64_t failing_call;
+
+static void failing_driver(void) {
+    open_fake();
+    fake->fail_at(failing_call, 999);
+    weftStatus_t status = build_and_run();
+    const char *call = fake->failed_call();
+    CHECK(call, "call %lld did not come", (long long)failing_call);
+    if (!call)
+        return;
+    bool is_start = strcmp(call, "cuInit") == 0 || strcmp(call, "cuDeviceGetCount") == 0;
+    CHECK(status || is_cleanup(call), "%s failed, and nobody said so", call);
+    if (status) {
+        CHECK(status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", call, weftGetErrorString(status));
+        CHECK(strstr(last_error(), " answered CUDA_ERROR_UNKNOWN (999: words for 999). See nvidia-smi"), "%s: %s", call,
+              last_error());
+    }
+    status_clear();
+    fake->fail_at(0, 0);
+    if (is_start || is_cleanup(call))
+        return;
+    check_clean(-1);
+    MUST(build_and_run());
+    check_clean(1);
+}
+
+static void failing_compiler(void) {
+    open_fake();
+    *of_compiler("fake_nvrtc_fail_call") = (int)failing_call;
+    weftStatus_t status = build_and_run();
+    CHECK(!status || status == WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "%s", weftGetErrorString(status));
+    CHECK(!status || (strstr(last_error(), "NVRTC 13.0, sm_90a: ") && strstr(last_error(), "NVRTC_ERROR_OTHER")), "%s",
+          last_error());
+    status_clear();
+    CHECK(*of_compiler("fake_nvrtc_alive") == 0, "%d programs alive", *of_compiler("fake_nvrtc_alive"));
+    check_clean(-1);
+    MUST(build_and_run());
+    check_clean(1);
+}
+
+static void test_each_call_failing(void) {
+    total = mmap(NULL, sizeof *total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    IN_CHILD(counting, driver, compiler, "WEFT_THREADS=1");
+    CHECK(total->driver_calls > 50 && total->compiler_calls >= 3 * 5, "%lld and %lld calls",
+          (long long)total->driver_calls, (long long)total->compiler_calls);
+    for (failing_call = 1; failing_call <= total->driver_calls; failing_call++)
+        IN_CHILD(failing_driver, driver, compiler, "WEFT_THREADS=1");
+    for (failing_call = 1; failing_call <= total->compiler_calls; failing_call++)
+        IN_CHILD(failing_compiler, driver, compiler);
+}
+
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
+
+enum { ROUNDS = 20, SHAPES = 3 };
+
+static desc shared_plan, shared_graph;
+static weftHandle_t shared_handles[2];
+static pthread_barrier_t start;
+
+/* Threads run one plan, each on a stream and memory of its own, and build plans of equal and of different programs. */
+static void *work(void *argument) {
+    int thread = (int)(intptr_t)argument;
+    struct memory *m = aligned_alloc(64, sizeof *m);
+    pthread_barrier_wait(&start);
+    for (int round = 0; round < ROUNDS; round++) {
+        MUST(execute(shared_plan, 4, m, m)); /* the stream tells whose memory belongs to it */
+        desc graph = relu_graph(DIMS(5, 1 + (round + thread) % SHAPES));
+        desc plan = finalized(open_gpu_plan(graph, shared_handles[thread % 2]));
+        MUST(execute(plan, 2, m, m));
+        drop(plan), drop(graph);
+        plan = finalized(open_gpu_plan(shared_graph, shared_handles[round % 2]));
+        MUST(execute(plan, 4, m, m));
+        drop(plan);
+    }
+    free(m);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t all[THREADS];
+    open_fake();
+    shared_handles[0] = gpu(0);
+    shared_handles[1] = gpu(1);
+    shared_graph = chain_graph();
+    shared_plan = finalized(open_gpu_plan(shared_graph, shared_handles[0]));
+    int compiles = *of_compiler("fake_nvrtc_compiles");
+    pthread_barrier_init(&start, NULL, THREADS);
+    for (intptr_t i = 0; i < THREADS; i++)
+        pthread_create(&all[i], NULL, work, (void *)i);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(all[i], NULL);
+    pthread_barrier_destroy(&start);
+    int more = *of_compiler("fake_nvrtc_compiles") - compiles;
+    CHECK(more <= SHAPES, "%d compilations more: threads that want one program wait for one compilation", more);
+    int64_t launches = fake->launches();
+    for (int64_t i = launches - 64; i < launches; i++) {
+        struct fake_launch launch = launch_at(i);
+        const struct memory *m = launch.stream;
+        bool is_own = has_argument(&launch, m->slots[0]) || has_argument(&launch, m->slots[3]);
+        for (int at = 0; at < WORKSPACE_BYTES && !is_own; at += 64)
+            is_own = has_argument(&launch, m->workspace + at);
+        CHECK(is_own, "launch %lld of '%s' has memory of another thread", (long long)i, launch.kernel);
+    }
+    drop(shared_plan), drop(shared_graph);
+    MUST(weftDestroy(shared_handles[0]));
+    MUST(weftDestroy(shared_handles[1]));
+    check_clean(2);
+}
+
+/* The programs of one plan compile at the same time. */
+static void parallel_compilation(void) {
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plan = finalized(open_gpu_plan(graph, handle));
+    int at_once = *of_compiler("fake_nvrtc_at_once"), wanted = device_host_threads() > 1 ? 2 : 1;
+    CHECK(at_once >= wanted && at_once <= device_host_threads(), "%d at once", at_once);
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+int main(void) {
+    IN_CHILD(one_kernel, driver, compiler);
+    IN_CHILD(bare_execution, driver, compiler);
+    IN_CHILD(empty_tensors, driver, compiler);
+    IN_CHILD(in_workspace, driver, compiler);
+    IN_CHILD(two_devices, driver, compiler);
+    IN_CHILD(captured, driver, compiler);
+    test_each_call_failing();
+    IN_CHILD(threads, driver, compiler);
+    install_nvrtc("slow", 13, "delay 60\n");
+    IN_CHILD(parallel_compilation, driver, place_variable("WEFT_NVRTC", "slow/libnvrtc.so.13"));
+    IN_CHILD(parallel_compilation, driver, place_variable("WEFT_NVRTC", "slow/libnvrtc.so.13"), "WEFT_THREADS=1");
+    remove_scratch();
+    return harness_end();
+}
