@@ -19,7 +19,15 @@ struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 struct e4m3 { u8 bits; };
 struct e5m2 { u8 bits; };
+struct e8m0 { u8 bits; };
 struct bool8 { u8 bits; };
+
+/* Types below a byte: a byte each in registers, packed from the lowest bits on in memory (see packed). Conversions mind
+   only the bits that belong to the element. */
+struct e2m1 { u8 bits; };
+struct i4 { u8 bits; };
+struct u4 { u8 bits; };
+struct bool1 { u8 bits; };
 
 /* ---- To float ---- */
 
@@ -33,6 +41,10 @@ DEVICE float to_float(i32 x) { return (float)x; }
 DEVICE float to_float(u32 x) { return (float)x; }
 DEVICE float to_float(i64 x) { return (float)x; }
 DEVICE float to_float(bool8 x) { return x.bits ? 1.0f : 0.0f; }
+DEVICE float to_float(bool1 x) { return (float)(x.bits & 1); }
+DEVICE float to_float(u4 x) { return (float)(x.bits & 15); }
+DEVICE float to_float(i4 x) { return (float)((i32)((u32)x.bits << 28) >> 28); }
+DEVICE float to_float(e8m0 x) { return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23); }
 
 /* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on every
    chip, subnormals included. */
@@ -46,6 +58,11 @@ DEVICE float to_float(e5m2 x) {
     float y = __uint_as_float(magnitude << 21) * 5.192296858534828e33f; /* 2^112 */
     u32 bits = magnitude > 0x7c ? 0x7fffffffu : magnitude == 0x7c ? 0x7f800000u : __float_as_uint(y);
     return __uint_as_float(sign | bits);
+}
+
+DEVICE float to_float(e2m1 x) {
+    float y = __uint_as_float((u32)(x.bits & 7) << 22) * 8.507059173023462e37f; /* 2^126 */
+    return __uint_as_float((u32)(x.bits & 8) << 28 | __float_as_uint(y));
 }
 
 /* ---- To double and to integer ---- */
@@ -64,6 +81,9 @@ template <> DEVICE i64 to_integer(i32 x) { return x; }
 template <> DEVICE i64 to_integer(u32 x) { return x; }
 template <> DEVICE i64 to_integer(i64 x) { return x; }
 template <> DEVICE i64 to_integer(bool8 x) { return x.bits != 0; }
+template <> DEVICE i64 to_integer(bool1 x) { return x.bits & 1; }
+template <> DEVICE i64 to_integer(u4 x) { return x.bits & 15; }
+template <> DEVICE i64 to_integer(i4 x) { return (i32)((u32)x.bits << 28) >> 28; }
 
 /* Any arithmetic type from any storage type. */
 template <class A> struct as;
@@ -136,6 +156,24 @@ template <> struct from<e5m2> {
         return e5m2{(u8)y};
     }
 };
+/* An exponent alone: no zero and no sign; half way between two powers the upper one is even. */
+template <> struct from<e8m0> {
+    template <class A> static DEVICE e8m0 number(A number) {
+        const double x = (double)number;
+        if (x != x) return e8m0{255};
+        if (x <= 5.877471754111438e-39) return e8m0{0}; /* 2^-127 */
+        if (x >= 1.7014118346046923e38) return e8m0{254}; /* 2^127 */
+        const u64 rebased = (u64)__double_as_longlong(x) - (896ull << 52);
+        return e8m0{(u8)((rebased + (1ull << 51)) >> 52)};
+    }
+};
+/* Without a NaN: it becomes the largest number. */
+template <> struct from<e2m1> {
+    template <class A> static DEVICE e2m1 number(A x) {
+        const u8 code = pack_fp8((double)x, 1, 1, 7, 7);
+        return e2m1{x != x ? (u8)7 : (u8)((code & 0x80) >> 4 | (code & 7))};
+    }
+};
 template <> struct from<i64> {
     template <class A> static DEVICE i64 number(A x) { return round_to_integer((double)x); }
     static DEVICE i64 number(i64 x) { return x; }
@@ -145,6 +183,9 @@ template <> struct from<i8> { template <class A> static DEVICE i8 number(A x) { 
 template <> struct from<u8> { template <class A> static DEVICE u8 number(A x) { return (u8)clamp<0, 255>(from<i64>::number(x)); } };
 template <> struct from<i32> { template <class A> static DEVICE i32 number(A x) { return (i32)clamp<-2147483648ll, 2147483647ll>(from<i64>::number(x)); } };
 template <> struct from<u32> { template <class A> static DEVICE u32 number(A x) { return (u32)clamp<0, 4294967295ll>(from<i64>::number(x)); } };
+template <> struct from<i4> { template <class A> static DEVICE i4 number(A x) { return i4{(u8)(clamp<-8, 7>(from<i64>::number(x)) & 15)}; } };
+template <> struct from<u4> { template <class A> static DEVICE u4 number(A x) { return u4{(u8)clamp<0, 15>(from<i64>::number(x))}; } };
+template <> struct from<bool1> { template <class A> static DEVICE bool1 number(A x) { return bool1{(u8)(x != (A)0)}; } };
 template <> struct from<bool8> { template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; } };
 
 /* The arithmetic type that holds every number of a storage type that matters: whole ones in i64. */
@@ -156,6 +197,9 @@ template <> struct wide<i32> { using type = i64; };
 template <> struct wide<u32> { using type = i64; };
 template <> struct wide<i64> { using type = i64; };
 template <> struct wide<bool8> { using type = i64; };
+template <> struct wide<bool1> { using type = i64; };
+template <> struct wide<i4> { using type = i64; };
+template <> struct wide<u4> { using type = i64; };
 
 /* Storage type T from anything, storage or arithmetic; from itself to the bit. */
 template <class T, class S> struct conversion {
@@ -173,6 +217,67 @@ template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 1
 
 template <class T, int N> DEVICE run<T, N> load_run(const T* p) { return *(const run<T, N>*)p; }
 template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) { *(run<T, N>*)p = r; }
+
+/* ---- Elements below a byte in memory ---- */
+
+template <class T> constexpr int BITS = 8 * (int)sizeof(T);
+template <> constexpr int BITS<e2m1> = 4;
+template <> constexpr int BITS<i4> = 4;
+template <> constexpr int BITS<u4> = 4;
+template <> constexpr int BITS<bool1> = 1;
+
+/* An element's place. What is added counts elements, as with pointers. */
+template <class T> struct packed_place {
+    u8* base;
+    i64 index;
+    DEVICE packed_place operator+(i64 n) const { return {base, index + n}; }
+    DEVICE u8* byte() const { return base + index * BITS<T> / 8; }
+    DEVICE int shift() const { return (int)(index * BITS<T>) & 7; }
+};
+/* A pointer to the first element: what arguments hold. */
+template <class T> struct packed {
+    u8* base;
+    DEVICE packed_place<T> operator+(i64 n) const { return {base, n}; }
+    DEVICE operator packed_place<T>() const { return {base, 0}; }
+};
+
+/* N neighbours; where they fill bytes they must begin at a multiple of N, and go in one access. */
+template <class T, int N> DEVICE run<T, N> load_run(packed_place<T> p) {
+    constexpr u32 MASK = (1u << BITS<T>) - 1;
+    run<T, N> r;
+    if constexpr (N * BITS<T> % 8 == 0) {
+        const run<u8, N * BITS<T> / 8> bytes = *(const run<u8, N * BITS<T> / 8>*)p.byte();
+        #pragma unroll
+        for (int e = 0; e < N; e++) r.at[e].bits = (u8)(bytes.at[e * BITS<T> / 8] >> e * BITS<T> % 8 & MASK);
+    } else {
+        #pragma unroll
+        for (int e = 0; e < N; e++) r.at[e].bits = (u8)(*(p + e).byte() >> (p + e).shift() & MASK);
+    }
+    return r;
+}
+
+/* Sets `mask` of the word that a byte lies in to `bits`, both counted from the byte's lowest bit: other bits of the word
+   may change at the same time, so they are not written. */
+DEVICE void store_bits(u8* byte, u32 mask, u32 bits) {
+    const int shift = (int)((u64)byte & 3) * 8;
+    u32* word = (u32*)(byte - ((u64)byte & 3));
+    atomicAnd(word, ~(mask << shift) | bits << shift);
+    atomicOr(word, bits << shift);
+}
+
+/* Threads may share a byte, except where each of them fills bytes. */
+template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, N>& r) {
+    constexpr u32 MASK = (1u << BITS<T>) - 1;
+    if constexpr (N * BITS<T> % 8 == 0) {
+        run<u8, N * BITS<T> / 8> bytes = {};
+        #pragma unroll
+        for (int e = 0; e < N; e++) bytes.at[e * BITS<T> / 8] |= (u8)((r.at[e].bits & MASK) << e * BITS<T> % 8);
+        *(run<u8, N * BITS<T> / 8>*)p.byte() = bytes;
+    } else {
+        #pragma unroll
+        for (int e = 0; e < N; e++) store_bits((p + e).byte(), MASK << (p + e).shift(), (r.at[e].bits & MASK) << (p + e).shift());
+    }
+}
 
 /* A scalar that came with the arguments, where kernels expect a pointer. */
 template <class T> struct held {
