@@ -60,13 +60,17 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
-                            const struct knob_choices *knobs) {
+weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
     const struct node *node;
     *c = (struct contraction){.region = region};
     TRY(find_contraction(region, &node));
     TRY(check_operands(region, node));
-    TRY(contraction_shape(c, node));
+    return contraction_shape(c, node);
+}
+
+static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
+    TRY(contraction_find(c, region));
     return contraction_plan(c, device, knobs);
 }
 
@@ -79,12 +83,11 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-static int64_t elements_of(const struct contraction *c) {
+int64_t contraction_elements(const struct contraction *c) {
     return digits_extent(&c->digits[BATCH]) * digits_extent(&c->digits[ROW]) * digits_extent(&c->digits[COLUMN]);
 }
 
-/* What all three kernels are printed with. */
-static void print_common(struct kernel_print *print, const struct contraction *c) {
+void contraction_print_common(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     kernel_print_init(print, c->region->graph);
     text_add(&print->constants, "using sum_t = %s;\nusing index = %s;\n", row->sum, c->is_small ? "u32" : "i64");
@@ -99,8 +102,7 @@ static void print_splits(struct kernel_print *print, const struct contraction *c
         print_scratch(print, "sum_t", 0, "partial");
 }
 
-/* The sum goes to finish(), or, split, to the workspace. */
-static void print_end(struct kernel_print *print, const struct contraction *c) {
+void contraction_print_end(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "IS_SPLIT", c->splits > 1);
     print_splits(print, c);
     if (c->splits == 1)
@@ -139,7 +141,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     int64_t tiles_m = (digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows;
     int64_t tiles_n = (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns;
     int64_t batches = digits_extent(&c->digits[BATCH]), tiles = tiles_m * tiles_n * batches * c->splits;
-    print_common(&print, c);
+    contraction_print_common(&print, c);
     if (row->is_mma)
         print_constant(&print, "HAS_K16", c->has_k16);
     print_constant(&print, "BLOCK_M", tile->rows);
@@ -151,7 +153,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     print_constant(&print, "BLOCKS", resident_blocks(c));
     print_constant(&print, "HAS_FILL", c->fill != 0);
     contraction_print_factors(&print, c);
-    print_end(&print, c);
+    contraction_print_end(&print, c);
     print_real(&print, c->fill, "fill");
     print_constant(&print, "GROUP_TILES", GROUP_TILES);
     print_number(&print, tiles_m, "tiles_m");
@@ -170,11 +172,11 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
 
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
-    int64_t runs = elements_of(c) / c->finish.run;
-    print_common(&print, c);
+    int64_t runs = contraction_elements(c) / c->finish.run;
+    contraction_print_common(&print, c);
     print_constant(&print, "THREADS", DIRECT_THREADS);
     contraction_print_factors(&print, c);
-    print_end(&print, c);
+    contraction_print_end(&print, c);
     print_number(&print, runs, "runs");
     TRY(kernel_finish(&print, kernel, "direct.cuh", "direct", arena));
     kernel->grid[0] = grid_of((runs + DIRECT_THREADS - 1) / DIRECT_THREADS);
@@ -184,10 +186,10 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
-    int64_t runs = elements_of(c) / c->finish.run;
-    print_common(&print, c);
+    int64_t runs = contraction_elements(c) / c->finish.run;
+    contraction_print_common(&print, c);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
     finish_print(&print, c);
@@ -195,7 +197,7 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     print_divisor(&print, digits_extent(&c->digits[lead_is_row ? ROW : COLUMN]), "along");
     print_divisor(&print, digits_extent(&c->digits[lead_is_row ? COLUMN : ROW]), "across");
     print_number(&print, runs, "runs");
-    print_position(&print, elements_of(c));
+    print_position(&print, contraction_elements(c));
     TRY(kernel_finish(&print, kernel, "combine.cuh", "combine", arena));
     kernel->grid[0] = grid_of((runs + COMBINE_THREADS - 1) / COMBINE_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
@@ -226,20 +228,19 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&c, &step->region, device, knobs));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t elements = elements_of(&c);
+    int64_t elements = contraction_elements(&c);
     if (elements == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     TRY(c.is_direct ? build_direct(kernel, &c, arena) : build_tiles(kernel, &c, arena));
     if (c.splits > 1) {
-        TRY(build_combine(&state->kernels[state->count++], &c, arena));
+        TRY(contraction_build_combine(&state->kernels[state->count++], &c, arena));
         step->workspace_bytes = (elements * c.splits * arithmetic_rows[c.arithmetic].sum_bytes + 63) / 64 * 64;
     }
     return describe(step, &c, arena);
 }
 
-/* A run is read before it is written, by one thread; what the product reads may be read by all. */
-static bool may_alias(const struct region *region, int in, int out) {
+bool contraction_may_alias(const struct region *region, int in, int out) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count && is_contraction(node); k++)
@@ -264,6 +265,6 @@ const struct family cuda_contraction = {
     .build = build,
     .load = cuda_load,
     .run = cuda_run,
-    .may_alias = may_alias,
+    .may_alias = contraction_may_alias,
     .release = cuda_release,
 };

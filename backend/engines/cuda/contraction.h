@@ -103,10 +103,26 @@ struct contraction {
     double seconds;
 };
 
+/* ---- contraction.c: what other families of products share ---- */
+
+/* The one product of a region, with its shape. */
+weftStatus_t contraction_find(struct contraction *c, const struct region *region);
+int64_t contraction_elements(const struct contraction *c);
+/* A run is read before it is written, by one thread; what the product reads may be read by all. */
+bool contraction_may_alias(const struct region *region, int in, int out);
+/* What all kernels of products are printed with. */
+void contraction_print_common(struct kernel_print *print, const struct contraction *c);
+/* Where the sum goes: to finish(), or, split, to the workspace. */
+void contraction_print_end(struct kernel_print *print, const struct contraction *c);
+/* The kernel that adds the parts of split sums. */
+weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena);
+
 /* ---- contraction_shape.c: from an operation to digits ---- */
 
 /* The node's digits and factors; NOT_SUPPORTED and a sentence for what kernels cannot index. */
 weftStatus_t contraction_shape(struct contraction *c, const struct node *node);
+/* A and B change places, and with them rows and columns. Before the plan. */
+void contraction_turn(struct contraction *c);
 int64_t digits_extent(const struct digits *digits);
 /* Makes one digit of neighbours that both factors walk as one. */
 void digits_merge(struct digits *digits);

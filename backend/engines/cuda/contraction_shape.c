@@ -333,6 +333,23 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node) {
     return find_checks(c);
 }
 
+void contraction_turn(struct contraction *c) {
+    struct factor factor = c->factor[FACTOR_A];
+    struct digits rows = c->digits[ROW];
+    c->factor[FACTOR_A] = c->factor[FACTOR_B];
+    c->factor[FACTOR_B] = factor;
+    c->digits[ROW] = c->digits[COLUMN];
+    c->digits[COLUMN] = rows;
+    for (int index = 0; index < INDICES; index++)
+        for (int d = 0; d < c->digits[index].count; d++) {
+            struct digit *digit = &c->digits[index].at[d], old = *digit;
+            for (int f = 0; f < FACTORS; f++) {
+                digit->stride[f] = old.stride[1 - f];
+                memcpy(digit->step[f], old.step[1 - f], sizeof digit->step[f]);
+            }
+        }
+}
+
 static bool digits_join(const struct digit *outer, const struct digit *inner) {
     bool joins = outer->phase == NO_PHASE && inner->phase == NO_PHASE && outer->extent * inner->extent < INT32_MAX;
     for (int f = 0; f < FACTORS; f++) {

@@ -9,7 +9,7 @@ void kernel_print_init(struct kernel_print *print, const struct graph *graph) {
     text_init(&print->constants);
     text_init(&print->fields);
     text_init(&print->code);
-    print->argument_count = 0;
+    print->argument_count = print->map_count = 0;
 }
 
 const char *cuda_type_name(weftDataType_t type) {
@@ -70,6 +70,17 @@ void print_divisor(struct kernel_print *print, int64_t value, const char *name) 
     text_add(&print->fields, "    divisor %s;\n", name);
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)(divisor | magic << 32)});
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
+void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
+               const char *name) {
+    if (print->map_count == 0)
+        text_add(&print->constants, "#include \"lib/ptx_sm90.cuh\"\n");
+    text_add(&print->fields, "    tensor_map %s;\n", name);
+    add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
+    for (int i = 1; i < MAP_WORDS; i++)
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    print->maps[print->map_count++] = (struct cuda_map){*form, is_im2col};
+}
+
 }
 
 weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
@@ -91,6 +102,8 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = print->argument_count;
+    while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
     if (!status)
         status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
     if (!status)
@@ -102,3 +115,5 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     text_free(&print->code);
     return status;
 }
+    if (!status)
+        status = arena_copy(arena, &kernel->maps, print->maps, (size_t)print->map_count * sizeof *print->maps);

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "engines/engine.h"
 #include "runtime/carried.h"
+#include "runtime/launch.h"
 #include "runtime/module.h"
 
 enum argument_kind {
@@ -15,6 +16,7 @@ enum argument_kind {
     ARGUMENT_HELD,    /* a by-value scalar or constant itself, `number` bytes of host memory */
     ARGUMENT_SCRATCH, /* address in the step's workspace, `number` bytes from its start */
     ARGUMENT_NUMBER,  /* a 64-bit number; also the two words of a divisor */
+    ARGUMENT_MAP,     /* the first word of a tensor map of a value, of which `number` is the form; 15 words follow */
 };
 
 struct argument {
@@ -23,7 +25,13 @@ struct argument {
     int64_t number;
 };
 
-enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8 };
+enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8, MAPS_MAX = 4, MAP_WORDS = 16 };
+
+/* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the day. */
+struct cuda_map {
+    struct tensor_map_form form;
+    bool is_im2col;
+};
 
 struct cuda_kernel {
     const char *file;    /* in kernels/: "map.cuh" */
@@ -31,7 +39,10 @@ struct cuda_kernel {
     const char *program; /* the whole text but for the library's headers */
     int argument_count;
     const struct argument *arguments; /* the fields of the kernel's struct, 8 bytes each, in order */
+    const struct cuda_map *maps;
     uint32_t grid[3], block, shared_bytes;
+    uint32_t cluster;     /* blocks along x; 0: no clusters */
+    bool is_dependent;    /* may start while the work before it ends: it waits itself */
     uint8_t identity[32]; /* of the program, see cache_identify */
     const struct code *code;
     bool is_carried; /* the code came with a saved plan */
@@ -55,6 +66,8 @@ struct kernel_print {
     const struct graph *graph;
     int argument_count;
     struct argument arguments[ARGUMENTS_MAX];
+    int map_count;
+    struct cuda_map maps[MAPS_MAX];
 };
 
 void kernel_print_init(struct kernel_print *print, const struct graph *graph);
@@ -63,6 +76,12 @@ void print_constant(struct kernel_print *print, const char *name, int64_t value)
 void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
 /* The name of a data type in CUDA text, or NULL where kernels cannot store it. */
 const char *cuda_type_name(weftDataType_t type);
+/* The name of any data type as registers hold it. Types below a byte lie in memory behind a packed<T>. */
+const char *cuda_element_name(weftDataType_t type);
+
+/* A field that is a tensor map, 64-byte aligned: printed before all others. */
+void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
+               const char *name);
 
 /* Fields of the arguments. The pointer of a by-value scalar or constant is printed as held<T>, which holds the number and
    turns into a pointer to it wherever one is wanted: code reads both alike. */

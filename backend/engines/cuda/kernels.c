@@ -45,11 +45,18 @@ EMBED(attention_merge, "attention_merge.cuh")
 
 static const struct program_header files[] = {
     {"lib/types.cuh", weft_kernel_lib_types},
+EMBED(lib_ptx_sm90, "lib/ptx_sm90.cuh")
+EMBED(lib_places, "lib/places.cuh")
+EMBED(hopper, "hopper.cuh")
+
     {"lib/index.cuh", weft_kernel_lib_index},
     {"lib/math.cuh", weft_kernel_lib_math},
     {"lib/gather.cuh", weft_kernel_lib_gather},
     {"lib/mma.cuh", weft_kernel_lib_mma},
     {"lib/staging.cuh", weft_kernel_lib_staging},
+    {"lib/ptx_sm90.cuh", weft_kernel_lib_ptx_sm90},
+    {"lib/places.cuh", weft_kernel_lib_places},
+    {"hopper.cuh", weft_kernel_hopper},
     {"lib/tiles.cuh", weft_kernel_lib_tiles},
     {"combine.cuh", weft_kernel_combine},
     {"contraction_fma.cuh", weft_kernel_contraction_fma},

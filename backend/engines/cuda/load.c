@@ -10,6 +10,7 @@
 /* Code that a saved plan carried is compiled here after all when the driver takes it for no code of this chip. */
 static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
     struct kernel_needs needs = {.shared_bytes = (int)kernel->shared_bytes,
+                                 .cluster = (int)kernel->cluster,
                                  .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};
     weftStatus_t status = kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
     if (status != WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH || !kernel->is_carried)
@@ -42,18 +43,38 @@ static uint64_t argument_word(const struct argument *argument, void *const *valu
         return word;
     case ARGUMENT_NUMBER:
         return (uint64_t)argument->number;
+    case ARGUMENT_MAP: /* encode_maps puts it there */
+        break;
     }
     return word;
 }
 
+/* Encoding is arithmetic on the host, a few hundred nanoseconds. */
+static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kernel, void *const *values) {
+    for (int i = 0; i < kernel->argument_count; i += MAP_WORDS) {
+        const struct argument *argument = &kernel->arguments[i];
+        if (argument->kind != ARGUMENT_MAP) /* maps come first */
+            break;
+        const struct cuda_map *map = &kernel->maps[argument->number];
+        struct cuda_tensor_map *encoded = (struct cuda_tensor_map *)&words[i];
+        uint64_t address = (uint64_t)(uintptr_t)values[argument->value];
+        TRY(map->is_im2col ? tensor_map_im2col(encoded, kernel->loaded->driver, &map->form, address)
+                           : tensor_map_tiled(encoded, kernel->loaded->driver, &map->form, address));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *values, const void *workspace,
                                weftStream_t stream) {
-    uint64_t words[kernel->argument_count + 1];
+    _Alignas(struct cuda_tensor_map) uint64_t words[ARGUMENTS_MAX + 1];
     for (int i = 0; i < kernel->argument_count; i++)
         words[i] = argument_word(&kernel->arguments[i], values, workspace);
+    TRY(encode_maps(words, kernel, values));
     struct launch launch = {.kernel = kernel->loaded,
                             .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
                             .block = {kernel->block, 1, 1},
+                            .cluster = {kernel->cluster, kernel->cluster ? 1 : 0, kernel->cluster ? 1 : 0},
+                            .is_dependent = kernel->is_dependent,
                             .shared_bytes = kernel->shared_bytes,
                             .arguments = words};
     return launch_kernel(&launch, stream);

@@ -1,0 +1,230 @@
+/* hopper: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])              16-bit and 8-bit factors, wgmma; sm_90a
+   Formula   load_a and load_b are printed: one bulk tensor copy each, of a plain matrix or of an image (im2col), so that a matmul and
+             the three convolutions are one kernel; finish() is what follows the sum
+   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps of
+             128 bytes; persistent over tiles
+   Cluster   CLUSTER blocks stacked along i share the tile of B: each loads its boxes of it and sends them to all
+   Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then end_tile
+   Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...        STAGES slots; arrived[s]: slot s is full
+             math           |mma 0 |mma 1 |mma 2 |mma 3 |...        finished[s]: slot s may be refilled, in every block of the cluster
+   Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
+   Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
+   End       quads of lanes exchange sums, so that a thread finishes 8 neighbours of one row: no shared memory, no barrier
+   Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB B_SLAB A_STEP
+             B_STEP PIXELS HAS_PHASES RUN LEAD_IS_ROW IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+   Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups: all
+             within noise or slower; releasing arrivals at peers: half the speed */
+
+/* ---- What this kernel demands ---- */
+
+constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
+constexpr int MATH_GROUPS = BLOCK_M / GROUP_ROWS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
+constexpr int STEPS_PER_SLOT = 4;                        /* products of 32 bytes of k */
+constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
+constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
+constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
+constexpr u32 BARRIERS = STAGES * SLOT_BYTES;
+
+static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
+static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
+static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
+static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
+/* Registers move within what the launch gave this block; beyond it growing never returns. */
+static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
+
+extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */
+
+DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT_BYTES; }
+DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 finished(u32 slot) { return arrived(slot) + STAGES * 8; }
+
+struct pipeline_cursor {
+    u32 slot = 0, phase = 0;
+    DEVICE void advance() { if (++slot == STAGES) { slot = 0; phase ^= 1; } }
+};
+
+/* ---- Which tile ---- */
+
+struct tile_walk : place {
+    i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
+    DEVICE tile_walk(const arguments& p) : tile(blockIdx.x / CLUSTER) { locate(p); }
+    DEVICE bool more(const arguments& p) const { return tile < (i32)p.tiles; }
+    DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER; locate(p); }
+
+    /* Tiles are numbered by split, batch entry, bands of GROUP_TILES rows of tiles, columns, rows: what is at work at one time is
+       near a square, whose factors stay in L2. Divisions take hundreds of clocks: this is called while others are waited for. */
+    DEVICE void locate(const arguments& p) {
+        const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
+        split = divide(whole, p.batches);
+        z = (index)(whole - split * p.batches.value);
+        const u32 band = divide(within, p.tiles_per_band), inside = within - band * p.tiles_per_band.value;
+        const u32 left = (u32)p.tiles_m - band * GROUP_TILES, height = left - 1 < GROUP_TILES ? left : GROUP_TILES;
+        row = (i32)((band * GROUP_TILES + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
+        column = (i32)(inside / height) * BLOCK_N;
+        find_entry(p, *this);
+    }
+    DEVICE i32 first_step(const arguments& p) const { return IS_SPLIT ? (i32)(split * p.steps_per_split) : 0; }
+    DEVICE i32 steps(const arguments& p) const {
+        const i32 all = HAS_PHASES ? phase_steps : (i32)p.steps;
+        if constexpr (!IS_SPLIT) return all;
+        const i32 left = all - first_step(p);
+        return left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
+    }
+};
+
+/* ---- The loader: one thread keeps STAGES slots full ---- */
+
+DEVICE void load_tiles(const arguments& p, tile_walk at) {
+    constexpr int B_SHARE = B_BOXES / CLUSTER;
+    const int first_box = CLUSTER > 1 ? cluster_rank() * B_SHARE : 0;
+    pipeline_cursor fill;
+    for (; at.more(p); at.advance(p)) {
+        depth k(p, at, at.first_step(p));
+        for (i32 step = at.steps(p); step > 0; --step) {
+            const u32 a = a_slot(fill.slot), b = b_slot(fill.slot), full = arrived(fill.slot);
+            wait(finished(fill.slot), fill.phase ^ 1);
+            arrive_expecting(full, SLOT_BYTES); /* boxes that hang over an edge still count in full */
+            #pragma unroll
+            for (int box = 0; box < A_BOXES; ++box) load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
+            #pragma unroll
+            for (int box = first_box; box < first_box + B_SHARE; ++box)
+                load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b + box * B_BOX_BYTES, full);
+            k.advance(p, at);
+            fill.advance();
+        }
+    }
+}
+
+/* ---- The math warpgroups ---- */
+
+DEVICE void release_slot(u32 slot) { /* lane i tells block i: this warp has read the slot */
+    if (lane_index() < CLUSTER) {
+        if constexpr (CLUSTER == 1) arrive(finished(slot)); else arrive_at_peer(finished(slot), lane_index());
+    }
+}
+
+using accumulators = sum_t[ROW_BLOCKS][BLOCK_N / 2]; /* a thread's part of [GROUP_ROWS, BLOCK_N] */
+
+DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i32 steps) {
+    u32 previous = 0;
+    for (i32 step = 0; step < steps; ++step) {
+        wait(arrived(use.slot), use.phase);
+        const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB); /* [GROUP_ROWS, 128 bytes] or slabs of [k, 64] */
+        const u64 b = operand(b_slot(use.slot), B_SLAB);
+        mma_fence();
+        #pragma unroll
+        for (int k = 0; k < STEPS_PER_SLOT; ++k)
+            #pragma unroll
+            for (int block = 0; block < ROW_BLOCKS; ++block) /* the first product of a tile overwrites */
+                multiply_accumulate(r_c[block], a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, step + k > 0);
+        mma_commit();
+        mma_wait<1>(); /* the previous step is done, this one runs on */
+        if (step > 0) release_slot(previous);
+        previous = use.slot;
+        use.advance();
+    }
+    mma_wait<0>();
+    if (steps > 0) release_slot(previous);
+    #pragma unroll
+    for (int block = 0; block < ROW_BLOCKS; ++block)
+        #pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
+}
+
+/* N neighbours of the result; a template, so that what was not printed is not looked up. */
+template <int N, class P> DEVICE void end_runs(const P& p, const place& at, i32 row, i32 column, const sum_t* sums) {
+    #pragma unroll
+    for (int first = 0; first < N; first += RUN) {
+        if (row >= (i32)p.rows || column + first >= (i32)p.columns) return;
+        run<sum_t, RUN> sum;
+        #pragma unroll
+        for (int e = 0; e < RUN; ++e) sum.at[e] = sums[first + e];
+        if constexpr (IS_SPLIT) {
+            const i64 entry = (i64)at.split * p.batches.value + at.z;
+            const i64 to = LEAD_IS_ROW ? (entry * p.columns + column + first) * p.rows + row : (entry * p.rows + row) * p.columns + column + first;
+            store_run<sum_t, RUN>(p.partial + to, sum);
+        } else {
+            finish(p, at.z, (index)row, (index)(column + first), sum);
+        }
+    }
+}
+
+/* Before: slot s of lane q in a quad is pair q of octet s. After: slot s of lane q is pair s of octet q, 8 neighbours in all. */
+DEVICE void gather_octet(sum_t (&pair)[4][2]) {
+    #pragma unroll
+    for (int bit = 1; bit <= 2; bit <<= 1)
+        #pragma unroll
+        for (int s = 0; s < 4; ++s)
+            #pragma unroll
+            for (int e = 0; e < 2 && !(s & bit); ++e) {
+                const bool is_high = lane_index() & bit;
+                const sum_t received = __shfl_xor_sync(~0u, is_high ? pair[s][e] : pair[s | bit][e], bit);
+                (is_high ? pair[s][e] : pair[s | bit][e]) = received;
+            }
+}
+
+/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e. */
+DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const arguments& p, const place& at, i32 row) {
+    row += warp_index() % 4 * 16 + lane_index() / 4;
+    #pragma unroll
+    for (int first = 0; first < BLOCK_N / 8; first += LEAD_IS_ROW ? 1 : 4)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (LEAD_IS_ROW) {
+                const i32 column = at.column + first * 8 + lane_index() % 4 * 2;
+                end_runs<1>(p, at, row + h * 8, column, &r_c[first * 4 + h * 2]);
+                end_runs<1>(p, at, row + h * 8, column + 1, &r_c[first * 4 + h * 2 + 1]);
+            } else {
+                sum_t octet[4][2];
+                #pragma unroll
+                for (int i = 0; i < 8; ++i) octet[i / 2][i % 2] = r_c[(first + i / 2) * 4 + h * 2 + i % 2];
+                gather_octet(octet);
+                end_runs<8>(p, at, row + h * 8, at.column + (first + lane_index() % 4) * 8, &octet[0][0]);
+            }
+        }
+}
+
+DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
+    accumulators r_c;
+    pipeline_cursor use;
+    for (; at.more(p); at.advance(p)) {
+        const i32 steps = at.steps(p);
+        multiply_tile(r_c, use, math_warp / 4, steps);
+        #pragma unroll
+        for (int block = 0; block < ROW_BLOCKS; ++block) {
+            #pragma unroll
+            for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
+            end_block(r_c[block], p, at, at.row + math_warp / 4 * GROUP_ROWS + block * 64);
+        }
+    }
+}
+
+/* ---- The kernel ---- */
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_constant__ arguments p) {
+    const u32 warp = warp_index();
+    if (warp == 0 && elect_one()) {
+        prefetch_map(p.a_map);
+        prefetch_map(p.b_map);
+        for (u32 slot = 0; slot < STAGES; ++slot) {
+            barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
+            barrier_init(finished(slot), CLUSTER * MATH_WARPS); /* every math warp that reads what this block loads */
+        }
+        barrier_init_fence();
+    }
+    if constexpr (CLUSTER > 1) { __syncwarp(); cluster_arrive_relaxed(); }
+    const tile_walk at(p);
+    if constexpr (CLUSTER > 1) cluster_wait(); else __syncthreads();
+    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
+    wait_for_previous_kernel();
+    if (warp < 4) {
+        shrink_registers<LOADER_REGISTERS>();
+        if (warp == 0 && elect_one()) load_tiles(p, at);
+    } else {
+        grow_registers<MATH_REGISTERS>();
+        multiply_tiles(p, at, warp - 4);
+    }
+    if constexpr (CLUSTER > 1) { __syncwarp(); cluster_sync(); } /* nobody leaves while a peer may still write or arrive here */
+}

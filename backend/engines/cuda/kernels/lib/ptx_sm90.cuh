@@ -1,0 +1,101 @@
+/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared memory, bulk tensor
+   copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed with the tile's width. Addresses
+   in shared memory are 32 bits wide. */
+
+struct alignas(64) tensor_map { u64 words[16]; }; /* made on the host */
+
+/* ---- Who am I ---- */
+
+DEVICE u32 warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); } /* the shuffle tells the compiler: one number per warp */
+DEVICE u32 lane_index() { return threadIdx.x & 31; }
+DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE bool elect_one() {
+    u32 chosen;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
+    return chosen;
+}
+
+/* ---- Barriers in shared memory: a phase ends when all arrivals and all announced bytes are in ---- */
+
+DEVICE void barrier_init(u32 barrier, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)); }
+DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); } /* before peers or TMA see them */
+DEVICE void arrive_expecting(u32 barrier, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory"); }
+DEVICE void arrive(u32 barrier, u32 count = 1) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
+/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma read
+   is over at mma_wait. */
+DEVICE void arrive_at_peer(u32 barrier, u32 rank) {
+    asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(barrier), "r"(rank) : "memory");
+}
+DEVICE bool try_wait(u32 barrier, u32 phase) {
+    u32 done;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
+    return done;
+}
+DEVICE void wait(u32 barrier, u32 phase) { while (!try_wait(barrier, phase)) {} } /* try_wait sleeps in hardware */
+
+/* ---- Clusters, named barriers, registers, launches that overlap ---- */
+
+/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole device. */
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void sync_threads(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+template <u32 COUNT> DEVICE void shrink_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <u32 COUNT> DEVICE void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where zeros are ---- */
+
+DEVICE void prefetch_map(const tensor_map& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z, i32 u) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
+}
+DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z, i32 u, i32 v) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v) : "memory");
+}
+/* The same offsets in every block of `peers` receive the box, and the barrier at the same offset counts its bytes. */
+DEVICE void share_box(u16 peers, u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(peers) : "memory");
+}
+DEVICE void share_box(u16 peers, u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(peers) : "memory");
+}
+DEVICE void share_box(u16 peers, u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z, i32 u) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "h"(peers) : "memory");
+}
+DEVICE void share_box(u16 peers, u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z, i32 u, i32 v) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(peers) : "memory");
+}
+/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h). */
+DEVICE void load_pixels(u32 dst, const tensor_map& map, u32 barrier, i32 c, i32 w, i32 h, i32 n, i32 tap_w, i32 tap_h) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(dst), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((u16)tap_w), "h"((u16)tap_h) : "memory");
+}
+DEVICE void load_pixels(u32 dst, const tensor_map& map, u32 barrier, i32 c, i32 w, i32 h, i32 d, i32 n, i32 tap_w, i32 tap_h, i32 tap_d) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(dst), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"((u16)tap_w), "h"((u16)tap_h), "h"((u16)tap_d) : "memory");
+}
+
+/* ---- wgmma: order of use is fence, products, commit, wait ---- */
+
+DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> DEVICE void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+
+/* The compiler may not see that a wait makes registers valid: nothing that reads them moves above this line. */
+DEVICE void settle(float& r) { asm volatile("" : "+f"(r)::"memory"); }
+DEVICE void settle(i32& r) { asm volatile("" : "+r"(r)::"memory"); }
+
+/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with
+   `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any row. */
+DEVICE u64 operand(u32 address, u32 slab) {
+    constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (u64)(1024 >> 4) << 32;
+    return SWIZZLE_128B | EIGHT_ROWS | (u64)((slab ? slab : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;
+}
