@@ -63,6 +63,10 @@ static weftStatus_t add_finisher(struct contraction *c, struct finisher **added,
 static weftStatus_t add_memory(struct contraction *c, enum finisher_role role, int value) {
     const struct tensor *tensor = tensor_at(c, value);
     struct finisher *finisher;
+    if (!cuda_type_name((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, whose elements have no address",
+             descriptor_label(c->node->op), descriptor_label(&tensor->base),
+             dtype_of((weftDataType_t)tensor->type)->name);
     TRY(add_finisher(c, &finisher, role, value));
     finisher->type = (weftDataType_t)tensor->type;
     bool is_scalar = tensor_elements(tensor) == 1;

@@ -20,7 +20,7 @@ weftStatus_t formula_accepts(const struct descriptor *op) {
     const struct pointwise_operands operands = pointwise_operands((const struct pointwise_op *)op);
     const struct tensor *all[] = {operands.x, operands.b, operands.t, operands.out};
     for (int i = 0; i < 4; i++)
-        if (all[i] && !cuda_type_name((weftDataType_t)all[i]->type))
+        if (all[i] && !cuda_element_name((weftDataType_t)all[i]->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
                  descriptor_label(op), descriptor_label(&all[i]->base), dtype_of((weftDataType_t)all[i]->type)->name);
     return WEFT_STATUS_SUCCESS;
@@ -57,7 +57,7 @@ static void print_operand(struct text *code, const char *type, const char *name,
 /* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. */
 static const char *narrower_type(const struct tensor *tensor, const char *type) {
     weftDataType_t stored = (weftDataType_t)tensor->type;
-    const char *name = cuda_type_name(stored);
+    const char *name = cuda_element_name(stored);
     return strcmp(name, type) == 0 || (stored == WEFT_DATA_FLOAT && strcmp(type, "double") != 0) ||
                    stored == WEFT_DATA_DOUBLE
                ? NULL

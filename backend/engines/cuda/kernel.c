@@ -18,8 +18,24 @@ const char *cuda_type_name(weftDataType_t type) {
         [WEFT_DATA_BFLOAT16] = "bf16", [WEFT_DATA_INT8] = "i8",       [WEFT_DATA_UINT8] = "u8",
         [WEFT_DATA_INT32] = "i32",     [WEFT_DATA_UINT32] = "u32",    [WEFT_DATA_INT64] = "i64",
         [WEFT_DATA_FP8_E4M3] = "e4m3", [WEFT_DATA_FP8_E5M2] = "e5m2", [WEFT_DATA_BYTE_BOOLEAN] = "bool8",
+        [WEFT_DATA_FP8_E8M0] = "e8m0",
     };
     return (size_t)type < sizeof names / sizeof *names ? names[type] : NULL;
+}
+
+const char *cuda_element_name(weftDataType_t type) {
+    switch (type) {
+    case WEFT_DATA_FP4_E2M1:
+        return "e2m1";
+    case WEFT_DATA_INT4:
+        return "i4";
+    case WEFT_DATA_UINT4:
+        return "u4";
+    case WEFT_DATA_BOOLEAN:
+        return "bool1";
+    default:
+        return cuda_type_name(type);
+    }
 }
 
 void print_constant(struct kernel_print *print, const char *name, int64_t value) {
@@ -39,10 +55,10 @@ static void add_argument(struct kernel_print *print, struct argument argument) {
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
     const struct tensor *tensor = print->graph->values[value].tensor;
     bool is_held = tensor->is_by_value || tensor->is_constant;
-    const char *type_name = cuda_type_name(type);
-    if (!type_name) /* families ask before they print */
-        type_name = "void";
-    text_add(&print->fields, is_held ? "    held<%s> %s;\n" : "    %s* %s;\n", type_name, name);
+    const char *field = is_held                ? "    held<%s> %s;\n"
+                        : cuda_type_name(type) ? "    %s* %s;\n"
+                                               : "    packed<%s> %s;\n";
+    text_add(&print->fields, field, cuda_element_name(type), name);
     if (is_held)
         add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
     else
@@ -52,6 +68,17 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
     text_add(&print->fields, "    %s* %s;\n", type, name);
     add_argument(print, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
+}
+
+void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
+               const char *name) {
+    if (print->map_count == 0)
+        text_add(&print->constants, "#include \"lib/ptx_sm90.cuh\"\n");
+    text_add(&print->fields, "    tensor_map %s;\n", name);
+    add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
+    for (int i = 1; i < MAP_WORDS; i++)
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    print->maps[print->map_count++] = (struct cuda_map){*form, is_im2col};
 }
 
 void print_number(struct kernel_print *print, int64_t number, const char *name) {
@@ -70,22 +97,13 @@ void print_divisor(struct kernel_print *print, int64_t value, const char *name) 
     text_add(&print->fields, "    divisor %s;\n", name);
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)(divisor | magic << 32)});
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
-void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
-               const char *name) {
-    if (print->map_count == 0)
-        text_add(&print->constants, "#include \"lib/ptx_sm90.cuh\"\n");
-    text_add(&print->fields, "    tensor_map %s;\n", name);
-    add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
-    for (int i = 1; i < MAP_WORDS; i++)
-        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
-    print->maps[print->map_count++] = (struct cuda_map){*form, is_im2col};
-}
-
 }
 
 weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
                            struct arena *arena) {
     struct text whole;
+    while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
     text_init(&whole);
     text_add(&whole, "#include \"lib/types.cuh\"\n#include \"lib/index.cuh\"\n#include \"lib/math.cuh\"\n\n");
     text_add_chars(&whole, text_string(&print->constants), print->constants.length);
@@ -102,18 +120,16 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = print->argument_count;
-    while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
-        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
     if (!status)
         status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
     if (!status)
         status = arena_copy(arena, &kernel->arguments, print->arguments,
                             (size_t)print->argument_count * sizeof *print->arguments);
+    if (!status)
+        status = arena_copy(arena, &kernel->maps, print->maps, (size_t)print->map_count * sizeof *print->maps);
     text_free(&whole);
     text_free(&print->constants);
     text_free(&print->fields);
     text_free(&print->code);
     return status;
 }
-    if (!status)
-        status = arena_copy(arena, &kernel->maps, print->maps, (size_t)print->map_count * sizeof *print->maps);

@@ -74,7 +74,7 @@ void kernel_print_init(struct kernel_print *print, const struct graph *graph);
 void print_constant(struct kernel_print *print, const char *name, int64_t value);
 /* using NAME = the storage type of a data type; */
 void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
-/* The name of a data type in CUDA text, or NULL where kernels cannot store it. */
+/* The name of a data type in CUDA text, or NULL where its elements have no address: those below a byte. */
 const char *cuda_type_name(weftDataType_t type);
 /* The name of any data type as registers hold it. Types below a byte lie in memory behind a packed<T>. */
 const char *cuda_element_name(weftDataType_t type);

@@ -25,6 +25,8 @@ EMBED(window_bwd, "window_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(rng, "rng.cuh")
 EMBED(map, "map.cuh")
+EMBED(map_tile, "map_tile.cuh")
+EMBED(lib_exchange, "lib/exchange.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
 EMBED(rows, "rows.cuh")
@@ -43,20 +45,20 @@ EMBED(attention_dump, "attention_dump.cuh")
 EMBED(attention_fwd, "attention_fwd.cuh")
 EMBED(attention_merge, "attention_merge.cuh")
 
-static const struct program_header files[] = {
-    {"lib/types.cuh", weft_kernel_lib_types},
 EMBED(lib_ptx_sm90, "lib/ptx_sm90.cuh")
 EMBED(lib_places, "lib/places.cuh")
 EMBED(hopper, "hopper.cuh")
 
+static const struct program_header files[] = {
+    {"lib/types.cuh", weft_kernel_lib_types},
     {"lib/index.cuh", weft_kernel_lib_index},
     {"lib/math.cuh", weft_kernel_lib_math},
     {"lib/gather.cuh", weft_kernel_lib_gather},
-    {"lib/mma.cuh", weft_kernel_lib_mma},
-    {"lib/staging.cuh", weft_kernel_lib_staging},
     {"lib/ptx_sm90.cuh", weft_kernel_lib_ptx_sm90},
     {"lib/places.cuh", weft_kernel_lib_places},
     {"hopper.cuh", weft_kernel_hopper},
+    {"lib/mma.cuh", weft_kernel_lib_mma},
+    {"lib/staging.cuh", weft_kernel_lib_staging},
     {"lib/tiles.cuh", weft_kernel_lib_tiles},
     {"combine.cuh", weft_kernel_combine},
     {"contraction_fma.cuh", weft_kernel_contraction_fma},
@@ -68,6 +70,8 @@ EMBED(hopper, "hopper.cuh")
     {"move.cuh", weft_kernel_move},
     {"rng.cuh", weft_kernel_rng},
     {"map.cuh", weft_kernel_map},
+    {"map_tile.cuh", weft_kernel_map_tile},
+    {"lib/exchange.cuh", weft_kernel_lib_exchange},
     {"lib/reduce.cuh", weft_kernel_lib_reduce},
     {"lib/stream.cuh", weft_kernel_lib_stream},
     {"rows.cuh", weft_kernel_rows},

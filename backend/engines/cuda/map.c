@@ -1,27 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map family: a connected group of pointwise operations, data movement and random numbers of one shape, in one sweep
-   over the memory of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers.
-   The host half decides and prints; kernels/map.cuh walks. */
+/* The map family: a connected group of pointwise operations and data movement of one shape, in one sweep over the memory
+   of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. Here is decided
+   what is swept; map_print.c prints it, kernels/map.cuh and map_tile.cuh walk. */
+#include "engines/cuda/map.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/formula.h"
-#include "engines/cuda/operand.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
-#include "graph/ops/rng.h"
 #include "graph/ops/slice.h"
 #include "graph/ops/transpose.h"
 
-#include <stdio.h>
 #include <string.h>
-
-enum { OPERANDS_MAX = 24, THREADS = 256, LONGEST_RUN = 16 };
-
-struct map {
-    const struct region *region;
-    struct space space;
-    int count, lead; /* operands, and the store whose memory order leads */
-    struct operand operands[OPERANDS_MAX];
-};
 
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
@@ -94,14 +83,14 @@ static int movement_strides(const struct node *node, struct operand *operand) {
     return node->operands[node->is_output[0] ? 1 : 0];
 }
 
-static bool is_index(const struct node *node) {
+bool map_is_index(const struct node *node) {
     return is_op(node, &pointwise_op) && ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
 }
 
 /* The value of GEN_INDEX: an operand without memory, whose offset is the coordinate. */
 static weftStatus_t add_index(struct map *map, const struct node *node) {
-    if (map->count == OPERANDS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d operands", OPERANDS_MAX);
+    if (map->count == MAP_OPERANDS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d operands", MAP_OPERANDS_MAX);
     struct operand *operand = &map->operands[map->count++];
     *operand = (struct operand){.value = node->operands[node->is_output[0] ? 0 : 1], .memory = -1};
     operand->strides[((const struct pointwise_op *)node->op)->pw->axis] = 1;
@@ -112,8 +101,8 @@ static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].value == value && map->operands[k].is_store == is_store)
             return WEFT_STATUS_SUCCESS;
-    if (map->count == OPERANDS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d operands", OPERANDS_MAX);
+    if (map->count == MAP_OPERANDS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d operands", MAP_OPERANDS_MAX);
     operand_of_tensor(&map->operands[map->count++], map->region->graph, value, &map->space, is_store);
     return WEFT_STATUS_SUCCESS;
 }
@@ -130,7 +119,7 @@ static weftStatus_t check_shape(const struct map *map, const struct descriptor *
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, this sweep goes over %s", descriptor_label(op),
              descriptor_label(&tensor->base), tensor_dims_text(tensor),
              numbers_text(map->space.extents, map->space.rank));
-    if (!cuda_type_name((weftDataType_t)tensor->type))
+    if (!cuda_element_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
              descriptor_label(op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
     return WEFT_STATUS_SUCCESS;
@@ -141,7 +130,7 @@ static weftStatus_t check_movement(const struct map *map, const struct node *nod
     if (made_inside(map->region, node->operands[0]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s moves what this sweep computes; it needs a sweep of its own",
              descriptor_label(node->op));
-    if (x->vector_count != 1 || !cuda_type_name((weftDataType_t)x->type) || x->type != y->type)
+    if (x->vector_count != 1 || !cuda_element_name((weftDataType_t)x->type) || x->type != y->type)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: x is vectorised, or of a type that kernels cannot store",
              descriptor_label(node->op));
     if (is_op(node, &reshape_op) && ((const struct reshape_op *)node->op)->mode == WEFT_RESHAPE_LOGICAL &&
@@ -176,12 +165,12 @@ static weftStatus_t analyse(struct map *map, const struct region *region) {
     TRY(add_operand(map, lead, true));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        if (is_index(node))
+        if (map_is_index(node))
             TRY(add_index(map, node));
         for (int k = 0; k < node->operand_count; k++) {
             int value = node->operands[k];
             bool is_store = node->is_output[k] && region_exports(region, value);
-            bool is_load = !node->is_output[k] && is_op(node, &pointwise_op) && !is_index(node);
+            bool is_load = !node->is_output[k] && is_op(node, &pointwise_op) && !map_is_index(node);
             if (is_store || (is_load && !made_inside(region, value)))
                 TRY(add_operand(map, value, is_store));
             if (node->is_output[k] && movement_of(region, value)) {
@@ -206,151 +195,83 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-static void name_of(char *name, size_t bytes, const char *prefix, int k, int dim) {
-    if (dim < 0)
-        snprintf(name, bytes, "%s%d", prefix, k);
-    else
-        snprintf(name, bytes, "%s%d_%d", prefix, k, dim);
+enum { TILE_BYTES = 16384, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10 };
+
+static int64_t power_from(int64_t number) {
+    int64_t power = 1;
+    while (power < number)
+        power *= 2;
+    return power;
 }
 
-/* The fields: extents as divisors, and per operand its pointer and the strides that are neither 0 nor 1. */
-static void print_fields(struct kernel_print *print, const struct map *map) {
-    char name[32];
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. */
+static int axis_across(const struct map *map, const struct operand *operand) {
     int last = map->space.rank - 1;
-    print_number(print, space_elements(&map->space), "elements");
-    for (int i = 1; i <= last; i++) {
-        name_of(name, sizeof name, "extent", i, -1);
-        print_divisor(print, map->space.extents[i], name);
-    }
+    if (operand->is_store || operand->memory < 0 || operand->strides[last] <= 1 || !cuda_type_name(operand->type))
+        return -1;
+    for (int i = 0; i < last; i++)
+        if (operand->strides[i] == 1)
+            return i;
+    return -1;
+}
+
+/* Tiles pay where an operand lies across; the largest type decides along which axis. */
+static void find_tile(struct map *map) {
+    struct map_tile *tile = &map->tile;
+    const int64_t *extents = map->space.extents;
+    int last = map->space.rank - 1;
+    int64_t bytes = 0, shared = 0;
+    tile->axis = -1;
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
-        name_of(name, sizeof name, "p", k, -1);
-        if (operand->memory >= 0)
-            print_pointer(print, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
-        for (int i = 0; i <= last; i++) {
-            name_of(name, sizeof name, "s", k, i);
-            if (operand->strides[i] > 1 || (operand->strides[i] == 1 && (i != last || operand->memory < 0)))
-                print_number(print, operand->strides[i], name);
+        int axis = axis_across(map, operand);
+        if (axis >= 0 && dtype_bytes(operand->type, 1) > bytes) {
+            tile->axis = axis;
+            bytes = dtype_bytes(operand->type, 1);
         }
     }
-}
-
-/* Coordinates c0 .. of the first element of a run, from its position in the walk. */
-static void print_coordinates(struct text *code, const struct map *map, bool small) {
-    int last = map->space.rank - 1;
-    text_add(code, "    %s rest = (%s)at;\n", small ? "u32" : "i64", small ? "u32" : "i64");
-    for (int i = last; i > 0; i--) {
-        if (small)
-            text_add(code,
-                     "    const u32 q%d = divide(rest, a.extent%d); const i64 c%d = rest - q%d * a.extent%d.value; "
-                     "rest = q%d;\n",
-                     i, i, i, i, i, i);
-        else
-            text_add(code,
-                     "    const i64 q%d = rest / a.extent%d.value; const i64 c%d = rest - q%d * a.extent%d.value; rest "
-                     "= q%d;\n",
-                     i, i, i, i, i, i);
+    if (tile->axis < 0)
+        return;
+    tile->along_last = least(power_from(extents[last]), 2 * LINE_BYTES / bytes);
+    tile->along_axis = least(power_from(extents[tile->axis]), TILE_BYTES / bytes / tile->along_last);
+    tile->along_last = least(power_from(extents[last]), TILE_BYTES / bytes / tile->along_axis);
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        int64_t row = tile->along_axis * dtype_bytes(operand->type, 1) + 8, needs = row * tile->along_last;
+        if (axis_across(map, operand) != tile->axis || shared + needs > STAGED_BYTES_MAX)
+            continue;
+        shared += needs;
+        tile->width[k] = operand_run_length(&map->space, operand, tile->axis, map->region->graph);
     }
-    text_add(code, "    const i64 c0 = rest;\n");
 }
 
-static void print_place(struct text *code, const struct map *map, int k) {
-    const struct operand *operand = &map->operands[k];
-    text_add(code, "a.p%d", k);
+int64_t map_tiles(const struct map *map) {
+    int64_t tiles = 1;
     for (int i = 0; i < map->space.rank; i++) {
-        if (operand->strides[i] == 1 && i == map->space.rank - 1)
-            text_add(code, " + c%d", i);
-        else if (operand->strides[i])
-            text_add(code, " + c%d * a.s%d_%d", i, k, i);
+        int64_t step = i == map->tile.axis ? map->tile.along_axis : i == map->space.rank - 1 ? map->tile.along_last : 1;
+        tiles *= (map->space.extents[i] + step - 1) / step;
     }
+    return tiles;
 }
 
-/* struct inputs and load_inputs: the runs that one thread reads, all before it computes. */
-static void print_loads(struct text *code, const struct map *map) {
-    int last = map->space.rank - 1;
-    text_add(code, "struct inputs {\n");
-    for (int k = 0; k < map->count; k++)
-        if (!map->operands[k].is_store && map->operands[k].memory >= 0)
-            text_add(code, "    run<%s, %s> r%d;\n", cuda_type_name(map->operands[k].type),
-                     map->operands[k].strides[last] ? "RUN" : "1", k);
-    text_add(code, "};\n\nDEVICE void load_inputs(inputs& in, const arguments& a, i64 at) {\n");
-    print_coordinates(code, map, space_elements(&map->space) < INT32_MAX);
+/* How many runs a thread has in flight: more of short ones, fewer where that would leave multiprocessors idle. */
+static int choose_unroll(const struct map *map, const struct device *device) {
+    int64_t widest = 0, threads = (int64_t)device->cuda.multiprocessors * MAP_THREADS;
+    int loads = 0, unroll;
     for (int k = 0; k < map->count; k++) {
-        const struct operand *operand = &map->operands[k];
-        if (operand->is_store || operand->memory < 0)
-            continue;
-        if (operand->strides[last] <= 1) {
-            text_add(code, "    in.r%d = load_run<%s, %s>(", k, cuda_type_name(operand->type),
-                     operand->strides[last] ? "RUN" : "1");
-            print_place(code, map, k);
-            text_add(code, ");\n");
-        } else {
-            text_add(code, "    for (int e = 0; e < RUN; e++) in.r%d.at[e] = (", k);
-            print_place(code, map, k);
-            text_add(code, ")[e * a.s%d_%d];\n", k, last);
-        }
+        bool is_run = map->operands[k].memory >= 0 && map->operands[k].strides[map->space.rank - 1];
+        int64_t bytes = is_run ? dtype_bytes(map->operands[k].type, map->run) : 0;
+        widest = bytes > widest ? bytes : widest;
+        loads += is_run && !map->operands[k].is_store;
     }
-    text_add(code, "}\n\n");
-}
-
-static void print_index(struct text *code, const struct map *map, int k) {
-    const struct operand *operand = &map->operands[k];
-    int last = map->space.rank - 1;
-    text_add(code, "    const i64 v%d = 0", operand->value);
-    for (int i = 0; i <= last; i++)
-        if (operand->strides[i])
-            text_add(code, " + (c%d%s) * a.s%d_%d", i, i == last ? " + e" : "", k, i);
-    text_add(code, ";\n");
-}
-
-/* compute: the region's nodes for one run, and the stores. */
-static void print_compute(struct text *code, const struct map *map) {
-    const struct graph *graph = map->region->graph;
-    int last = map->space.rank - 1;
-    text_add(code, "DEVICE void compute(const inputs& in, const arguments& a, i64 at) {\n");
-    print_coordinates(code, map, space_elements(&map->space) < INT32_MAX);
-    for (int k = 0; k < map->count; k++)
-        if (map->operands[k].is_store)
-            text_add(code, "    run<%s, RUN> w%d;\n", cuda_type_name(map->operands[k].type), k);
-    text_add(code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
-    for (int k = 0; k < map->count; k++) {
-        const struct operand *operand = &map->operands[k];
-        if (operand->memory < 0)
-            print_index(code, map, k);
-        else if (!operand->is_store)
-            text_add(code, "    const %s v%d = in.r%d.at[%s];\n", cuda_type_name(operand->type), operand->value, k,
-                     operand->strides[last] ? "e" : "0");
-    }
-    for (int i = 0; i < map->region->count; i++) {
-        const struct node *node = region_node(map->region, i);
-        if (is_op(node, &pointwise_op) && !is_index(node))
-            formula_print(code, graph, node);
-    }
-    for (int k = 0; k < map->count; k++)
-        if (map->operands[k].is_store)
-            text_add(code, "    w%d.at[e] = convert<%s>(v%d);\n", k, cuda_type_name(map->operands[k].type),
-                     map->operands[k].value);
-    text_add(code, "    }\n");
-    for (int k = 0; k < map->count; k++) {
-        const struct operand *operand = &map->operands[k];
-        if (!operand->is_store)
-            continue;
-        if (operand->strides[last] == 1) {
-            text_add(code, "    store_run<%s, RUN>(", cuda_type_name(operand->type));
-            print_place(code, map, k);
-            text_add(code, ", w%d);\n", k);
-        } else {
-            text_add(code, "    for (int e = 0; e < RUN; e++) (");
-            print_place(code, map, k);
-            if (operand->strides[last])
-                text_add(code, ")[e * a.s%d_%d] = w%d.at[e];\n", k, last, k);
-            else
-                text_add(code, ")[e] = w%d.at[e];\n", k);
-        }
-    }
-    text_add(code, "}\n");
+    unroll = widest >= 16 || loads > 4 ? 2 : widest >= 4 ? 4 : 8;
+    while (unroll > 1 && map_runs(map) < threads * unroll * 2)
+        unroll /= 2;
+    return unroll;
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -361,24 +282,29 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct kernel_print print;
     TRY(analyse(&map, &step->region));
     TRY(arena_alloc(arena, &state, sizeof *state));
-    space_coalesce(&map.space, map.operands, map.count, 0);
-    int length = space_run_length(&map.space, map.operands, map.count, step->region.graph);
-    kernel_print_init(&print, step->region.graph);
-    print_constant(&print, "RUN", length);
-    print_constant(&print, "THREADS", THREADS);
-    print_constant(&print, "UNROLL", 2);
-    print_fields(&print, &map);
-    print_loads(&print.code, &map);
-    print_compute(&print.code, &map);
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, "map.cuh", "map", arena));
-    int64_t runs = space_elements(&map.space) / length, per_block = THREADS * 2;
-    int64_t blocks = (runs + per_block - 1) / per_block, most = (int64_t)device->cuda.multiprocessors * 64;
-    kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
     step->state = state;
-    return arena_print(arena, &step->detail, "%d operations, runs of %d, %d dims", step->region.count, length,
+    if (space_elements(&map.space) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    space_coalesce(&map.space, map.operands, map.count, 0);
+    map.run = space_run_length(&map.space, map.operands, map.count, step->region.graph);
+    map.unroll = choose_unroll(&map, device);
+    find_tile(&map);
+    bool is_tiled = map.tile.axis >= 0;
+    kernel_print_init(&print, step->region.graph);
+    map_print(&print, &map);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, is_tiled ? "map_tile.cuh" : "map.cuh", is_tiled ? "map_tile" : "map", arena));
+    int64_t per_block = (int64_t)MAP_THREADS * map.unroll, most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t blocks = is_tiled ? map_tiles(&map) : (map_runs(&map) + per_block - 1) / per_block;
+    blocks = least(blocks, is_tiled ? INT32_MAX : most);
+    kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = MAP_THREADS;
+    if (is_tiled)
+        return arena_print(arena, &step->detail, "%d operations, tiles of %lldx%lld, runs of %d, %d dims",
+                           step->region.count, (long long)map.tile.along_axis, (long long)map.tile.along_last, map.run,
+                           map.space.rank);
+    return arena_print(arena, &step->detail, "%d operations, runs of %d, %d dims", step->region.count, map.run,
                        map.space.rank);
 }
 

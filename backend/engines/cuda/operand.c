@@ -2,6 +2,8 @@
 /* Index spaces: made from tensors, ordered and merged so that kernels walk as few dimensions as memory allows. */
 #include "engines/cuda/operand.h"
 
+enum { LONGEST_RUN = 16 };
+
 void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
                        bool is_store) {
     const struct tensor *tensor = graph->values[value].tensor;
@@ -62,20 +64,40 @@ void space_coalesce(struct space *space, struct operand *operands, int count, in
 
 static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
+/* The power of two that divides an operand's memory wherever a run along `dim` may begin, `length` at most. */
+static int64_t common_length(const struct space *space, const struct operand *operand, int dim, int64_t length) {
+    length = gcd(length, operand->offset);
+    for (int i = 0; i < space->rank; i++)
+        length = i == dim ? length : gcd(length, operand->strides[i]);
+    return length;
+}
+
+/* How many elements an aligned access of up to 16 bytes holds. */
+static int64_t elements_per_access(const struct operand *operand, const struct graph *graph) {
+    int64_t bits = gcd(graph->values[operand->memory].tensor->alignment, 16) * 8;
+    int64_t fits = bits / dtype_of(operand->type)->bits;
+    return fits > 1 ? fits : 1;
+}
+
+int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph) {
+    int64_t length = gcd(elements_per_access(operand, graph), space->extents[dim]);
+    return (int)common_length(space, operand, dim, length);
+}
+
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
     int last = space->rank - 1;
-    int64_t length = gcd(16, space->extents[last]);
+    int64_t length = last ? gcd(LONGEST_RUN, space->extents[last]) : LONGEST_RUN, byte = 1;
     for (int k = 0; k < count; k++) {
-        const struct operand *operand = &operands[k];
-        int64_t bytes = operand->memory < 0 ? 1 : dtype_bytes(operand->type, 1);
-        if (operand->memory < 0 || operand->strides[last] != 1)
+        int64_t fills = operands[k].memory < 0 ? 1 : 8 / gcd(dtype_of(operands[k].type)->bits, 8);
+        byte = fills > byte ? fills : byte;
+    }
+    for (int k = 0; k < count; k++) {
+        if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
-        int64_t fits = graph->values[operand->memory].tensor->alignment;
-        fits = gcd(fits, 16) / bytes;
-        length = gcd(length, fits > 1 ? fits : 1);
-        length = gcd(length, operand->offset ? operand->offset : length);
-        for (int i = 0; i < last; i++)
-            length = gcd(length, operand->strides[i] ? operand->strides[i] : length);
+        int64_t fits = elements_per_access(&operands[k], graph);
+        bool is_aligned = graph->values[operands[k].memory].tensor->alignment >= 16;
+        length = gcd(length, is_aligned && fits < byte ? byte : fits);
+        length = common_length(space, &operands[k], last, length);
     }
     return (int)length;
 }

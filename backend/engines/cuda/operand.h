@@ -30,8 +30,11 @@ void space_coalesce(struct space *space, struct operand *operands, int count, in
 
 int64_t space_elements(const struct space *space);
 
-/* How many neighbours along the last dim one access may take: 16 bytes of the smallest type at most, and for every
-   operand contiguous, broadcast, or one by one (*gathers). Every row begins at a multiple of it. */
+/* How many neighbours along a dim, in which it is contiguous, one access to an operand may take: 16 bytes at most. */
+int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph);
+
+/* How many neighbours along the last dim a thread takes of all operands: what one access to each may take, but no less
+   than fills a byte of the smallest type. Every row begins at a multiple of it; a space of one dim may leave a rest. */
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
 
 #endif

@@ -1,0 +1,49 @@
+/* exchange: a tile that is read along one dim ("axis") and taken along another ("last"), through shared memory.
+   Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them without
+   conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no bank. */
+
+template <class T> struct exchange {
+    static constexpr int PITCH = (TILE_AXIS * (int)sizeof(T) + 3) / 4 | 1;
+    u32 words[TILE_LAST * PITCH + TILE_LAST / RUN];
+
+    static DEVICE int row_of(int last) { return last * PITCH + (RUN > 1 ? last / RUN : 0); }
+
+    DEVICE T take(int last, int axis) const {
+        const u32* row = words + row_of(last);
+        if constexpr (sizeof(T) < 8) return ((const T*)row)[axis];
+        union { u32 halves[2]; T whole; } both = {{row[2 * axis], row[2 * axis + 1]}};
+        return both.whole;
+    }
+
+    template <int N> DEVICE void put(int last, int axis, const run<T, N>& r) {
+        u32* row = words + row_of(last);
+        if constexpr (sizeof(run<T, N>) % 4 == 0) {
+            union { run<T, N> elements; u32 words[sizeof(run<T, N>) / 4]; } both = {r};
+            #pragma unroll
+            for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) row[axis * (int)sizeof(T) / 4 + i] = both.words[i];
+        } else {
+            #pragma unroll
+            for (int e = 0; e < N; e++) ((T*)row)[axis + e] = r.at[e];
+        }
+    }
+
+    /* Reads the tile at `from`, whose neighbours along the last dim are `stride` apart, as far as the tensor goes. */
+    template <int N> DEVICE void fill(const T* from, i64 stride, i64 left_axis, i64 left_last) {
+        constexpr int PER_ROW = TILE_AXIS / N, ALL = TILE_LAST * PER_ROW, EACH = (ALL + THREADS - 1) / THREADS;
+        constexpr int AT_ONCE = EACH < 8 ? EACH : 8;
+        #pragma unroll 1
+        for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+            run<T, N> in[AT_ONCE];
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
+                if (n < ALL && last < left_last && axis < left_axis) in[i] = load_run<T, N>(from + (last * stride + axis));
+            }
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
+                if (n < ALL && last < left_last && axis < left_axis) put<N>(last, axis, in[i]);
+            }
+        }
+    }
+};

@@ -1,0 +1,31 @@
+/* map_tile: a sweep over tiles of one index space, for operands that lie across the result's memory order      any chip, any type
+   Formula   as map.cuh: compute(), printed, evaluates the nodes on a run of RUN neighbours and stores the results
+   Tile      TILE_AXIS x TILE_LAST places: staged operands are read along the axis, results are written along the last dim
+   Pipeline  stage_inputs | take_inputs, load_inputs, compute: blocks of one multiprocessor overlap each other's halves
+   Memory    one exchange per staged operand
+   Limits    RUN divides the last extent, and the width of each staged load the axis
+   Params    RUN THREADS UNROLL TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(), compute(), printed */
+
+extern "C" __global__ void __launch_bounds__(THREADS) map_tile(const __grid_constant__ arguments a) {
+    __shared__ staged tile;
+    constexpr int PER_ROW = TILE_LAST / RUN, ALL = TILE_AXIS * PER_ROW;
+    for (i64 number = blockIdx.x; number < a.tiles; number += gridDim.x) {
+        place origin = locate(a, number);
+        const i64 left_axis = a.axis_extent - along_axis(origin), left_last = a.last_extent - along_last(origin);
+        stage_inputs(tile, a, origin, left_axis, left_last);
+        __syncthreads();
+        #pragma unroll UNROLL
+        for (int n = threadIdx.x; n < ALL; n += THREADS) {
+            const int axis = n / PER_ROW, last = n % PER_ROW * RUN;
+            if (axis >= left_axis || last >= left_last) continue;
+            place to = origin;
+            along_axis(to) += axis;
+            along_last(to) += last;
+            inputs<RUN> in;
+            load_inputs(in, a, to);
+            take_inputs(in, tile, axis, last);
+            compute(in, a, to);
+        }
+        __syncthreads();
+    }
+}

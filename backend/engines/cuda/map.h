@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the two halves of the map family share: map.c decides, map_print.c prints. */
+#ifndef WEFT_ENGINES_CUDA_MAP_H
+#define WEFT_ENGINES_CUDA_MAP_H
+
+#include "engines/cuda/kernel.h"
+#include "engines/cuda/operand.h"
+
+enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256 };
+
+/* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
+   along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
+struct map_tile {
+    int axis;                       /* -1: none, the walk follows memory */
+    int64_t along_axis, along_last; /* extents of a tile, powers of two */
+    int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
+};
+
+struct map {
+    const struct region *region;
+    struct space space;
+    int count; /* operands; the first is the store whose memory order leads */
+    struct operand operands[MAP_OPERANDS_MAX];
+    int run, unroll;
+    struct map_tile tile;
+};
+
+/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a space of one dim, shorter than a run, goes one by
+   one. */
+static inline int64_t map_runs(const struct map *map) { return space_elements(&map->space) / map->run; }
+int64_t map_tiles(const struct map *map);
+
+/* Prints constants, arguments and functions of kernels/map.cuh or map_tile.cuh. */
+void map_print(struct kernel_print *print, const struct map *map);
+
+/* Whether a node gives the coordinate of an element. */
+bool map_is_index(const struct node *node);
+
+#endif

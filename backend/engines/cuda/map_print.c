@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of the map family's kernels: how a place of the space is found, and how a run of operands is loaded there,
+   computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
+#include "engines/cuda/formula.h"
+#include "engines/cuda/map.h"
+
+#include <stdio.h>
+
+struct name {
+    char text[32];
+};
+
+static struct name named(const char *format, int k, int dim) {
+    struct name name;
+    snprintf(name.text, sizeof name.text, format, k, dim);
+    return name;
+}
+
+static int last_of(const struct map *map) { return map->space.rank - 1; }
+
+static bool is_packed(const struct operand *operand) { return !cuda_type_name(operand->type); }
+
+static bool is_staged(const struct map *map, int k) { return map->tile.axis >= 0 && map->tile.width[k]; }
+
+static bool is_loaded(const struct map *map, int k) {
+    return !map->operands[k].is_store && map->operands[k].memory >= 0;
+}
+
+/* How many elements a thread loads of an operand: broadcast along the run, it is one. */
+static const char *loaded_count(const struct map *map, int k) {
+    return map->operands[k].strides[last_of(map)] ? "N" : "1";
+}
+
+/* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. */
+static bool has_stride(const struct map *map, int k, int dim) {
+    const struct operand *operand = &map->operands[k];
+    int64_t stride = operand->strides[dim];
+    return stride > 1 || (stride == 1 && (dim != last_of(map) || operand->memory < 0));
+}
+
+/* ---- Places ------------------------------------------------------------------------------------------------------- */
+
+static void print_operands(struct kernel_print *print, const struct map *map) {
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        int64_t bytes = is_packed(operand) ? 0 : dtype_bytes(operand->type, operand->offset);
+        if (operand->memory >= 0)
+            print_pointer(print, operand->type, operand->memory, bytes, named("p%d", k, 0).text);
+        if (is_packed(operand) && operand->offset)
+            print_number(print, operand->offset, named("offset%d", k, 0).text);
+        for (int i = 0; i <= last_of(map); i++)
+            if (has_stride(map, k, i))
+                print_number(print, operand->strides[i], named("s%d_%d", k, i).text);
+    }
+}
+
+/* The address of an operand at the place `to`. */
+static void print_address(struct text *code, const struct map *map, int k) {
+    const struct operand *operand = &map->operands[k];
+    text_add(code, "a.p%d", k);
+    if (is_packed(operand) && operand->offset)
+        text_add(code, " + a.offset%d", k);
+    for (int i = 0; i <= last_of(map); i++) {
+        if (has_stride(map, k, i))
+            text_add(code, " + to.c%d * a.s%d_%d", i, k, i);
+        else if (operand->strides[i])
+            text_add(code, " + to.c%d", i);
+    }
+}
+
+/* The dims in the order in which their digits come off the number of a run or tile, and the length of each one's step:
+   tiles are counted along the last dim, then along the axis, then along the others. */
+static void find_digits(const struct map *map, int *dims, int64_t *steps) {
+    const struct map_tile *tile = &map->tile;
+    int count = 0, last = last_of(map);
+    dims[count++] = last;
+    if (tile->axis >= 0)
+        dims[count++] = tile->axis;
+    for (int i = last; i-- > 0;)
+        if (i != tile->axis)
+            dims[count++] = i;
+    for (int i = 0; i < count; i++)
+        steps[i] = 1;
+    steps[0] = tile->axis >= 0 ? tile->along_last : map->run;
+    if (tile->axis >= 0)
+        steps[1] = tile->along_axis;
+}
+
+/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number. */
+static void print_locate(struct kernel_print *print, const struct map *map) {
+    struct text *code = &print->code;
+    int dims[WEFT_DIM_MAX], last = last_of(map);
+    int64_t steps[WEFT_DIM_MAX], count = map->tile.axis >= 0 ? map_tiles(map) : map_runs(map);
+    const char *type = count < INT32_MAX ? "u32" : "i64";
+    find_digits(map, dims, steps);
+    text_add(code, "struct place { i64 c0");
+    for (int i = 1; i <= last; i++)
+        text_add(code, ", c%d", i);
+    text_add(code, "; };\n\nDEVICE place locate(const arguments& a, i64 at) {\n    place to;\n    %s rest = (%s)at;\n",
+             type, type);
+    for (int i = 0; i <= last; i++) {
+        int64_t extent = map->space.extents[dims[i]];
+        text_add(code, "    to.c%d = (i64)", dims[i]);
+        if (i < last) {
+            print_divisor(print, (extent + steps[i] - 1) / steps[i], named("count%d", dims[i], 0).text);
+            text_add(code, "split(rest, a.count%d)", dims[i]);
+        } else {
+            text_add(code, "rest");
+        }
+        text_add(code, steps[i] > 1 ? " * %lld;\n" : ";\n", (long long)steps[i]);
+    }
+    text_add(code, "    return to;\n}\n\n");
+}
+
+/* ---- Runs --------------------------------------------------------------------------------------------------------- */
+
+/* inputs and load_inputs(): the runs that a thread reads, all before it computes. */
+static void print_loads(struct text *code, const struct map *map) {
+    text_add(code, "template <int N> struct inputs {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_loaded(map, k))
+            text_add(code, "    run<%s, %s> r%d;\n", cuda_element_name(map->operands[k].type), loaded_count(map, k), k);
+    text_add(code,
+             "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++) {
+        const char *type = cuda_element_name(map->operands[k].type);
+        if (!is_loaded(map, k) || is_staged(map, k))
+            continue;
+        if (!has_stride(map, k, last_of(map))) {
+            text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
+            print_address(code, map, k);
+            text_add(code, ");\n");
+        } else {
+            text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) in.r%d.at[e] = load_run<%s, 1>(", k,
+                     type);
+            print_address(code, map, k);
+            text_add(code, " + e * a.s%d_%d).at[0];\n", k, last_of(map));
+        }
+    }
+    text_add(code, "}\n\n");
+}
+
+static void print_index(struct text *code, const struct map *map, int k) {
+    text_add(code, "        const i64 v%d = 0", map->operands[k].value);
+    for (int i = 0; i <= last_of(map); i++)
+        if (map->operands[k].strides[i])
+            text_add(code, " + (to.c%d%s) * a.s%d_%d", i, i == last_of(map) ? " + e" : "", k, i);
+    text_add(code, ";\n");
+}
+
+static void print_values(struct text *code, const struct map *map) {
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        if (operand->memory < 0)
+            print_index(code, map, k);
+        else if (!operand->is_store)
+            text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
+                     k, operand->strides[last_of(map)] ? "e" : "0");
+    }
+    for (int i = 0; i < map->region->count; i++) {
+        const struct node *node = region_node(map->region, i);
+        if (op_of(node->op) == &pointwise_op && !map_is_index(node))
+            formula_print(code, map->region->graph, node);
+    }
+}
+
+static void print_store(struct text *code, const struct map *map, int k) {
+    const char *type = cuda_element_name(map->operands[k].type);
+    bool is_run = map->operands[k].strides[last_of(map)] == 1;
+    if (is_run)
+        text_add(code, "    store_run<%s, N>(", type);
+    else
+        text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) store_run<%s, 1>(", type);
+    print_address(code, map, k);
+    if (is_run)
+        text_add(code, ", w%d);\n", k);
+    else if (map->operands[k].strides[last_of(map)])
+        text_add(code, " + e * a.s%d_%d, {w%d.at[e]});\n", k, last_of(map), k);
+    else
+        text_add(code, ", {w%d.at[e]});\n", k);
+}
+
+/* compute(): the region's nodes for one run, and the stores. */
+static void print_compute(struct text *code, const struct map *map) {
+    text_add(code,
+             "template <int N> DEVICE void compute(const inputs<N>& in, const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store)
+            text_add(code, "    run<%s, N> w%d;\n", cuda_element_name(map->operands[k].type), k);
+    text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
+    print_values(code, map);
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store)
+            text_add(code, "        w%d.at[e] = convert<%s>(v%d);\n", k, cuda_element_name(map->operands[k].type),
+                     map->operands[k].value);
+    text_add(code, "    }\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store)
+            print_store(code, map, k);
+    text_add(code, "}\n");
+}
+
+/* ---- Tiles -------------------------------------------------------------------------------------------------------- */
+
+/* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. */
+static void print_stages(struct text *code, const struct map *map) {
+    int last = last_of(map);
+    text_add(code, "DEVICE i64& along_axis(place& to) { return to.c%d; }\n", map->tile.axis);
+    text_add(code, "DEVICE i64& along_last(place& to) { return to.c%d; }\n\nstruct staged {\n", last);
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k))
+            text_add(code, "    exchange<%s> x%d;\n", cuda_type_name(map->operands[k].type), k);
+    text_add(code, "};\n\nDEVICE void stage_inputs(staged& tile, const arguments& a, const place& to, i64 left_axis, "
+                   "i64 left_last) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k)) {
+            text_add(code, "    tile.x%d.fill<%d>(", k, map->tile.width[k]);
+            print_address(code, map, k);
+            text_add(code, ", a.s%d_%d, left_axis, left_last);\n", k, last);
+        }
+    text_add(code, "}\n\nDEVICE void take_inputs(inputs<RUN>& in, const staged& tile, int axis, int last) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k))
+            text_add(
+                code,
+                "    #pragma unroll\n    for (int e = 0; e < RUN; e++) in.r%d.at[e] = tile.x%d.take(last + e, axis);\n",
+                k, k);
+    text_add(code, "}\n\n");
+}
+
+void map_print(struct kernel_print *print, const struct map *map) {
+    bool is_tiled = map->tile.axis >= 0;
+    print_constant(print, "THREADS", MAP_THREADS);
+    print_constant(print, "RUN", map->run);
+    print_constant(print, "UNROLL", map->unroll);
+    text_add(&print->code, "#include \"lib/gather.cuh\"\n");
+    if (is_tiled) {
+        print_constant(print, "TILE_AXIS", map->tile.along_axis);
+        print_constant(print, "TILE_LAST", map->tile.along_last);
+        print_number(print, map_tiles(map), "tiles");
+        print_number(print, map->space.extents[map->tile.axis], "axis_extent");
+        print_number(print, map->space.extents[last_of(map)], "last_extent");
+        text_add(&print->code, "#include \"lib/exchange.cuh\"\n");
+    } else {
+        print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
+        print_number(print, space_elements(&map->space), "elements");
+    }
+    text_add(&print->code, "\n");
+    print_operands(print, map);
+    print_locate(print, map);
+    print_loads(&print->code, map);
+    if (is_tiled)
+        print_stages(&print->code, map);
+    print_compute(&print->code, map);
+}
