@@ -55,6 +55,8 @@ static const struct attention_case cases[] = {
     {"double, one key head", F64, F64, F64, 1, 4, 1, 4, 65, 130, 17, 20, .bias = {1, 1, 1, 1}, .is_causal = true,
      .has_alibi = true, .dropout = 0.5f, .forward = "double multiply-adds", .backward = "double multiply-adds",
      .forward_kernels = 3, .backward_kernels = 5},
+    {"bf16, results in double", BF16, F64, 0, 2, 4, 2, 2, 100, 130, 64, 64, .forward = "double multiply-adds",
+     .backward = "double multiply-adds", .forward_kernels = 2, .backward_kernels = 4},
     {"no keys", F32, F32, 0, 2, 2, 2, 2, 70, 0, 16, 16, .forward = "float", .backward = "float", .forward_kernels = 1,
      .backward_kernels = 2},
     {"no queries", F32, F32, 0, 2, 2, 2, 2, 0, 70, 16, 16, .forward = "float", .backward = "float",
