@@ -15,6 +15,7 @@
 #define F64 WEFT_DATA_DOUBLE
 #define E4M3 WEFT_DATA_FP8_E4M3
 #define BOOL WEFT_DATA_BYTE_BOOLEAN
+#define BIT WEFT_DATA_BOOLEAN
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +58,9 @@ static const struct attention_case cases[] = {
      .forward_kernels = 3, .backward_kernels = 5},
     {"bf16, results in double", BF16, F64, 0, 2, 4, 2, 2, 100, 130, 64, 64, .forward = "double multiply-adds",
      .backward = "double multiply-adds", .forward_kernels = 2, .backward_kernels = 4},
+    {"bf16, masked by bits", BF16, BF16, BIT, 2, 4, 4, 4, 100, 130, 64, 64, .bias = {2, 1, 100, 130},
+     .dropout = 0.5f, .forward = "bf16 on tensor cores", .backward = "bf16 on tensor cores", .forward_kernels = 3,
+     .backward_kernels = 3},
     {"no keys", F32, F32, 0, 2, 2, 2, 2, 70, 0, 16, 16, .forward = "float", .backward = "float", .forward_kernels = 1,
      .backward_kernels = 2},
     {"no queries", F32, F32, 0, 2, 2, 2, 2, 0, 70, 16, 16, .forward = "float", .backward = "float",
@@ -129,7 +133,7 @@ static desc backward_of(const struct attention_case *c) {
     hold(op, WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, tensor4(&t, b, c->value_heads, c->keys, c->value_depth, c->out));
     MUST(set_number(op, WEFT_ATTR_OPERATION_SDPA_BWD_RIGHT_BOUND_EXT, c->is_causal ? 0 : ATTENTION_UNBOUNDED));
     MUST(set_flag(op, WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT, c->has_alibi));
-    for (int i = 0; c->bias[0] && i < (c->bias_type == BOOL ? 1 : 2); i++)
+    for (int i = 0; c->bias[0] && i < (c->bias_type == BOOL || c->bias_type == BIT ? 1 : 2); i++)
         hold(op, i ? WEFT_ATTR_OPERATION_SDPA_BWD_DBIAS_DESC : WEFT_ATTR_OPERATION_SDPA_BWD_BIAS_DESC_EXT,
              tensor4(&t, c->bias[0], c->bias[1], c->bias[2], c->bias[3], c->bias_type));
     if (c->is_padded) {

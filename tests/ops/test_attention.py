@@ -397,6 +397,21 @@ def test_a_boolean_mask_is_a_bias_of_zero_and_minus_infinity() -> None:
         checks.check(run_forward(case), mask, forward(case, inputs), magnitude=20)
 
 
+@pytest.mark.parametrize("dims", [FULL, KEYS])
+def test_a_mask_of_bits(dims: tuple[int, int, int, int]) -> None:
+    """BOOLEAN, eight keys to a byte, made in the graph."""
+    case = Case(bias=dims, is_mask=True)
+    inputs = case.inputs()
+    operands = backward_inputs(case, inputs)
+    want = backward(case, inputs, operands["dO"])
+
+    def on_bits(build: Any) -> Any:
+        return lambda g, bias, **tensors: build(g, bias=g.identity(bias).set_data_type("bool1"), **tensors)
+
+    checks.check(on_bits(run_forward(case)), inputs, forward(case, inputs), magnitude=20)
+    checks.check(on_bits(run_backward(case)), operands, list(want.values()), magnitude=100)
+
+
 def test_finite_fills_and_extreme_scores() -> None:
     """A row filled with the lowest number averages its keys; scores far apart leave only the largest."""
     case = Case(bias=(1, 1, 7, 1))

@@ -52,10 +52,12 @@ weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attent
 
 /* ---- Accepting ---- */
 
-static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor) {
-    if (!cuda_type_name((weftDataType_t)tensor->type))
+/* may_be_bits: elements below a byte are read and written one by one. */
+static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool may_be_bits) {
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    if (!(may_be_bits ? cuda_element_name(type) : cuda_type_name(type)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store.",
-             descriptor_label(op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
+             descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
     if (tensor->vector_count != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
              descriptor_label(op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
@@ -114,8 +116,10 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     c->forward = is_forward ? (const struct sdpa_fwd_op *)node->op : NULL;
     c->backward = is_forward ? NULL : (const struct sdpa_bwd_op *)node->op;
     c->a = is_forward ? &c->forward->a : &c->backward->a;
-    for (int i = 0; i < node->operand_count; i++)
-        TRY(check_operand(node->op, c->graph->values[node->operands[i]].tensor));
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
+        TRY(check_operand(node->op, tensor, tensor == c->a->bias || (is_forward && tensor == c->forward->rng_dump)));
+    }
     c->has_k16 = c->has_async = device->cuda.major >= 8;
     c->arithmetic = choose_arithmetic(c);
     c->batches = c->a->q->dims.at[0];

@@ -43,7 +43,7 @@ void print_constant(struct kernel_print *print, const char *name, int64_t value)
 }
 
 void print_type(struct kernel_print *print, const char *name, weftDataType_t type) {
-    text_add(&print->constants, "using %s = %s;\n", name, cuda_type_name(type));
+    text_add(&print->constants, "using %s = %s;\n", name, cuda_element_name(type));
 }
 
 static void add_argument(struct kernel_print *print, struct argument argument) {

@@ -108,8 +108,8 @@ template <class P> DEVICE own_row own_row_of(const P& a, const lengths& used, i6
 /* A score from its scaled product. */
 template <class P> DEVICE sum_t score_of(const P& a, const own_row& own, int other, sum_t score) {
     if constexpr (BIAS != 0) {
-        const auto bias = a.bias[own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key)];
-        const sum_t number = as<sum_t>::of(bias);
+        const i64 place = own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key);
+        const sum_t number = as<sum_t>::of(load_run<bias_t, 1>(a.bias + place).at[0]);
         if (BIAS == 1 ? number == unseen() : number == 0) return unseen();
         if constexpr (BIAS == 1) score += number;
     }
