@@ -1,17 +1,20 @@
 """`python -m weft demo`: a convolutional network learns handwritten digits, then a block of attention is
-compared with NumPy. Weft's graphs compute everything that is learnt; NumPy shuffles, slices and judges.
+compared with NumPy. Weft's graphs compute everything that is learnt, on the first GPU or else on the CPU;
+NumPy shuffles, slices and judges.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weft
 from weft.chart import Panel, chart
+from weft.devices import DeviceProperties, default_handle
 from weft.explain import explain_text
 from weft.plot import plot
 from weft.progress import Progress
@@ -43,14 +46,9 @@ B, S, E, HEADS, GROUPS, D = 2, 128, 128, 8, 2, 16
 # ---- The network as graphs ----
 
 
-def _graph(name: str) -> weft.Graph:
-    """An empty graph for the CPU, where NumPy's memory is."""
-    return weft.Graph(name, io_data_type="f32", handle=weft.create_handle("cpu"))
-
-
 def forward_graph(images: int, training: bool) -> weft.Graph:
     """From images to logits; in training also to the loss, with what the backward graph reads."""
-    with _graph("digits: forward") as g:
+    with weft.Graph("digits: forward", io_data_type="f32") as g:
         x = g.tensor([images, 1, 8, 8], name="x")
         w1, b1, w2, b2, w3, b3 = (g.tensor(shape, name=name) for name, shape in SHAPES.items())
         a1 = g.relu(g.add(g.conv_fprop(x, w1, padding=PADDING, name="conv1"), b1, name="bias1"), name="relu1")
@@ -79,7 +77,7 @@ def forward_graph(images: int, training: bool) -> weft.Graph:
 
 def backward_graph(images: int) -> weft.Graph:
     """From the error of the probabilities to the gradient of every parameter."""
-    with _graph("digits: backward") as g:
+    with weft.Graph("digits: backward", io_data_type="f32") as g:
         x, a1 = g.tensor([images, 1, 8, 8], name="x"), g.tensor([images, 16, 8, 8], name="a1")
         p1, a2 = g.tensor([images, 16, 4, 4], name="p1"), g.tensor([images, 32, 4, 4], name="a2")
         index = g.tensor([images, 16, 4, 4], data_type="i32", name="index")
@@ -109,7 +107,7 @@ def backward_graph(images: int) -> weft.Graph:
 
 def update_graph(count: int) -> weft.Graph:
     """Adam, in place, on all parameters as one vector. The rate carries the bias corrections of the step."""
-    with _graph("digits: update") as g:
+    with weft.Graph("digits: update", io_data_type="f32") as g:
         parameter, gradient = g.tensor([count], name="parameter"), g.tensor([count], name="gradient")
         mean, square = g.tensor([count], name="mean"), g.tensor([count], name="square")
         rate = g.tensor([1], data_type="f32", is_pass_by_value=True, name="rate")
@@ -135,67 +133,68 @@ class Training:
     def __init__(self, images: int, random: np.random.Generator) -> None:
         import numpy as np
 
-        count = sum(math.prod(shape) for shape in SHAPES.values())
-        self.memory: dict[str, Array] = {}
+        self.count = sum(math.prod(shape) for shape in SHAPES.values())
+        self.memory: dict[str, weft.DeviceArray] = {}
         for name in ("parameter", "gradient", "mean", "square"):
-            self.memory[name] = np.zeros(count, np.float32)
+            self.memory[name] = weft.DeviceArray([self.count]).copy_from(np.zeros(self.count, np.float32))
             self.memory[f"new_{name}"] = self.memory[name]
-        for name, start, end, shape in _parts():
-            self.memory[name] = self.memory["parameter"][start:end].reshape(shape)
-            self.memory[f"d_{name}"] = self.memory["gradient"][start:end].reshape(shape)
+        for name, start, shape in _parts():
+            self.memory[name] = self.memory["parameter"].view(start, shape)
+            self.memory[f"d_{name}"] = self.memory["gradient"].view(start, shape)
             if name.startswith("w"):
                 fan_in = shape[0] if name == "w3" else math.prod(shape[1:])
-                self.memory[name][:] = random.normal(0, math.sqrt(2 / fan_in), shape)
+                weights = random.normal(0, math.sqrt(2 / fan_in), shape)
+                self.memory[name].copy_from(weights.astype(np.float32))
         self.forward, self.backward, self.update = (
             forward_graph(images, True),
             backward_graph(images),
-            update_graph(count),
+            update_graph(self.count),
         )
-        self._packs = {graph: self._pack(graph) for graph in (self.forward, self.backward, self.update)}
+        self._rate = np.zeros(1, np.float32)  # by value: read on the host at every run
+        self._runs = {graph: self._bind(graph) for graph in (self.forward, self.backward, self.update)}
         self._steps = 0
 
-    def _pack(self, graph: weft.Graph) -> dict[weft.Tensor | int | str, Any]:
-        """Memory for every tensor of a graph that needs it, by uid."""
-        from weft.buffers import empty
-
+    def _bind(self, graph: weft.Graph) -> weft.BoundPlan:
+        """The plan of a graph, bound to memory for every tensor."""
+        arrays: dict[str, Any] = {}
         for slot in graph.plan.slots:
-            if slot.name == "a2_t":
-                self.memory[slot.name] = self.memory["a2"]
-            elif slot.name not in self.memory:
-                self.memory[slot.name] = empty(slot.dims, slot.strides, slot.data_type)
-        return {slot.uid: self.memory[slot.name] for slot in graph.plan.slots}
+            if slot.is_by_value:
+                arrays[slot.name] = self._rate
+                continue
+            known = self.memory.get("a2" if slot.name == "a2_t" else slot.name)
+            if known is None:
+                known = self.memory[slot.name] = weft.DeviceArray(slot.dims, slot.data_type, slot.strides)
+            arrays[slot.name] = known.view(0, slot.dims, slot.strides)
+        return graph.plan.bind(**arrays)
 
-    def step(self) -> float:
-        """One step on what is in x and labels; returns the loss before it."""
+    def step(self, images: Array, labels: Array) -> float:
+        """One step; returns the loss before it."""
         self._steps += 1
+        self.memory["x"].copy_from(images)
+        self.memory["labels"].copy_from(labels)
         correction = math.sqrt(1 - BETA_2**self._steps) / (1 - BETA_1**self._steps)
-        self.memory["rate"][:] = LEARNING_RATE * correction
-        for graph in (self.forward, self.backward, self.update):
-            graph.execute(self._packs[graph])
-        return float(self.memory["loss"].item())
+        self._rate[:] = LEARNING_RATE * correction
+        for run in self._runs.values():
+            run()
+        return float(self.memory["loss"].numpy().item())
 
     def seconds(self, graph: weft.Graph) -> float:
         """How long one execution takes: the best of a few."""
-        return best_time(lambda: graph.execute(self._packs[graph]))
+        return best_time(self._runs[graph])
 
 
-def _parts() -> list[tuple[str, int, int, tuple[int, ...]]]:
-    """Where each parameter lies in the vector of all."""
+def _parts() -> list[tuple[str, int, tuple[int, ...]]]:
+    """Where each parameter begins in the vector of all."""
     parts, start = [], 0
     for name, shape in SHAPES.items():
-        parts.append((name, start, start + math.prod(shape), shape))
-        start = parts[-1][2]
+        parts.append((name, start, shape))
+        start += math.prod(shape)
     return parts
 
 
-def best_time(run: Callable[[], object], repeats: int = 5) -> float:
+def best_time(run: weft.BoundPlan, repeats: int = 5) -> float:
     """Seconds of the fastest of a few runs."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(run.measure() for _ in range(repeats))
 
 
 def load_digits() -> tuple[Array, Array, Array, Array]:
@@ -218,10 +217,10 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
     random = np.random.default_rng(SEED)
     images, labels, held_images, held_labels = load_digits()
     training, judge = Training(BATCH, random), forward_graph(len(held_images), False)
-    memory, batches = training.memory, len(images) // BATCH
-    pack: dict[str, Any] = {name: memory[name] for name in SHAPES}
+    batches, logits = len(images) // BATCH, np.empty((len(held_images), 10), np.float32)
+    weights: dict[str, Any] = {name: training.memory[name] for name in SHAPES}
     print(
-        f"   {len(images)} images to learn from, {len(held_images)} held out; {len(memory['parameter'])} "
+        f"   {len(images)} images to learn from, {len(held_images)} held out; {training.count} "
         f"parameters; {epochs} epochs of {batches} batches of {BATCH}"
     )
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
@@ -230,10 +229,9 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
         order, losses = random.permutation(len(images)), []
         for batch in range(batches):
             chosen = order[batch * BATCH : (batch + 1) * BATCH]
-            memory["x"][:], memory["labels"][:] = images[chosen], labels[chosen]
-            losses.append(training.step())
+            losses.append(training.step(images[chosen], labels[chosen]))
             progress.step(epoch, batch + 1, f"loss {losses[-1]:.4f}")
-        logits = judge(x=held_images, **pack)
+        judge.plan(x=held_images, **weights, out={"logits": logits})
         curves["loss"].append(sum(losses) / batches)
         curves["accuracy"].append(float((logits.argmax(1) == held_labels[:, 0]).mean()))
         progress.finish_part(
@@ -247,7 +245,7 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
 
 def attention_graph() -> weft.Graph:
     """A block of causal attention with its projections; query heads share fewer heads of keys and values."""
-    with _graph("attention") as g:
+    with weft.Graph("attention", io_data_type="f32") as g:
         x = g.tensor([B, S, E], name="x")
         heads = {"q": HEADS, "k": GROUPS, "v": GROUPS}
         parts = []
@@ -295,9 +293,12 @@ def attend() -> tuple[weft.Graph, float, float]:
         if not slot.is_output:
             deviation = 1 if slot.name == "x" else 1 / math.sqrt(E)
             arrays[slot.name] = random.normal(0, deviation, slot.dims).astype(np.float32)
-    result = graph(**arrays)
-    error = float(np.abs(result - attention_in_numpy(**arrays)).max())
-    return graph, error, best_time(lambda: graph.plan(**arrays, out={"y": result}))
+    on_device: dict[str, Any] = {
+        name: weft.DeviceArray(array.shape).copy_from(array) for name, array in arrays.items()
+    }
+    run = graph.plan.bind(**on_device)
+    error = float(np.abs(run().numpy() - attention_in_numpy(**arrays)).max())
+    return graph, error, best_time(run)
 
 
 # ---- The whole ----
@@ -330,7 +331,8 @@ def run(out: Path, epochs: int = EPOCHS) -> int:
     if missing:
         print(f"The demonstration needs {' and '.join(missing)}: python -m pip install {' '.join(missing)}")
         return 2
-    print(f"Weft {weft.backend_version_string()}\n\n1  A convolutional network learns handwritten digits")
+    print(f"Weft {weft.backend_version_string()} on {_device_name()}\n")
+    print("1  A convolutional network learns handwritten digits")
     start = time.perf_counter()
     training, curves = train(epochs)
     seconds, accuracy = time.perf_counter() - start, curves["accuracy"][-1]
@@ -356,6 +358,12 @@ def run(out: Path, epochs: int = EPOCHS) -> int:
     for path in draw(out, {"forward": forward, "backward": backward, "attention": attention}, curves):
         print(f"   {path}")
     return 0 if is_right and is_close else 1
+
+
+def _device_name() -> str:
+    handle = default_handle()
+    name = handle.device.name.lower()
+    return f"{name}:{handle.ordinal}, {json.loads(DeviceProperties(handle=handle).serialize())['name']}"
 
 
 def _verdict(is_good: bool) -> str:

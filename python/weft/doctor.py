@@ -3,20 +3,21 @@ repairs what is wrong. Every probe is guarded: a broken installation is what it 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("cffi", "numpy", "torch", "ml_dtypes", "scikit-learn")
-VARIABLES = ("WEFT_LOG", "WEFT_THREADS", "WEFT_LIBRARY")
+from weft import gpu_health
+
+PACKAGES: tuple[str, ...] = ("cffi", "numpy", "torch", "cupy", "ml_dtypes", "scikit-learn")
+PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+VARIABLES = ("WEFT_LOG", "WEFT_THREADS", "WEFT_LIBRARY", "WEFT_DEVICE", "WEFT_NVRTC", "WEFT_CACHE_DIR")
 # The extensions that Weft's kernels, or those that users compare it with, are written for.
 FEATURES: tuple[str, ...] = (
     "sse4_2",
@@ -46,7 +47,8 @@ def examine() -> dict[str, Any]:
     problems: list[Problem] = []
     found: dict[str, Any] = {
         "weft": _weft(problems),
-        "devices": _guarded(_devices, []),
+        "gpu": None,
+        "devices": [],
         "cpu": _guarded(_cpu, {}),
         "python": {
             "version": platform.python_version(),
@@ -55,10 +57,12 @@ def examine() -> dict[str, Any]:
         },
         "packages": {name: _package_version(name) for name in PACKAGES},
         "environment": {name: os.environ.get(name) for name in _variables()},
-        "smoke_test": {"ok": False, "seconds": None},
+        "smoke_tests": [],
     }
     if not problems:
-        found["smoke_test"] = _smoke_test(problems)
+        found["gpu"] = _gpu(problems)
+        found["devices"] = _devices(problems)
+        found["smoke_tests"] = [_smoke_test(device, problems) for device in found["devices"]]
     problems += _environment_problems()
     found["problems"] = problems
     return found
@@ -164,18 +168,27 @@ def _engines() -> list[dict[str, Any]]:
 # ---- The machine ----
 
 
-def _devices() -> list[dict[str, Any]]:
+def _gpu(problems: list[Problem]) -> dict[str, Any]:
+    """Driver, run-time compilers and kernel cache."""
+    machine: dict[str, Any] = import_module("weft.backend").describe_machine()
+    hardware = _guarded(gpu_health.has_hardware, False)
+    gpu_health.examine(machine, hardware, lambda what, repair: problems.append(Problem(what, repair)))
+    return {"hardware": hardware, "kernel_driver": _guarded(gpu_health.driver_version, None), **machine}
+
+
+def _devices(problems: list[Problem]) -> list[dict[str, Any]]:
     """Every device that the library opens."""
     weft: Any = import_module("weft")
     devices: Any = import_module("weft.devices")
+    gpus = import_module("weft.backend").describe_machine()["driver"]["gpus"]
     found = []
-    for kind in ("cpu", "cuda"):
-        for ordinal in range(64):
-            try:
-                handle = weft.create_handle(kind, ordinal)
-            except weft.WeftError:
-                break
-            found.append(json.loads(devices.DeviceProperties(handle=handle).serialize()))
+    for kind, ordinal in [("cpu", 0), *(("cuda", i) for i in range(gpus))]:
+        try:
+            handle = weft.create_handle(kind, ordinal)
+        except weft.WeftError as error:
+            problems.append(Problem(str(error), "export WEFT_DEVICE=cpu, or use another GPU"))
+            continue
+        found.append(json.loads(devices.DeviceProperties(handle=handle).serialize()))
     return found
 
 
@@ -194,32 +207,21 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _smoke_test(problems: list[Problem]) -> dict[str, Any]:
-    """relu(A B + c) on small whole numbers, without NumPy; the result must be exact."""
+def _smoke_test(device: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """Builds and runs a small graph on a device; see gpu_health.smoke_test."""
     weft: Any = import_module("weft")
-    start = time.perf_counter()
+    name = f"{device['kind']}:{device['ordinal']}"
     try:
-        # On the CPU, whose memory this program can fill by itself.
-        with weft.Graph("smoke test", io_data_type="f32", handle=weft.create_handle("cpu")) as g:
-            a, b, c = g.tensor([2, 3], name="a"), g.tensor([3, 2], name="b"), g.tensor([1, 2], name="c")
-            g.relu(g.add(g.matmul(a, b), c)).set_name("y").set_output(True)
-        floats = ctypes.c_float * 6
-        memory = {
-            "a": floats(1, 2, 3, 4, 5, 6),
-            "b": floats(1, 0, 0, 1, 1, -1),
-            "c": floats(-5, 1),
-            "y": floats(),
-        }
-        g.execute({name: ctypes.addressof(array) for name, array in memory.items()})
-        got = list(memory["y"])[:4]
+        found = gpu_health.smoke_test(weft.create_handle(device["kind"], device["ordinal"]))
     except Exception as error:
-        problems.append(Problem(f"the smoke test failed: {error}", REBUILD))
-        return {"ok": False, "seconds": None}
-    is_right = got == [0.0, 0.0, 5.0, 0.0]
-    if not is_right:
-        what = f"the smoke test computed {got} instead of [0, 0, 5, 0]"
-        problems.append(Problem(what, "WEFT_THREADS=1 python -m weft doctor, and report both outputs"))
-    return {"ok": is_right, "seconds": time.perf_counter() - start, "engine": g.plan.engine}
+        repair = REBUILD if device["kind"] == "cpu" else f"export WEFT_DEVICE=cpu until then; {REBUILD}"
+        problems.append(Problem(f"the smoke test on {name} failed: {error}", repair))
+        return {"device": name, "ok": False}
+    if not found["ok"]:
+        what = f"the smoke test on {name} computed {found['got']} instead of [0, 0, 5, 0]"
+        again = "WEFT_THREADS=1 WEFT_CACHE=off python -m weft doctor"
+        problems.append(Problem(what, f"{again}, and report both outputs"))
+    return found
 
 
 def _environment_problems() -> list[Problem]:
@@ -231,6 +233,10 @@ def _environment_problems() -> list[Problem]:
         problems.append(Problem(what, f"export WEFT_LOG=warn (or one of {', '.join(levels)})"))
     if threads and not (threads.isdigit() and int(threads) > 0):
         problems.append(Problem(f"WEFT_THREADS={threads} is no number of threads", "unset WEFT_THREADS"))
+    for name in ("WEFT_NVRTC", "WEFT_LIBCUDA"):
+        places = [place for place in os.environ.get(name, "").split(":") if place]
+        if places and not any(Path(place).exists() for place in places):
+            problems.append(Problem(f"{name} names nothing that exists: {':'.join(places)}", f"unset {name}"))
     return problems
 
 
@@ -239,13 +245,12 @@ def _environment_problems() -> list[Problem]:
 
 def report(found: dict[str, Any]) -> str:
     """What was found, for a terminal."""
-    own, smoke = found["weft"], found["smoke_test"]
+    own = found["weft"]
     rows: list[tuple[str, str]] = [("weft", f"{own['version']} in {own['package']}")]
     rows.append(("library", f"{own['library_version'] or 'not loaded'} {own['library'] or ''}".strip()))
     rows += [("engine", engine["name"]) for engine in own["engines"]]
-    for device in found["devices"]:
-        threads = f", {device['threads']} threads" if "threads" in device else ""
-        rows.append(("device", f"{device['kind']}:{device['ordinal']} {device.get('name', '')}{threads}"))
+    rows += [("device", gpu_health.device_text(device)) for device in found["devices"]]
+    rows += gpu_health.rows(found["gpu"]) if found["gpu"] else []
     cpu = found["cpu"]
     if cpu:
         rows.append(("cpu", f"{cpu['cores']} cores; {' '.join(cpu['features'])}"))
@@ -254,13 +259,20 @@ def report(found: dict[str, Any]) -> str:
     packages = [f"{name} {version or '(none)'}" for name, version in found["packages"].items()]
     rows.append(("packages", ", ".join(packages)))
     rows += [("variable", f"{name} {value or '(unset)'}") for name, value in found["environment"].items()]
-    took = f" in {smoke['seconds'] * 1e3:.1f} ms on {smoke['engine']}" if smoke["ok"] else ""
-    rows.append(("smoke test", ("ok" if smoke["ok"] else "not passed") + took))
-    lines = [f"{name:<12}{value}" for name, value in rows]
+    rows += [("smoke test", _smoke_text(smoke)) for smoke in found["smoke_tests"]]
+    rows += [] if found["smoke_tests"] else [("smoke test", "not run")]
+    lines = [f"{name:<14}{value}" for name, value in rows]
     for problem in found["problems"]:
-        lines += ["", f"PROBLEM     {problem['what']}", f"repair      {problem['repair']}"]
+        lines += ["", f"PROBLEM       {problem['what']}", f"repair        {problem['repair']}"]
     lines += [""] if found["problems"] else ["", "All is well."]
     return "\n".join(lines).rstrip()
+
+
+def _smoke_text(smoke: dict[str, Any]) -> str:
+    if not smoke["ok"]:
+        return f"{smoke['device']}: not passed"
+    built, whole = smoke["build_seconds"] * 1e3, smoke["seconds"] * 1e3
+    return f"{smoke['device']}: ok in {whole:.1f} ms, {built:.1f} of them to build, on {smoke['engine']}"
 
 
 def run(as_json: bool = False) -> int:

@@ -128,12 +128,13 @@ def explain_text(
         brief: leave out the sections below the table.
     """
     device, steps = report["device"], report["steps"]
-    threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
+    count = device["threads"]  # of a CPU
+    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
     timed = "" if measured is None else f" · measured {amount(measured, 's')}"
     lines = [f"{report['graph']} on {report['engine']} ({report['tag']})"]
     lines += _wrapped(report["engine_doc"], "  ")
     lines += [
-        f"  {device['kind']}:{device['ordinal']} {device['name']}, {threads}",
+        f"  {device['kind']}:{device['ordinal']} {device['name']}{threads}",
         f"  predicted {amount(report['seconds'], 's')}{timed} · {amount(report['flops'], 'FLOP')} · "
         f"{amount(report['bytes'], 'B')} moved · workspace {amount(report['workspace_bytes'], 'B')}",
         "",

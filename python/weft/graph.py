@@ -728,9 +728,9 @@ class Graph(Sugar):
         if len(bound) < len(slots):
             self._bind_rest(plan, slots, bound)
         if overrides is None:
-            plan.launch(workspace, stream_of(plan.handle) if handle is None else handle.stream)
+            plan.launch(workspace, stream_of(handle or plan.handle))
         else:
-            plan.launch_overridden(overrides, workspace, handle or plan.handle_on_current_stream())
+            plan.launch_overridden(overrides, workspace, plan.handle_on_stream(handle))
 
     def _overridden_slots(self, plan: Plan, overrides: Overrides) -> list[Slot]:
         """The slots with other shapes, and with those that follow from them: results whose shape was inferred
@@ -835,8 +835,7 @@ class Graph(Sugar):
             plan.put_address(i, address)
             bound.add(i)
         self._bind_rest(plan, plan.slots, bound)
-        given = backend.handle_of(handle)
-        plan.launch(workspace, stream_of(plan.handle) if given is None else given.stream)
+        plan.launch(workspace, stream_of(backend.handle_of(handle) or plan.handle))
 
     def execute_plan_at_index(
         self,
@@ -902,7 +901,7 @@ class Graph(Sugar):
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             given = {self._find(key)._uid: value for key, value in arrays[0].items()} | given
             arrays = ()
-        return self.plan.run(arrays, given, stream=handle.stream if handle is not None else None)
+        return self.plan.run(arrays, given, stream=None if handle is None else stream_of(handle))
 
     def set_io_tuples(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """Names the tensors that calls take and return by position: by their names, or "matmul_0::A".

@@ -72,8 +72,40 @@ class DeviceArray:
         )
         self.dtype = type_
         self.handle = handle or default_handle()
-        self._size = buffers.span(self.dims, self.strides) * self._item
         self._memory = DeviceMemory(self.handle, self._size)
+        self._address = self._memory.address
+
+    def view(
+        self, offset: int, dims: Sequence[int], strides: Sequence[int] | None = None
+    ) -> DeviceArray:
+        """An array of the same type on part of this one's memory.
+
+        Args:
+            offset: of its first element, in elements.
+            dims: extent of each dimension.
+            strides: in elements; default packed.
+        """
+        made = object.__new__(DeviceArray)
+        made.dims = arguments.wholes(dims, "device array: dims")
+        made.strides = (
+            buffers.packed_strides(made.dims)
+            if strides is None
+            else arguments.wholes(strides, "device array: strides")
+        )
+        made.dtype, made.handle, made._memory = self.dtype, self.handle, self._memory
+        made._address = self._address + arguments.whole(offset, "device array: offset") * self._item
+        last = self._memory.address + self._memory.size
+        if offset < 0 or made._address + made._size > last:
+            raise BadParameterError(
+                f"device array: a view of {list(made.dims)} at element {offset} takes {made._size} bytes, "
+                f"{max(last - made._address, 0)} are there. Give a smaller one."
+            )
+        return made
+
+    @property
+    def _size(self) -> int:
+        """Bytes from the first element to the last, both included."""
+        return buffers.span(self.dims, self.strides) * self._item
 
     @property
     def _item(self) -> int:
@@ -92,13 +124,13 @@ class DeviceArray:
             )
         staged = buffers.empty(self.dims, self.strides, self.dtype)
         staged[...] = source
-        self._copy(self._memory.address, staged.ctypes.data)
+        self._copy(self._address, staged.ctypes.data)
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory, made behind all work of the current stream; waits for it."""
         made: np.ndarray[Any, Any] = buffers.empty(self.dims, self.strides, self.dtype)
-        self._copy(made.ctypes.data, self._memory.address)
+        self._copy(made.ctypes.data, self._address)
         return made
 
     def _copy(self, destination: int, source: int) -> None:
@@ -108,7 +140,7 @@ class DeviceArray:
         """What buffers.describe asks for first."""
         place = (self.handle.device, self.handle.ordinal)
         return buffers.Buffer(
-            self._memory.address, self.dims or (1,), self.strides or (1,), self.dtype, *place, True, self
+            self._address, self.dims or (1,), self.strides or (1,), self.dtype, *place, True, self
         )
 
     @property
@@ -120,7 +152,7 @@ class DeviceArray:
             "shape": self.dims,
             "strides": tuple(step * self._item for step in self.strides),
             "typestr": dtypes.numpy_dtype(self.dtype).str,
-            "data": (self._memory.address, False),
+            "data": (self._address, False),
             "stream": stream_of(self.handle) or 1,
         }
 
@@ -134,7 +166,8 @@ def empty_like_kind(
 ) -> Any:
     """A new array of the library and on the device of another one; see buffers.empty. A library whose
     allocator is not known, as with DLPack, gets a DeviceArray."""
-    if like is not None and buffers.device_of(like) is not None and not buffers.can_allocate(like, type_):
+    is_foreign = like is not None and not buffers.can_allocate(like, type_)
+    if isinstance(like, DeviceArray) or (is_foreign and buffers.device_of(like) is not None):
         return DeviceArray(dims, type_, strides, handle)
     return buffers.empty(dims, strides, type_, like)
 

@@ -17,7 +17,7 @@ from weft import backend, buffers, dtypes, slots
 from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
-from weft.memory import HOST_ALIGNMENT, Scratch, Staging, empty_like_kind, stream_of
+from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -107,7 +107,8 @@ class Plan:
         self.ordinal: int = self.report["device"]["ordinal"]
         self._place = self.ordinal if self.device is device_kind.CUDA else None
         self._handle = place if isinstance(place, backend.Handle) else None
-        self._is_elsewhere = isinstance(place, DeviceProperties) and place.is_described
+        is_described = isinstance(place, DeviceProperties) and place.is_described
+        self._is_elsewhere = is_described and self.device is device_kind.CUDA
         self.values = dict(values or {})
         self.index: dict[Any, int] = {slot.uid: i for i, slot in enumerate(self.slots)}
         named, owners = Counter(slot.name for slot in self.slots), Counter(map(_owner, self.slots))
@@ -226,8 +227,8 @@ class Plan:
         return owners
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
-        """The array whose library results are to come from: the first one on the GPU, else a tensor of torch;
-        None for NumPy."""
+        """The array whose library results are to come from: the first one on the GPU, else one of torch or of
+        Weft; None for NumPy."""
         arrays = [
             value
             for i, value in given.items()
@@ -237,7 +238,7 @@ class Plan:
             on_device = next((value for value in arrays if buffers.device_of(value) is not None), None)
             if on_device is not None:
                 return on_device
-        return next((value for value in arrays if buffers.is_torch(value)), None)
+        return next((v for v in arrays if buffers.is_torch(v) or isinstance(v, DeviceArray)), None)
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> dict[int, Any]:
         given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}
@@ -413,14 +414,15 @@ class Plan:
         pack.finalize()
         return pack
 
-    def handle_on_current_stream(self) -> backend.Handle:
-        """A handle that enqueues where a call that names no stream does: the plan's own, or one of this
-        thread."""
-        if self.device is device_kind.CPU or self.handle.is_stream_set:
-            return self.handle
+    def handle_on_stream(self, given: backend.Handle | None) -> backend.Handle:
+        """A handle that enqueues where a call that is given this one does: itself if a stream was set on it,
+        else one of this thread on the current stream. None: the plan's own."""
+        handle = given or self.handle
+        if self.device is device_kind.CPU or handle.is_stream_set:
+            return handle
         if self.thread.handle is None:
             self.thread.handle = backend.Handle(self.device, self.ordinal)
-        self.thread.handle.set_stream(stream_of(self.handle))
+        self.thread.handle.set_stream(stream_of(handle))
         return self.thread.handle
 
     def launch(self, workspace: Any, stream: int) -> None:
@@ -519,6 +521,14 @@ class BoundPlan:
         if status:
             backend.check(status)
         return self.results
+
+    def measure(self, repeats: int = 1) -> float:
+        """The mean seconds of some runs where they run, by events of the stream on a GPU; waits for them."""
+        plan = self.plan
+        stream, workspace = stream_of(plan.handle), int(ffi.cast("uintptr_t", self._workspace))
+        return backend.measure(
+            plan.descriptor, self._frame.pointers, len(plan.slots), workspace, stream, repeats
+        )
 
 def _owner(slot: Slot) -> str:
     """The operation that a result is named after."""

@@ -1,0 +1,157 @@
+"""The doctor's eye on GPUs: what is wrong with driver, run-time compiler, kernel cache and chips, and the
+command that repairs it. Knows what weftDescribeMachine says; tells nothing of problems on a machine that has
+no NVIDIA GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+INSTALL = "python -m pip install {upgrade}'weft[cu{major}]'"
+NVIDIA = "0x10de"
+
+Found = dict[str, Any]
+Report = Callable[[str, str], None]
+"""Takes a problem and its repair."""
+
+
+def has_hardware() -> bool:
+    """Whether the machine has a GPU of NVIDIA's, driver or not."""
+    classes = Path("/sys/bus/pci/devices").glob("*/class")
+    gpus = (path.parent for path in classes if path.read_text().startswith("0x03"))
+    return any((gpu / "vendor").read_text().strip() == NVIDIA for gpu in gpus)
+
+
+def driver_version() -> str | None:
+    """The kernel driver's own version, such as 580.95.05; which CUDA it speaks is another number."""
+    said = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\b\d{3}(\.\d+)+\b", said.read_text()) if said.exists() else None
+    return found[0] if found else None
+
+
+def chosen_compiler(machine: Found) -> Found | None:
+    """The copy of NVRTC that compiles, if one can."""
+    return next((copy for copy in machine["compilers"] if copy["is_chosen"]), None)
+
+
+# ---- Problems ----
+
+
+def examine(machine: Found, hardware: bool, problem: Report) -> None:
+    """Tells what is wrong, and how to repair it. machine: what weftDescribeMachine says."""
+    driver, disk = machine["driver"], machine["cache"]["disk"]
+    if driver["problem"] and (hardware or "cannot be loaded" not in driver["problem"]):
+        problem(*_split(driver["problem"]))
+    if driver["version"] or hardware:
+        _examine_compilers(machine, problem)
+    if disk["problem"]:
+        problem(
+            f"the kernel cache does not serve as it could: {disk['problem']}",
+            f"chmod -R u=rwX,go= '{disk['folder']}', or export WEFT_CACHE_DIR=<a folder of your own>",
+        )
+    if disk["damaged"]:
+        problem(f"{disk['damaged']} entries of the kernel cache were damaged", f"rm -r '{disk['folder']}'")
+
+
+def _examine_compilers(machine: Found, problem: Report) -> None:
+    chosen, major = chosen_compiler(machine), _major(machine)
+    if chosen is None:
+        reasons = "; ".join(f"{copy['path']}: {copy['verdict']}" for copy in machine["compilers"])
+        missing = f"no copy of NVRTC can compile for {machine['arch']} ({reasons})"
+        what = missing if reasons else "NVRTC, the run-time compiler, is nowhere on this machine"
+        problem(what, INSTALL.format(upgrade="--upgrade " if reasons else "", major=major))
+    elif not chosen["builtins"] and chosen["found_by"] != "WEFT_NVRTC":
+        what = f"{chosen['path']} has no libnvrtc-builtins beside it"
+        problem(what, INSTALL.format(upgrade="--force-reinstall ", major=chosen["version"].split(".")[0]))
+
+
+def _major(machine: Found) -> str:
+    """The major version of CUDA to install for: that of the driver, or the newest."""
+    spoken = machine["driver"]["version"]
+    return "12" if spoken and spoken.startswith("12.") else "13"
+
+
+def _split(sentence: str) -> tuple[str, str]:
+    """What is wrong, and what to do: the library's messages end in the repair."""
+    parts = re.split(r"(?<=\.) (?=[A-Z])", sentence.strip())
+    return " ".join(parts[:-1]).rstrip(".") or sentence, parts[-1] if len(parts) > 1 else "see above"
+
+
+# ---- Smoke test ----
+
+
+def smoke_test(handle: Any) -> Found:
+    """relu(A B + c) on small whole numbers, without NumPy, on any device; the result must be exact."""
+    weft: Any = import_module("weft")
+    start = time.perf_counter()
+    with weft.Graph("smoke test", io_data_type="f32", handle=handle) as g:
+        a, b, c = g.tensor([2, 3], name="a"), g.tensor([3, 2], name="b"), g.tensor([1, 2], name="c")
+        g.relu(g.add(g.matmul(a, b), c)).set_name("y").set_output(True)
+    built = time.perf_counter()
+    numbers = {"a": (1, 2, 3, 4, 5, 6), "b": (1, 0, 0, 1, 1, -1), "c": (-5, 1), "y": (7, 7, 7, 7)}
+    got = _run(g, handle, numbers)
+    done = time.perf_counter()
+    return {
+        "device": f"{handle.device.name.lower()}:{handle.ordinal}",
+        "ok": got == [0.0, 0.0, 5.0, 0.0],
+        "got": got,
+        "engine": g.plan.engine,
+        "build_seconds": built - start,
+        "seconds": done - start,
+    }
+
+
+def _run(g: Any, handle: Any, numbers: Mapping[str, Sequence[float]]) -> list[float]:
+    """Copies numbers to the device, runs the graph and copies y back."""
+    backend: Any = import_module("weft.backend")
+    memory: Any = import_module("weft.memory")
+    arrays = {name: (ctypes.c_float * len(values))(*values) for name, values in numbers.items()}
+    held = {}
+    for name, array in arrays.items():
+        held[name] = memory.DeviceMemory(handle, ctypes.sizeof(array))
+        backend.copy(handle, held[name].address, ctypes.addressof(array), ctypes.sizeof(array), 0)
+    g.execute({name: each.address for name, each in held.items()}, handle=handle)
+    y = arrays["y"]
+    backend.copy(handle, ctypes.addressof(y), held["y"].address, ctypes.sizeof(y), 0)
+    return list(y)
+
+
+# ---- Words ----
+
+
+def rows(machine: Found) -> Iterator[tuple[str, str]]:
+    """What a terminal shows of driver, compilers and cache."""
+    driver = machine["driver"]
+    if driver["version"]:
+        kernel = driver_version()
+        yield "driver", f"{kernel + ', ' if kernel else ''}speaks CUDA {driver['version']}"
+    elif machine["hardware"]:
+        yield "driver", f"none in use: {driver['problem']}"
+    else:
+        yield "driver", "none, and no NVIDIA GPU"
+    for copy in machine["compilers"]:
+        mark = "*" if copy["is_chosen"] else " "
+        yield "NVRTC", f"{mark} {copy['version']} {copy['path']} ({copy['found_by']}): {copy['verdict']}"
+    if not machine["compilers"]:
+        yield "NVRTC", "none found"
+    disk = machine["cache"]["disk"]
+    yield (
+        "kernel cache",
+        f"{disk['folder']} ({disk['mode']}): {disk['entries']} kernels, {disk['bytes'] / 2**20:.1f} of "
+        f"{disk['limit'] / 2**20:.0f} MiB",
+    )
+
+
+def device_text(device: Found) -> str:
+    """A device in a line: its chip, memory and multiprocessors, or its threads."""
+    called = f"{device['kind']}:{device['ordinal']} {device.get('name', '')}"
+    if device["kind"] == "cpu":
+        return f"{called}, {device['threads']} threads"
+    memory = f"{device['memory_bytes'] / 2**30:.0f} GiB" if "memory_bytes" in device else ""
+    details = [device.get("arch", ""), memory, f"{device.get('multiprocessors', '?')} multiprocessors"]
+    return ", ".join([called, *filter(None, details)])

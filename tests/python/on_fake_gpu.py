@@ -1,0 +1,344 @@
+"""The frontend on a GPU, against a driver that launches nothing and keeps device memory in host memory. Run
+by test_gpu.py, in a process whose environment names the fakes; alone it is not collected."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import weft
+from weft import backend, buffers, memory
+from weft.enums import device_kind
+
+X = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+def refusal(message: str) -> Any:
+    """The block raises BadParameterError with exactly this sentence."""
+    return pytest.raises(weft.BadParameterError, match=f"^{re.escape(message)}$")
+
+
+def on_device(array: Any, ordinal: int = 0) -> weft.DeviceArray:
+    made = weft.DeviceArray(array.shape, array.dtype, handle=weft.create_handle("cuda", ordinal))
+    return made.copy_from(array)
+
+
+def doubled(strides: Any = None) -> weft.Graph:
+    g = weft.Graph("double", handle=weft.create_handle("cuda"), io_data_type="f32")
+    x = g.tensor([2, 3], strides, name="x")
+    g.add(x, x, name="y").set_name("y").set_dim([2, 3]).set_stride(strides or [3, 1]).set_output(True)
+    return g.build()
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Every copy: to, from, bytes."""
+    seen: list[tuple[int, int, int]] = []
+    real = backend.copy
+
+    def copy(handle: Any, to: int, of: int, size: int, stream: int) -> None:
+        seen.append((to, of, size))
+        real(handle, to, of, size, stream)
+
+    monkeypatch.setattr(backend, "copy", copy)
+    return seen
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The stream of every run of a plan."""
+    seen: list[int] = []
+    queue = weft.plan.Thread.queue
+
+    def note(self: Any, stream: int) -> Any:
+        seen.append(stream)
+        return queue(self, 0)
+
+    monkeypatch.setattr(weft.plan.Thread, "queue", note)
+    return seen
+
+
+# ---- Arrays of Weft's own ----------------------------------------------------------------------------------
+
+
+def test_the_first_gpu_is_the_default_device() -> None:
+    assert repr(weft.DeviceArray([2, 3])) == "DeviceArray(f32[2,3], cuda:0)"
+    g = weft.Graph(io_data_type="f32")
+    g.exp(g.tensor([4], name="x"))
+    assert g.build().plan.device is device_kind.CUDA
+
+
+@pytest.mark.parametrize("strides", [None, [1, 2], [8, 2]])
+def test_arrays_go_to_the_device_and_come_back(strides: Any) -> None:
+    array = weft.DeviceArray([2, 3], "f32", strides).copy_from(X)
+    np.testing.assert_array_equal(array.numpy(), X)
+    part = array.view(strides[0] if strides else 3, [3], [strides[1] if strides else 1])
+    np.testing.assert_array_equal(part.numpy(), X[1])
+
+
+def test_arrays_are_described_to_others() -> None:
+    array = on_device(X.astype("f2"), 1)
+    interface = array.__cuda_array_interface__
+    assert (interface["shape"], interface["strides"], interface["typestr"]) == ((2, 3), (6, 2), "<f2")
+    assert interface["stream"] == 1
+    buffer = buffers.describe(array)
+    assert (buffer.pointer, buffer.ordinal) == (interface["data"][0], 1)
+    assert not hasattr(weft.DeviceArray([2], handle=weft.create_handle("cpu")), "__cuda_array_interface__")
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    array = weft.DeviceArray([2, 3])
+    with refusal(
+        "device array: it is float32[2, 3], the array float64[2, 3]. Convert or reshape the array."
+    ):
+        array.copy_from(X.astype("f8"))
+    with refusal(
+        "device array: a view of [3] at element 4 takes 12 bytes, 8 are there. Give a smaller one."
+    ):
+        array.view(4, [3])
+
+
+def test_out_of_memory_is_told() -> None:
+    with pytest.raises(weft.WeftError, match=r"free device memory|Free device memory"):
+        weft.DeviceArray([2**60], "u8")
+
+
+# ---- Calls -------------------------------------------------------------------------------------------------
+
+
+def test_arrays_of_the_device_give_arrays_of_the_device(copies: list[Any]) -> None:
+    g, x = doubled(), on_device(X)
+    copies.clear()
+    y = g.plan(x=x)
+    assert isinstance(y, weft.DeviceArray)
+    assert (y.dims, y.handle.ordinal) == ((2, 3), 0)
+    assert copies == []
+
+
+def test_host_arrays_are_copied_there_and_back(copies: list[Any]) -> None:
+    y = doubled().plan(x=X)
+    assert isinstance(y, np.ndarray)
+    (there, of, size), (to, back, _) = copies
+    assert (of, size) == (X.ctypes.data, 24)
+    assert to == y.ctypes.data
+    assert there != back
+
+
+def test_host_outputs_are_copied_back(copies: list[Any]) -> None:
+    g, x, out = doubled(), on_device(X), np.zeros_like(X)
+    copies.clear()
+    assert g.plan(x=x, out={"y": out}) is out
+    assert [(to, size) for to, _, size in copies] == [(out.ctypes.data, 24)]
+
+
+def test_what_lies_between_elements_survives() -> None:
+    memory_of = np.full((2, 8), 7, "f4")
+    out = memory_of[:, :6:2]
+    doubled([8, 2]).plan(x=np.full((2, 8), 3, "f4")[:, :6:2], out={"y": out})
+    np.testing.assert_array_equal(memory_of[:, 1::2][:, :2], 7)
+
+
+def test_one_host_array_beside_arrays_of_the_device() -> None:
+    g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
+    a, b = (g.tensor([2, 3], name=name) for name in "ab")
+    g.sub(a, b)
+    assert isinstance(g(a=X, b=on_device(X)), weft.DeviceArray)
+
+
+def test_by_value_scalars_stay_on_the_host() -> None:
+    g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
+    x = g.tensor([2, 3], name="x")
+    s = g.tensor([1], is_pass_by_value=True, name="s")
+    g.mul(x, s, name="y").set_name("y")
+    g.build()
+    g.plan(x=on_device(X), s=2.0)
+    g.execute({"x": on_device(X), "s": np.float32([2]), "y": on_device(X)})
+    with refusal(
+        "plan: input 's' (uid 2) must be on the host, its buffer is on a CUDA device. Move it there, or "
+        "build the graph with a handle of the other device."
+    ):
+        g.plan(x=on_device(X), s=on_device(np.float32([2])))
+
+
+def test_execute_copies_nothing() -> None:
+    g, x = doubled(), on_device(X)
+    with refusal(
+        "execute: input 'x' (uid 1) must be on a CUDA device, its buffer is on the host. Move it there, "
+        "call graph.plan(...), which copies, or build the graph with a handle of the other device."
+    ):
+        g.execute({"x": X, "y": x})
+    with refusal(
+        "plan: input 'x' (uid 1) must be on a CUDA device, its buffer is on the host. Move it there, or "
+        "build the graph with a handle of the other device."
+    ):
+        g.plan.bind(x=X)
+
+
+def test_another_gpu_is_another_device() -> None:
+    with refusal(
+        "execute: input 'x' (uid 1) must be on cuda:0, its buffer is on cuda:1. Move it there, call "
+        "graph.plan(...), which copies, or build the graph with a handle of the other device."
+    ):
+        doubled().execute({"x": on_device(X, 1), "y": on_device(X)})
+
+
+def test_bound_plans_run_on_what_they_were_given() -> None:
+    g, x, y = doubled(), on_device(X), on_device(X)
+    run = g.plan.bind(x=x, out={"y": y})
+    assert run() is y
+    assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are a quarter of a millisecond apart
+
+
+# ---- Other libraries ---------------------------------------------------------------------------------------
+
+
+class CudaArray:
+    """What Numba and others offer: host memory, as the fake driver has no other."""
+
+    def __init__(self, array: Any, stream: int | None = None) -> None:
+        self._array, interface = array, dict(array.__array_interface__)
+        self.__cuda_array_interface__ = {**interface, "version": 3, "stream": stream}
+        self.dtype = array.dtype
+
+    __cuda_array_interface__: dict[str, Any] = {}  # noqa: RUF012
+
+
+class DlpackGpu:
+    """An array of a GPU that offers DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.streams = array, []  # type: ignore[var-annotated]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__()
+        read = ctypes.pythonapi.PyCapsule_GetPointer
+        read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_int32.from_address(read(capsule, b"dltensor") + 8).value = 2  # the device's type
+        return capsule
+
+
+@pytest.mark.parametrize("wrap", [CudaArray, DlpackGpu])
+def test_arrays_of_other_libraries_are_taken_where_they_are(wrap: Any, copies: list[Any]) -> None:
+    y = doubled().plan(x=wrap(X.copy()))
+    assert isinstance(y, weft.DeviceArray)
+    assert copies == []
+
+
+def test_dlpack_producers_learn_the_stream() -> None:
+    g = doubled()
+    array = DlpackGpu(X.copy())
+    g.plan(array)
+    g.plan(array, stream=96)
+    assert [stream for stream in array.streams if stream != -1] == [1, 96]
+
+
+def test_streams_that_arrays_name_are_followed(streams: list[int]) -> None:
+    doubled().plan(CudaArray(X.copy(), stream=64))
+    assert streams == [64]
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of torch as is asked for streams and memory; given: the memory that was asked for."""
+    made: Any = types.ModuleType("torch")
+    made.Tensor = type("Tensor", (), {})
+    made.uint8 = "uint8"
+    made._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: 160)
+    made.cuda = types.SimpleNamespace(
+        is_initialized=lambda: True, ExternalStream=lambda stream, device: ("stream", stream)
+    )
+
+    class Bytes:
+        def __init__(self, size: int, dtype: Any, device: str) -> None:
+            self.memory = memory.DeviceMemory(weft.create_handle("cuda"), size)
+            made.given.append((size, device))
+
+        def data_ptr(self) -> int:
+            return self.memory.address
+
+        def record_stream(self, stream: Any) -> None:
+            made.given.append(stream)
+
+    made.given, made.empty = [], Bytes
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+def test_the_current_stream_of_torch_is_the_default(torch: Any, streams: list[int]) -> None:
+    g, x = doubled(), on_device(X)
+    g.plan(x)
+    g.execute({"x": x, "y": on_device(X)})
+    handle = weft.create_handle("cuda")
+    g.execute({"x": x, "y": on_device(X)}, handle=handle)
+    handle.set_stream(32)
+    g.execute({"x": x, "y": on_device(X)}, handle=handle)
+    g.plan(x, stream=48)
+    assert streams == [160, 160, 160, 32, 48]
+
+
+def test_a_stream_set_on_the_handle_counts(torch: Any, streams: list[int]) -> None:
+    handle = weft.create_handle("cuda")
+    g = weft.Graph(handle=handle, io_data_type="f32")
+    x = g.tensor([2, 3], name="x")
+    g.exp(x)
+    g.build()
+    for stream in (0, 80, None):
+        weft.set_stream(handle, stream)
+        g.plan(on_device(X))
+        g(on_device(X))
+    assert streams == [0, 0, 80, 80, 160, 160]
+
+
+def test_torch_lends_memory(torch: Any) -> None:
+    scratch, handle = memory.Scratch(), weft.create_handle("cuda")
+    scratch.on_device("workspace", 100, handle, 160)
+    scratch.on_device("workspace", 100, handle, 7)
+    assert torch.given == [(100, "cuda:0"), (100, "cuda:0"), ("stream", 7)]
+
+
+def test_without_torch_memory_is_kept_by_stream() -> None:
+    scratch, handle = memory.Scratch(), weft.create_handle("cuda")
+    address = [scratch.on_device("workspace", size, handle, stream)[0] for size, stream in ((9, 0), (8, 0))]
+    assert address[0] == address[1]
+    assert scratch.on_device("workspace", 8, handle, 3)[0] != address[0]
+
+
+def test_workspaces_are_on_the_device() -> None:
+    g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
+    x = g.tensor([64, 64], name="x")
+    g.matmul(g.softmax(x), x, name="y").set_name("y")
+    g.build()
+    needed = g.get_workspace_size()
+    assert needed > 0
+    x_, y_ = weft.DeviceArray([64, 64]), weft.DeviceArray([64, 64])
+    g.execute({"x": x_, "y": y_})
+    g.execute({"x": x_, "y": y_}, weft.DeviceArray([needed], "u8"))
+    with refusal(
+        "execute: the workspace is on the host, the plan runs on cuda:0. Allocate it there, or leave it out."
+    ):
+        g.execute({"x": x_, "y": y_}, np.empty(needed, "u1"))
+
+
+# ---- Other shapes ------------------------------------------------------------------------------------------
+
+
+def test_overridden_shapes_run_on_the_device() -> None:
+    g = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32", is_override_shape_enabled=True)
+    x = g.tensor([4, 3], name="x")
+    y = g.exp(x).set_name("y")
+    g.build()
+    options: Any = {"override_uids": [x.uid], "override_shapes": [[9, 3]]}
+    g.execute({x: weft.DeviceArray([9, 3]), y: weft.DeviceArray([9, 3])}, **options)
+    with refusal(
+        "execute: output 'y' (uid 2) takes 108 bytes as f32[9,3], its buffer has 48. Give a larger one."
+    ):
+        g.execute({x: weft.DeviceArray([9, 3]), y: weft.DeviceArray([4, 3])}, **options)

@@ -1,0 +1,191 @@
+"""GPUs on a machine that has none: the frontend against a fake driver, compiling for a described GPU, and
+what the doctor says of drivers, compilers and caches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import weft
+from weft import gpu_health
+
+ROOT = Path(__file__).parents[2]
+FAKES = ROOT / "tests/fake_cuda"
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a machine with two GPUs and one compiler, none of them real."""
+    folder = tmp_path_factory.mktemp("fakes")
+    for source, library in (("fake_cuda.c", "libcuda.so.1"), ("fake_nvrtc.c", "libnvrtc.so.13")):
+        line = [os.environ.get("CC", "cc"), "-shared", "-fPIC", f"-I{ROOT}/include", f"-I{ROOT}/backend"]
+        line += [str(FAKES / source), "-o", str(folder / library), "-lpthread", "-ldl"]
+        subprocess.run(line, check=True)
+    return {
+        "WEFT_LIBCUDA": str(folder / "libcuda.so.1"),
+        "WEFT_NVRTC": str(folder / "libnvrtc.so.13"),
+        "WEFT_CACHE_DIR": str(folder / "cache"),
+        "WEFT_DEVICE": "cuda",
+    }
+
+
+def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])
+    env = os.environ | {"PYTHONPATH": paths} | environment
+    line = [sys.executable, *map(str, words)]
+    return subprocess.run(line, env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_frontend_on_a_fake_gpu(fakes: dict[str, str]) -> None:
+    done = python("-m", "pytest", "-p", "no:cacheprovider", "tests/python/on_fake_gpu.py", **fakes)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- Compiling for a GPU that is elsewhere -----------------------------------------------------------------
+
+
+def graph_for(device: Any) -> weft.Graph:
+    with weft.Graph("act", device=device) as g:
+        g.relu(g.tensor([64, 64], data_type="bf16", name="x"), name="y")
+    return g
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+def test_graphs_are_compiled_without_a_gpu(arch: str) -> None:
+    g = graph_for(arch)
+    assert g.plan.engine == "cuda"
+    plain, whole = g.serialize(), g.serialize(code=True)
+    assert b"\x7fELF" in whole
+    assert b"\x7fELF" not in plain
+
+
+def test_saved_code_is_used_when_asked(fakes: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "act.weft"
+    saved.write_bytes(graph_for("sm_90").serialize(code=True))
+    code = (
+        "import json, sys, weft\nfrom weft import backend\n"
+        f"data = open({str(saved)!r}, 'rb').read()\n"
+        "g = weft.Graph(device='sm_90').deserialize(data, code=sys.argv[1] == 'code')\n"
+        "print(g.plan, backend.describe_machine()['cache']['compiled'])"
+    )
+    described = "Plan(cuda, eng0: x -> y::y, workspace 0 bytes)"
+    for option, compiled in (("code", 0), ("none", 1)):
+        done = python("-c", code, option, **fakes, WEFT_CACHE="off")
+        assert done.stdout == f"{described} {compiled}\n", done.stderr
+
+
+def test_a_plan_for_a_described_gpu_does_not_run_here() -> None:
+    message = (
+        r"^plan: it was made for a described device, H200 \(described\), and runs on one that is here\. Save "
+        r"it with graph\.serialize\(code=True\), and load it with Graph\(\)\.deserialize\(data, code=True\) "
+        r"where the device is\.$"
+    )
+    with pytest.raises(weft.BadParameterError, match=message):
+        graph_for(weft.compile_for("sm_90")).plan(x=1)
+
+
+def test_devices_by_name() -> None:
+    assert weft.Graph(device="cpu").handle.device is weft.device_kind.CPU
+    g = weft.Graph(io_data_type="f32")
+    g.relu(g.tensor([4]))
+    assert g.build(device="cpu").plan.device is weft.device_kind.CPU
+    with pytest.raises(weft.BadParameterError, match=r"^device: 'gpu' is no device\. Give 'cpu', 'cuda', "):
+        weft.Graph(device="gpu")
+    with pytest.raises(weft.BadParameterError, match=r"device is 'cpu', and the graph has a handle"):
+        weft.Graph(handle=weft.create_handle("cpu"), device="cpu")
+    with pytest.raises(weft.WeftError, match=r"kernels need compute capability 7\.5 or newer"):
+        weft.compile_for("sm_60")
+
+
+# ---- Doctor ------------------------------------------------------------------------------------------------
+
+
+def machine(**changes: Any) -> dict[str, Any]:
+    """What the library says of a machine on which all is well."""
+    copy = {"path": "/p/libnvrtc.so.13", "found_by": "search paths", "version": "13.0", "builtins": True}
+    copy |= {"is_chosen": True, "verdict": "chosen"}
+    disk = {"folder": "/c", "mode": "rw", "problem": None, "entries": 3, "bytes": 2**20, "limit": 2**28}
+    said: dict[str, Any] = {
+        "hardware": True,
+        "arch": "sm_90a",
+        "driver": {"version": "13.0", "gpus": 1, "problem": None},
+        "compilers": [copy],
+        "cache": {"disk": disk | {"damaged": 0}},
+    }
+    return said | changes
+
+
+def problems(said: dict[str, Any], hardware: bool = True) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    gpu_health.examine(said, hardware, lambda what, repair: found.append((what, repair)))
+    return found
+
+
+NO_DRIVER = "CUDA driver: its library cannot be loaded (x). Install the driver."
+
+
+def test_nothing_is_wrong() -> None:
+    assert problems(machine()) == []
+    said = machine(driver={"version": None, "gpus": 0, "problem": NO_DRIVER}, compilers=[])
+    assert problems(said, hardware=False) == []
+
+
+def test_a_gpu_without_a_driver() -> None:
+    said = machine(driver={"version": None, "gpus": 0, "problem": NO_DRIVER})
+    assert problems(said) == [("CUDA driver: its library cannot be loaded (x)", "Install the driver.")]
+
+
+@pytest.mark.parametrize(("driver", "extra"), [("13.0", "cu13"), ("12.8", "cu12"), ("14.1", "cu13")])
+def test_no_compiler(driver: str, extra: str) -> None:
+    said = machine(compilers=[], driver={"version": driver, "gpus": 1, "problem": None})
+    (problem,) = problems(said)
+    assert problem == (
+        "NVRTC, the run-time compiler, is nowhere on this machine",
+        f"python -m pip install 'weft[{extra}]'",
+    )
+
+
+def test_no_compiler_that_serves() -> None:
+    copy = machine()["compilers"][0] | {"is_chosen": False, "verdict": "it is newer than the driver"}
+    said = machine(compilers=[copy], driver={"version": "12.8", "gpus": 1, "problem": None})
+    assert problems(said) == [
+        (
+            "no copy of NVRTC can compile for sm_90a (/p/libnvrtc.so.13: it is newer than the driver)",
+            "python -m pip install --upgrade 'weft[cu12]'",
+        )
+    ]
+
+
+def test_a_compiler_without_its_builtins() -> None:
+    copy = machine()["compilers"][0] | {"builtins": False}
+    (problem,) = problems(machine(compilers=[copy]))
+    assert problem[1] == "python -m pip install --force-reinstall 'weft[cu13]'"
+
+
+def test_a_cache_that_is_not_ours() -> None:
+    disk = machine()["cache"]["disk"] | {"problem": "'/c' is ignored", "damaged": 2}
+    (ignored, damaged) = problems(machine(cache={"disk": disk}))
+    assert ignored[1] == "chmod -R u=rwX,go= '/c', or export WEFT_CACHE_DIR=<a folder of your own>"
+    assert damaged == ("2 entries of the kernel cache were damaged", "rm -r '/c'")
+
+
+def test_the_doctor_reports_gpus(fakes: dict[str, str]) -> None:
+    text = python("-m", "weft", "doctor", **fakes).stdout
+    assert "\ndevice        cuda:1 Fake GPU 1, sm_90, 16 GiB, 4 multiprocessors\n" in text
+    assert "speaks CUDA 13.0\n" in text
+    compiler = Path(fakes["WEFT_NVRTC"]).resolve()
+    assert f"\nNVRTC         * 13.0 {compiler} (WEFT_NVRTC): chosen: the newest" in text
+    assert f"\nkernel cache  {fakes['WEFT_CACHE_DIR']} (rw): " in text
+    # The fake computes nothing, and the doctor sees it.
+    assert "\nPROBLEM       the smoke test on cuda:0 computed [7.0, 7.0, 7.0, 7.0]" in text
+
+
+def test_the_doctor_sees_that_the_compiler_is_missing(fakes: dict[str, str]) -> None:
+    broken = {"WEFT_NVRTC": "/nowhere", "FAKE_CUDA_VERSION": "12040"}
+    text = python("-m", "weft", "doctor", **fakes | broken).stdout
+    assert "\nPROBLEM       NVRTC, the run-time compiler, is nowhere on this machine\n" in text
+    assert "\nrepair        python -m pip install 'weft[cu12]'\n" in text
