@@ -152,9 +152,7 @@ static weftStatus_t check_node(const struct map *map, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Fills the space and the operands, or says why the region is none of ours. */
-static weftStatus_t analyse(struct map *map, const struct region *region) {
-    *map = (struct map){.region = region};
+static weftStatus_t add_operands(struct map *map, const struct region *region) {
     const struct graph *graph = region->graph;
     int lead = leading_value(region);
     const struct tensor *whole = graph->values[lead].tensor;
@@ -182,6 +180,34 @@ static weftStatus_t analyse(struct map *map, const struct region *region) {
         }
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+bool map_shares_bytes(const struct map *map) {
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store && !cuda_type_name(map->operands[k].type))
+            return true;
+    return false;
+}
+
+/* No two threads store to one byte. */
+static weftStatus_t check_bytes(const struct map *map) {
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        bool is_whole = operand->strides[map->space.rank - 1] == 1 && map->run * dtype_of(operand->type)->bits % 8 == 0;
+        if (operand->is_store && !is_whole && !cuda_type_name(operand->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: runs of %d elements fill no bytes of it",
+                 descriptor_label(&tensor_at(map, operand->value)->base), map->run);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Fills the space, the operands and the length of a run, or says why the region is none of ours. */
+static weftStatus_t analyse(struct map *map, const struct region *region) {
+    *map = (struct map){.region = region};
+    TRY(add_operands(map, region));
+    space_coalesce(&map->space, map->operands, map->count, 0);
+    map->run = space_run_length(&map->space, map->operands, map->count, region->graph);
+    return check_bytes(map);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -285,8 +311,6 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (space_elements(&map.space) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    space_coalesce(&map.space, map.operands, map.count, 0);
-    map.run = space_run_length(&map.space, map.operands, map.count, step->region.graph);
     map.unroll = choose_unroll(&map, device);
     find_tile(&map);
     bool is_tiled = map.tile.axis >= 0;

@@ -33,6 +33,9 @@ int64_t map_tiles(const struct map *map);
 /* Prints constants, arguments and functions of kernels/map.cuh or map_tile.cuh. */
 void map_print(struct kernel_print *print, const struct map *map);
 
+/* Whether neighbours among the results may lie in one byte. */
+bool map_shares_bytes(const struct map *map);
+
 /* Whether a node gives the coordinate of an element. */
 bool map_is_index(const struct node *node);
 

@@ -243,6 +243,7 @@ void map_print(struct kernel_print *print, const struct map *map) {
         text_add(&print->code, "#include \"lib/exchange.cuh\"\n");
     } else {
         print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
+        print_constant(print, "SHARES_BYTES", map_shares_bytes(map));
         print_number(print, space_elements(&map->space), "elements");
     }
     text_add(&print->code, "\n");

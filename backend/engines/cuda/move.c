@@ -2,8 +2,8 @@
 /* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of what
    is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of a copy
    walks the same positions with digits of its own. The host half decides and prints; kernels/move.cuh copies. */
+#include "engines/cuda/move.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/kernel.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/slice.h"
@@ -12,40 +12,25 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PARTS_PER_KERNEL = 8, PARTS_MAX = PARTS_PER_KERNEL * KERNELS_MAX, THREADS = 256, UNROLL = 4 };
-
-/* Where positions lie in one tensor: position p in mixed radix, slowest digit first. */
-struct side {
-    const struct tensor *tensor;
-    int64_t offset; /* in elements */
-    int rank;
-    int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
-};
-
-struct part {
-    struct side from, to;
-    int64_t elements;
-    int run;
-};
+enum { THREADS = 256, UNROLL = 4 };
 
 struct movement {
     const struct region *region;
     const struct descriptor *op;
     int count;
-    struct part parts[PARTS_MAX];
+    struct part parts[MOVE_PARTS_MAX];
 };
 
 /* ---- From an operation to parts ----------------------------------------------------------------------------------- */
 
 static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
-    struct side side = {.tensor = tensor, .rank = (int)extents->count};
-    memcpy(side.extents, extents->at, sizeof side.extents);
-    memcpy(side.strides, strides, sizeof side.strides);
+    struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
+    memcpy(side.extents, extents->at, sizeof extents->at);
+    memcpy(side.strides, strides, sizeof extents->at);
     return side;
 }
 
-/* Walks both sides in the order of memory of the one that is written. */
-static void order_sides(struct part *part) {
+void part_order(struct part *part) {
     struct side *sides[] = {&part->from, &part->to};
     for (int i = 1; i < part->to.rank; i++)
         for (int at = i; at > 0 && part->to.strides[at - 1] < part->to.strides[at]; at--)
@@ -76,7 +61,7 @@ static void merge_digits(struct side *side) {
 static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
                               const int64_t *x_strides, const int64_t *y_strides) {
     struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
-    order_sides(&part);
+    part_order(&part);
     return part;
 }
 
@@ -84,9 +69,9 @@ static weftStatus_t list_concat(struct movement *m) {
     const struct concat_op *op = (const struct concat_op *)m->op;
     int axis = concat_axis(op);
     int64_t before = 0;
-    if (op->inputs.count > PARTS_MAX)
+    if (op->inputs.count > MOVE_PARTS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
-             descriptor_label(m->op), (long long)op->inputs.count, PARTS_MAX);
+             descriptor_label(m->op), (long long)op->inputs.count, MOVE_PARTS_MAX);
     for (int64_t k = 0; k < op->inputs.count; k++) {
         const struct tensor *x = op->inputs.tensors[k];
         struct part *part = &m->parts[m->count];
@@ -145,7 +130,7 @@ static weftStatus_t check_tensors(const struct region *region, const struct node
         if (tensor->vector_count != 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
                  descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
-        if (!cuda_type_name((weftDataType_t)tensor->type))
+        if (!cuda_element_name((weftDataType_t)tensor->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
                  dtype_of((weftDataType_t)tensor->type)->name);
@@ -159,13 +144,23 @@ static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 static int64_t side_run(const struct side *side) {
     const struct tensor *tensor = side->tensor;
     int last = side->rank - 1;
-    if (last < 0 || side->strides[last] != 1 || tensor->is_by_value || tensor->is_constant)
+    if (last < 0 || side->strides[last] != 1 || (!side->is_scratch && (tensor->is_by_value || tensor->is_constant)))
         return 1;
-    int64_t fits = gcd(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
+    int64_t fits = gcd(side->is_scratch ? 16 : tensor->alignment, 16) * 8 / dtype_of(side->type)->bits;
     int64_t run = gcd(gcd(fits > 1 ? fits : 1, side->extents[last]), side->offset);
     for (int i = 0; i < last; i++)
         run = gcd(run, side->strides[i]);
     return run;
+}
+
+void part_complete(struct part *part) {
+    part->elements = 1;
+    for (int i = 0; i < part->to.rank; i++)
+        part->elements *= part->to.extents[i];
+    merge_digits(&part->from);
+    merge_digits(&part->to);
+    part->run = (int)gcd(side_run(&part->from), side_run(&part->to));
+    part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
 }
 
 static weftStatus_t analyse(struct movement *m, const struct region *region) {
@@ -178,15 +173,12 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
              descriptor_label(region_node(region, 1)->op));
     TRY(check_tensors(region, region_node(region, 0)));
     TRY(list_parts(m));
-    for (int k = 0; k < m->count; k++) {
-        struct part *part = &m->parts[k];
-        part->elements = 1;
-        for (int i = 0; i < part->to.rank; i++)
-            part->elements *= part->to.extents[i];
-        merge_digits(&part->from);
-        merge_digits(&part->to);
-        part->run = (int)gcd(side_run(&part->from), side_run(&part->to));
-    }
+    for (int k = 0; k < m->count; k++)
+        part_complete(&m->parts[k]);
+    for (int k = 0; k < m->count && m->count > 1; k++)
+        if (m->parts[k].is_by_byte)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its inputs meet inside of bytes of the result",
+                 descriptor_label(m->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -195,34 +187,46 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(analyse(&m, region));
     double bytes = 0;
     for (int k = 0; k < m.count; k++)
-        bytes += (double)(dtype_bytes((weftDataType_t)m.parts[k].from.tensor->type, m.parts[k].elements) +
-                          dtype_bytes((weftDataType_t)m.parts[k].to.tensor->type, m.parts[k].elements));
+        bytes += (double)(dtype_bytes(m.parts[k].from.type, m.parts[k].elements) +
+                          dtype_bytes(m.parts[k].to.type, m.parts[k].elements));
     *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Printing ----------------------------------------------------------------------------------------------------- */
 
+/* The address of a side's first element; an offset counts elements where bytes cannot. */
+static void print_base(struct kernel_print *print, const struct side *side, const char *field) {
+    bool is_packed = !cuda_type_name(side->type);
+    if (side->is_scratch)
+        print_scratch(print, cuda_type_name(side->type), side->scratch, field);
+    else
+        print_pointer(print, side->type, graph_find_value(print->graph, side->tensor),
+                      is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
+    text_add(&print->code, "        auto at = p.%s + ", field);
+    if (is_packed && side->offset) {
+        char text[48];
+        snprintf(text, sizeof text, "%s_offset", field);
+        print_number(print, side->offset, text);
+        text_add(&print->code, "p.%s;\n", text);
+    } else {
+        text_add(&print->code, "0;\n");
+    }
+}
+
 /* from() or to(): the address of a position. */
-static void print_side(struct kernel_print *print, const struct movement *m, int k, const struct side *side,
-                       const char *name) {
-    const char *type = cuda_type_name((weftDataType_t)side->tensor->type);
-    int value = graph_find_value(m->region->graph, side->tensor);
-    bool is_source = side == &m->parts[k].from;
+static void print_side(struct kernel_print *print, int k, const struct side *side, const char *name) {
     char text[32];
+    text_add(&print->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
     snprintf(text, sizeof text, "%s%d", name, k);
-    print_pointer(print, (weftDataType_t)side->tensor->type, value,
-                  dtype_bytes((weftDataType_t)side->tensor->type, side->offset), text);
-    text_add(&print->code,
-             "    static DEVICE %s%s* %s(const arguments& p, position rest) {\n        %s%s* at = p.%s%d;\n",
-             is_source ? "const " : "", type, name, is_source ? "const " : "", type, name, k);
+    print_base(print, side, text);
     for (int i = side->rank; i-- > 0;) {
         if (i > 0) {
             snprintf(text, sizeof text, "%s%d_extent%d", name, k, i);
             print_divisor(print, side->extents[i], text);
-            text_add(&print->code, "        at += (i64)split(rest, p.%s)", text);
+            text_add(&print->code, "        at = at + (i64)split(rest, p.%s)", text);
         } else {
-            text_add(&print->code, "        at += (i64)rest");
+            text_add(&print->code, "        at = at + (i64)rest");
         }
         if (side->strides[i] != 1) {
             snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
@@ -234,63 +238,104 @@ static void print_side(struct kernel_print *print, const struct movement *m, int
     text_add(&print->code, "        return at;\n    }\n");
 }
 
-static void print_part(struct kernel_print *print, const struct movement *m, int k) {
-    const struct part *part = &m->parts[k];
+/* find(): the position of an element of what is written, by its place in memory; false between elements. */
+static void print_find(struct kernel_print *print, int k, const struct side *to) {
+    text_add(&print->code,
+             "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
+    for (int i = 0; i < to->rank; i++) {
+        char stride[32], extent[32];
+        snprintf(stride, sizeof stride, "find%d_stride%d", k, i);
+        snprintf(extent, sizeof extent, "find%d_extent%d", k, i);
+        print_number(print, to->strides[i], stride);
+        print_number(print, to->extents[i], extent);
+        text_add(&print->code,
+                 "        if (rest / p.%s >= p.%s) return false;\n"
+                 "        at = at * (position)p.%s + (position)(rest / p.%s);\n        rest %%= p.%s;\n",
+                 stride, extent, extent, stride, stride);
+    }
+    text_add(&print->code, "        return rest == 0;\n    }\n");
+}
+
+/* How many runs a part has, or bytes. */
+static int64_t turns_of(const struct part *part) {
+    int64_t span = 1;
+    if (!part->is_by_byte)
+        return part->elements / part->run;
+    for (int i = 0; i < part->to.rank; i++)
+        span += (part->to.extents[i] - 1) * part->to.strides[i];
+    return dtype_bytes(part->to.type, span);
+}
+
+static void print_part(struct kernel_print *print, const struct part *part, int k) {
     char text[32];
     text_add(
         &print->code,
         "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
         "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
-        k, part->elements < INT32_MAX ? "u32" : "i64", cuda_type_name((weftDataType_t)part->from.tensor->type),
-        cuda_type_name((weftDataType_t)part->to.tensor->type), part->run, k);
+        k, part->elements < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
+        cuda_element_name(part->to.type), part->run, k);
     snprintf(text, sizeof text, "runs%d", k);
-    print_number(print, part->elements / part->run, text);
-    print_side(print, m, k, &part->from, "from");
-    print_side(print, m, k, &part->to, "to");
+    print_number(print, turns_of(part), text);
+    if (part->is_by_byte)
+        print_find(print, k, &part->to);
+    print_side(print, k, &part->from, "from");
+    print_side(print, k, &part->to, "to");
     text_add(&print->code, "};\n\n");
 }
 
 static int64_t blocks_of(const struct part *part, const struct device *device) {
-    int64_t runs = part->elements / part->run, each = THREADS * UNROLL,
-            most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t runs = turns_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
     int64_t blocks = (runs + each - 1) / each;
     return blocks < most ? blocks : most;
 }
 
-/* One kernel copies parts first .. end - 1, each in blocks of its own. */
-static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct movement *m, int first, int end,
-                                 const struct device *device, struct arena *arena) {
-    struct kernel_print print;
+/* copy_parts(): each part in blocks of its own. Gives the number of blocks. */
+static int64_t print_parts(struct kernel_print *print, const struct part *parts, int count,
+                           const struct device *device) {
     struct text deal;
     int64_t blocks = 0;
-    kernel_print_init(&print, m->region->graph);
-    print_constant(&print, "THREADS", THREADS);
-    print_constant(&print, "UNROLL", UNROLL);
-    text_add(&print.code,
-             "#include \"lib/gather.cuh\"\n\n"
-             "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n\n");
     text_init(&deal);
-    for (int k = first; k < end; k++) {
+    for (int k = 0; k < count; k++) {
         char text[32];
-        print_part(&print, m, k);
+        print_part(print, &parts[k], k);
         snprintf(text, sizeof text, "first%d", k);
-        print_number(&print, blocks, text);
-        blocks += blocks_of(&m->parts[k], device);
+        print_number(print, blocks, text);
+        blocks += blocks_of(&parts[k], device);
         snprintf(text, sizeof text, "end%d", k);
-        print_number(&print, blocks, text);
-        text_add(&deal,
-                 "    if (block >= p.first%d && block < p.end%d) copy_part<part%d>(p, block - p.first%d, p.end%d - "
-                 "p.first%d);\n",
-                 k, k, k, k, k, k);
+        print_number(print, blocks, text);
+        text_add(
+            &deal,
+            "    if (block >= p.first%d && block < p.end%d) %s<part%d>(p, block - p.first%d, p.end%d - p.first%d);\n",
+            k, k, parts[k].is_by_byte ? "copy_bytes" : "copy_part", k, k, k, k);
     }
-    text_add(&print.code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
+    text_add(&print->code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
              text_string(&deal));
-    print.code.failed = print.code.failed || deal.failed;
+    print->code.failed = print->code.failed || deal.failed;
     text_free(&deal);
-    TRY(kernel_finish(&print, kernel, "move.cuh", "move", arena));
-    kernel->grid[0] = (uint32_t)blocks;
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
+    return blocks;
+}
+
+weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph, const struct part *parts, int count,
+                              const struct device *device, struct arena *arena) {
+    for (int first = 0; first < count; first += MOVE_PARTS_PER_KERNEL) {
+        struct kernel_print print;
+        if (state->count == KERNELS_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
+        struct cuda_kernel *kernel = &state->kernels[state->count++];
+        int left = count - first, here = left < MOVE_PARTS_PER_KERNEL ? left : MOVE_PARTS_PER_KERNEL;
+        kernel_print_init(&print, graph);
+        print_constant(&print, "THREADS", THREADS);
+        print_constant(&print, "UNROLL", UNROLL);
+        text_add(&print.code,
+                 "#include \"lib/gather.cuh\"\n\n"
+                 "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n"
+                 "template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks);\n\n");
+        int64_t blocks = print_parts(&print, parts + first, here, device);
+        TRY(kernel_finish(&print, kernel, "move.cuh", "move", arena));
+        kernel->grid[0] = (uint32_t)blocks;
+        kernel->grid[1] = kernel->grid[2] = 1;
+        kernel->block = THREADS;
+    }
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -302,10 +347,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&m, &step->region));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    for (int first = 0; first < m.count; first += PARTS_PER_KERNEL) {
-        int end = first + PARTS_PER_KERNEL < m.count ? first + PARTS_PER_KERNEL : m.count;
-        TRY(build_kernel(&state->kernels[state->count++], &m, first, end, device, arena));
-    }
+    TRY(move_add_kernels(state, step->region.graph, m.parts, m.count, device, arena));
     return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
 }
 

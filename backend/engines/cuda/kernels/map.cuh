@@ -2,8 +2,9 @@
    Formula   printed from the graph: compute() evaluates its nodes on a run of RUN neighbours and stores the results
    Tile      a thread takes UNROLL runs, THREADS runs apart, so that a warp touches whole lines; persistent over the rest
    Memory    all loads of a thread are issued before its first arithmetic; nothing is shared
-   Limits    RUN divides the last extent, but for spaces of one dim, whose rest goes one by one
-   Params    RUN THREADS UNROLL HAS_REST, and locate(), load_inputs(), compute(), printed */
+   Limits    RUN divides the last extent, but for spaces of one dim, whose rest goes one by one: to a thread each, or all to
+             one thread where results share bytes (SHARES_BYTES)
+   Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES, and locate(), load_inputs(), compute(), printed */
 
 extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant__ arguments a) {
     const i64 step = (i64)gridDim.x * THREADS * UNROLL;
@@ -18,11 +19,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant_
             if (first + u * THREADS < runs) compute(in[u], a, locate(a, first + u * THREADS));
     }
     if constexpr (HAS_REST) {
-        place to = {};
-        to.c0 = runs * RUN + threadIdx.x;
-        if (blockIdx.x > 0 || to.c0 >= a.elements) return;
-        inputs<1> in;
-        load_inputs(in, a, to);
-        compute(in, a, to);
+        constexpr int EACH = SHARES_BYTES ? RUN : 1;
+        if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH) return;
+        place to[EACH] = {};
+        inputs<1> in[EACH];
+        #pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            to[e].c0 = runs * RUN + threadIdx.x + e;
+            if (to[e].c0 < a.elements) load_inputs(in[e], a, to[e]);
+        }
+        #pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (to[e].c0 < a.elements) compute(in[e], a, to[e]);
     }
 }

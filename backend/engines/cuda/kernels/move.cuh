@@ -1,8 +1,9 @@
 /* move: elements copied to other places, converted where the types differ                                  any chip, any type
    Formula   a part is one copy: from() and to(), printed, give the addresses of a position; copy_parts(), printed, deals out the blocks
    Tile      a thread takes UNROLL runs of RUN neighbours, THREADS runs apart, persistent over the rest; loads before stores
-   Limits    RUN is what strides, extents and alignment of both sides allow, 16 bytes at most
-   Params    THREADS UNROLL, and of each part from_t to_t RUN position */
+   Limits    RUN is what strides, extents and alignment of both sides allow, 16 bytes at most; where no run fills bytes, a thread
+             takes bytes of what is written and finds the positions in them
+   Params    THREADS UNROLL, and of each part from_t to_t RUN position find() */
 
 template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks) {
     using position = typename part::position;
@@ -22,6 +23,23 @@ template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 b
             #pragma unroll
             for (int e = 0; e < RUN; e++) out.at[e] = convert<to_t>(in[u].at[e]);
             store_run<to_t, RUN>(part::to(p, (position)((first + u * THREADS) * RUN)), out);
+        }
+    }
+}
+
+/* Each byte of what is written by one thread, which leaves the bits between elements as they are. */
+template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks) {
+    using position = typename part::position;
+    using from_t = typename part::from_t;
+    using to_t = typename part::to_t;
+    constexpr int EACH = 8 / BITS<to_t>;
+    for (i64 byte = block * THREADS + threadIdx.x; byte < part::runs(p); byte += blocks * THREADS) {
+        const packed_place<to_t> to = part::to(p, 0) + byte * EACH;
+        #pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            position at;
+            if (!part::find(p, byte * EACH + e, at)) continue;
+            store_run<to_t, 1>(to + e, {convert<to_t>(load_run<from_t, 1>(part::from(p, at)).at[0])});
         }
     }
 }

@@ -256,16 +256,7 @@ template <class T, int N> DEVICE run<T, N> load_run(packed_place<T> p) {
     return r;
 }
 
-/* Sets `mask` of the word that a byte lies in to `bits`, both counted from the byte's lowest bit: other bits of the word
-   may change at the same time, so they are not written. */
-DEVICE void store_bits(u8* byte, u32 mask, u32 bits) {
-    const int shift = (int)((u64)byte & 3) * 8;
-    u32* word = (u32*)(byte - ((u64)byte & 3));
-    atomicAnd(word, ~(mask << shift) | bits << shift);
-    atomicOr(word, bits << shift);
-}
-
-/* Threads may share a byte, except where each of them fills bytes. */
+/* A thread that stores less than whole bytes must be the only one that stores to them. */
 template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, N>& r) {
     constexpr u32 MASK = (1u << BITS<T>) - 1;
     if constexpr (N * BITS<T> % 8 == 0) {
@@ -275,7 +266,10 @@ template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, 
         *(run<u8, N * BITS<T> / 8>*)p.byte() = bytes;
     } else {
         #pragma unroll
-        for (int e = 0; e < N; e++) store_bits((p + e).byte(), MASK << (p + e).shift(), (r.at[e].bits & MASK) << (p + e).shift());
+        for (int e = 0; e < N; e++) {
+            const packed_place<T> to = p + e;
+            *to.byte() = (u8)((*to.byte() & ~(MASK << to.shift())) | (r.at[e].bits & MASK) << to.shift());
+        }
     }
 }
 
