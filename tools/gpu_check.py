@@ -87,14 +87,14 @@ SANITIZED = {
     "rng": ["test_uniform", "test_bernoulli", "test_normal"],
 }
 
-# Reads what nothing wrote, and beyond its end: a sanitizer that finds nothing here sees nothing at all.
+# Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
 PLANTED = """
 import torch, weft
 g = weft.Graph()
-x = g.tensor([4096], data_type="f32")
+x = g.tensor([1 << 22], data_type="f32")
 y = g.relu(x).set_output(True)
 g.build()
-short, made = torch.empty(1024, device="cuda"), torch.empty(4096, device="cuda")
+made, short = torch.empty(1 << 22, device="cuda"), torch.empty(1024, device="cuda")
 g.execute({x: short.data_ptr(), y: made})
 torch.cuda.synchronize()
 """
@@ -206,8 +206,10 @@ def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
     def sees(tool: str) -> Result:
         start = time.perf_counter()
         _, text = execute([*watch, tool, sys.executable, "-c", PLANTED], given.seconds, BARE)
-        found = next(findings(text), "nothing of what was planted")
-        return Result(f"{tool} sees", " x " in found, time.perf_counter() - start, found.strip()[:90])
+        found = next(findings(text), "").strip()[:90]
+        if not found:
+            print(f"== {tool} sees nothing of what was planted:\n{text[-2000:]}", flush=True)
+        return Result(f"{tool} sees", bool(found), time.perf_counter() - start, found or "nothing of it")
 
     with ThreadPoolExecutor() as pool:
         planted = pool.map(sees, [tool for tool in given.tools if tool in ("memcheck", "initcheck")])

@@ -47,6 +47,7 @@ static const struct attention_case cases[] = {
      .forward = "bf16 on tensor cores, 64 x 64 tiles, 2 in flight, 9 splits", .backward = "bf16 on tensor cores",
      .forward_kernels = 2, .backward_kernels = 3},
     {"fp8 64, odd strides", E4M3, BF16, 0, 2, 8, 8, 8, 513, 515, 64, 64, .is_causal = true, .is_odd = true,
+     .has_alibi = true,
      .forward = "f16 on tensor cores", .backward = "bf16 on tensor cores", .forward_kernels = 2, .backward_kernels = 3},
     {"bf16 256", BF16, BF16, 0, 1, 16, 16, 16, 2048, 2048, 256, 256, .is_causal = true,
      .forward = "bf16 on tensor cores, 64 x 32 tiles", .backward = "bf16 on tensor cores, 64 x 32 tiles",

@@ -121,5 +121,7 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     print_constant(print, "BIAS", !a->bias ? 0 : dtype_is_boolean((weftDataType_t)a->bias->type) ? 2 : 1);
     if (a->bias)
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
+    else
+        text_add(&print->constants, "using bias_t = float;\n"); /* as above */
     print_dropout(print, c);
 }
