@@ -14,6 +14,7 @@ EPILOG = """examples:
   python -m weft doctor                  is everything installed, and does it compute?
   python -m weft explain plan.weft       what a saved plan (Graph.serialize) does, step by step
   python -m weft support                 which kernel family serves which operation
+  python -m weft bench --quick           times of some cases, and the share of what the device could do
 """
 
 
@@ -41,7 +42,25 @@ def parser() -> argparse.ArgumentParser:
 
     support = commands.add_parser("support", help="print which kernel family serves which operation")
     support.add_argument("--markdown", action="store_true", help="as docs/support.md has it")
+
+    _add_bench(
+        commands.add_parser("bench", help="time cases of networks' sizes, under the device's roofline")
+    )
     return main_parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    """The options of bench."""
+    bench.add_argument("groups", nargs="*", metavar="group", help="matmul, conv, norm, mem, sdpa (all)")
+    bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
+    bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")
+    bench.add_argument("--quick", action="store_true", help="the smallest case of each group, fewer rounds")
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="", help="default: the first usable GPU")
+    bench.add_argument("--peer", default="", metavar="MODULE", help="time this module beside, such as cudnn")
+    bench.add_argument("--csv", type=Path, help="write the table into this file")
+    bench.add_argument("--svg", type=Path, help="draw the roofline into this file")
+    shown = "show tables that --csv wrote instead of measuring; groups stand before it"
+    bench.add_argument("--from", dest="tables", nargs="+", type=Path, default=(), metavar="CSV", help=shown)
 
 
 def _explain(file: Path, svg: Path | None) -> int:
@@ -98,6 +117,11 @@ def _run(given: argparse.Namespace) -> int:
 
         print(support.markdown() if given.markdown else support.text(), end="" if given.markdown else "\n")
         return 0
+    if given.command == "bench":
+        from weft import bench
+
+        words = {name: value for name, value in vars(given).items() if name not in ("command", "version")}
+        return bench.run(bench.Options(**words))
     parser().print_help()
     return 0
 

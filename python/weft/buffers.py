@@ -260,9 +260,43 @@ def memory_of(value: Any) -> Memory:
     return (_add_reader(type(value)) if reader is None else reader)(value)
 
 
+# By type: what is to be compared of an array to know that it fits where another one fitted, and its address.
+_forms: dict[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any], int]]] = {}
+
+
+def _numpy_form(value: Any) -> tuple[Any, ...]:
+    return value.dtype, value.shape, value.strides, value.flags.writeable
+
+
+def _numpy_address(value: Any) -> int:
+    return int(value.__array_interface__["data"][0])
+
+
+def _torch_form(value: Any) -> tuple[Any, ...]:
+    return value.dtype, value.shape, value.stride(), value.device
+
+
+def _torch_address(value: Any) -> int:
+    return int(value.data_ptr())
+
+
+def form_of(value: Any) -> tuple[Any, ...] | None:
+    """Type, shape, strides and place of an array of torch or NumPy, quick to get and to compare; None for
+    others."""
+    found = _forms.get(type(value))
+    return found[0](value) if found else None
+
+
+def quick_address_of(value: Any) -> int:
+    """The address of an array that has a form."""
+    return _forms[type(value)][1](value)
+
+
 def device_of(value: Any) -> int | None:
     """The ordinal of the GPU that has an array's memory, SOME_GPU if it is not known; None for the host."""
-    return memory_of(value)[4]
+    if is_torch(value):
+        return value.get_device() if value.is_cuda else None
+    return None if is_numpy(value) else memory_of(value)[4]
 
 
 def pointer_of(value: Any) -> int:
@@ -277,8 +311,10 @@ def _add_reader(kind: type) -> Callable[[Any], Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
+        _forms[kind] = (_torch_form, _torch_address)
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
+        _forms[kind] = (_numpy_form, _numpy_address)
     _readers[kind] = reader
     return reader
 

@@ -120,6 +120,7 @@ class Plan:
         self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or self._written
         read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self.values]
         self._inputs = [self.index[uid] for uid in inputs if uid in self.index] or read
+        self._forms: list[tuple[Any, ...] | None] = [None] * len(self.slots)  # of arrays that fitted
         self.thread = Thread(len(self.slots))
         self._run = backend.library().weftExecute
 
@@ -172,7 +173,8 @@ class Plan:
     ) -> Any:
         """Runs the plan on arrays by position and by tensor name or uid; allocates outputs without memory."""
         given = self._gather(arrays, named)
-        like = self._first_array(given)
+        is_whole = self._place is None and all(i in given for i in self._written)
+        like = None if is_whole else self._first_array(given)
         queue = stream_of(self.handle, like) if stream is None else stream
         frame = self.thread.frame
         staging = None if self._place is None else Staging(frame.scratch, self.handle, queue)
@@ -211,6 +213,10 @@ class Plan:
                 given[i] = empty_like_kind(slot.dims, slot.strides, slot.data_type, like, self.handle)
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
+            form = buffers.form_of(given.get(i))
+            if form is not None and form == self._forms[i]:
+                frame.pointers[i] = buffers.quick_address_of(given[i])
+                continue
             if i not in given:
                 raise BadParameterError(
                     f"plan: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
@@ -224,6 +230,8 @@ class Plan:
                 buffer = buffers.describe(given[i], stream)
                 owners.append(buffer.owner)
                 frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
+                if frame.pointers[i] == buffer.pointer and not slot.is_by_value:
+                    self._forms[i] = form
         return owners
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
@@ -319,11 +327,11 @@ class Plan:
             self._remember(i, value, pointer)
 
     def _remember(self, i: int, value: Any, pointer: int) -> None:
-        """Notes that an array fits slot i, so that it is not checked again while it lives. What NumPy's
-        arrays point at stays; torch's tensors may be given other memory, which their address tells."""
+        """Notes that an array fits slot i, so that it is not checked again while it lives. What NumPy's and
+        Weft's arrays point at stays; torch's tensors may be given other memory, which their address tells."""
         if buffers.is_torch(value):
             self.thread.known[i] = (ref(value), pointer, False)
-        elif buffers.is_numpy(value):
+        elif buffers.is_numpy(value) or isinstance(value, DeviceArray):
             self.thread.known[i] = (ref(value), pointer, True)
 
     def put_number(self, i: int, value: float) -> None:

@@ -191,7 +191,7 @@ def test_bound_plans_run_on_what_they_were_given() -> None:
     g, x, y = doubled(), on_device(X), on_device(X)
     run = g.plan.bind(x=x, out={"y": y})
     assert run() is y
-    assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are a quarter of a millisecond apart
+    assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are 0.25 ms apart
 
 
 # ---- Other libraries ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The commands: help, doctor, explain, support, demo; and the words of explain."""
+"""The commands: help, doctor, explain, support, demo; and the words of explain. bench has its own file."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ positional arguments:
     doctor    examine the installation, and say how to repair it
     explain   print what a saved plan does
     support   print which kernel family serves which operation
+    bench     time cases of networks' sizes, under the device's roofline
 
 """
 

@@ -1,9 +1,14 @@
 """What one execution costs on the host, from C and from Python: relu on four floats, so that the call is what
 counts. Builds host_cost.c against this tree's header and library; the best of several rounds is printed.
+
+    python tools/bench/host_cost.py                          on the CPU
+    python tools/bench/host_cost.py --device cuda --csv FILE on the first GPU, also as a table
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import os
 import subprocess
 import sys
@@ -11,53 +16,96 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
-ROUNDS, CALLS = 20, 5000
+ROUNDS, CALLS = 200, 500  # a round is short enough that a GPU's queue never fills
 
 
-def cost(call: Callable[[], object]) -> float:
-    """Nanoseconds per call."""
+def cost(call: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Nanoseconds per call; wait: what stands between two rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
         start = time.perf_counter_ns()
         for _ in range(CALLS):
             call()
         best = min(best, (time.perf_counter_ns() - start) / CALLS)
+        wait()
     return best
 
 
-def cost_in_c(plan: bytes, folder: Path, library: Path) -> float:
+def cost_in_c(plan: bytes, folder: Path, library: Path, device: str) -> float:
     """Nanoseconds per call of weftExecute, from a C program."""
     (folder / "plan").write_bytes(plan)
     source, program = ROOT / "tools/bench/host_cost.c", folder / "host_cost"
     compiler = [os.environ.get("CC", "cc"), "-O2", "-std=c99", f"-I{ROOT}/include"]
     subprocess.run([*compiler, source, "-o", program, library, f"-Wl,-rpath,{library.parent}"], check=True)
-    done = subprocess.run([program, folder / "plan"], check=True, capture_output=True, text=True)
-    return float(done.stdout)
+    environment = os.environ | {"WEFT_DEVICE": device, "LD_LIBRARY_PATH": str(library.parent)}
+    line = [program, folder / "plan"]
+    return float(subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout)
+
+
+def arrays(handle: Any) -> dict[str, tuple[Any, Any]]:
+    """Memory for input and output, by what it is called: torch's where it is installed."""
+    import numpy as np
+    import weft
+
+    on_gpu = handle.device is weft.device_kind.CUDA
+    found: dict[str, tuple[Any, Any]] = {}
+    if on_gpu:
+        found["DeviceArray"] = (weft.DeviceArray([4], handle=handle), weft.DeviceArray([4], handle=handle))
+    else:
+        found["NumPy"] = (np.ones(4, np.float32), np.ones(4, np.float32))
+    try:
+        import torch
+    except ImportError:
+        return found
+    place = f"cuda:{handle.ordinal}" if on_gpu else "cpu"
+    found["torch"] = (torch.ones(4, device=place), torch.ones(4, device=place))
+    return found
+
+
+def measure(device: str) -> dict[str, float]:
+    """Nanoseconds by what is called."""
+    import weft
+    from weft import backend
+
+    handle = weft.create_handle(device)
+    with weft.Graph(io_data_type="f32", handle=handle) as g:
+        x = g.tensor([4], name="x")
+        y = g.relu(x).set_name("y").set_output(True)
+    library = Path(os.environ.get("WEFT_LIBRARY", ROOT / "python/weft/lib/libweft.so.1"))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {"C: weftExecute": cost_in_c(g.serialize(), Path(folder), library, device)}
+
+    def wait() -> None:
+        backend.synchronize(handle, 0)
+
+    for kind, (given, made) in arrays(handle).items():
+        pack, run = {x: given, y: made}, g.plan.bind(x=given, out={"y": made})
+        rows[f"Python, {kind}: run = plan.bind(...); run()"] = cost(run, wait)
+        rows[f"Python, {kind}: graph.execute({{...}})"] = cost(lambda pack=pack: g.execute(pack), wait)  # type: ignore[misc]
+        call = {"x": given, "out": {"y": made}}
+        rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(lambda call=call: g.plan(**call), wait)  # type: ignore[misc]
+        rows[f"Python, {kind}: y = plan(x=...)"] = cost(lambda given=given: g.plan(x=given), wait)  # type: ignore[misc]
+    return rows
 
 
 def main() -> None:
     """Prints the costs."""
-    import numpy as np
-    import weft
-
-    with weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu")) as g:
-        x = g.tensor([4], name="x")
-        y = g.relu(x).set_name("y").set_output(True)
-    given, made = np.ones(4, np.float32), np.ones(4, np.float32)
-    pack = {x: given, y: made}
-    library = Path(os.environ.get("WEFT_LIBRARY", ROOT / "python/weft/lib/libweft.so.1"))
-    with tempfile.TemporaryDirectory() as folder:
-        in_c = cost_in_c(g.serialize(), Path(folder), library)
-    rows = {
-        "C       weftExecute(plan, ...)": in_c,
-        "Python  graph.execute({x: ..., y: ...})": cost(lambda: g.execute(pack)),
-        "Python  plan(x=..., out={'y': ...})": cost(lambda: g.plan(x=given, out={"y": made})),
-    }
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    ask.add_argument("--csv", type=Path, help="also write a table")
+    given = ask.parse_args()
+    rows = measure(given.device)
     for what, nanoseconds in rows.items():
-        print(f"{what:<42}{nanoseconds / 1e3:7.2f} µs")
+        print(f"{what:<52}{nanoseconds / 1e3:7.2f} µs")
+    if given.csv:
+        with given.csv.open("w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["call", "device", "microseconds"])
+            table.writerows([what, given.device, f"{each / 1e3:.2f}"] for what, each in rows.items())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""`python -m weft bench`: cases of networks' sizes, each checked and then timed, beside another module where
+one is named; as a table, as CSV, and as a picture under the roofline of the device."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import weft
+from weft.bench import cases, results
+from weft.bench.families import GROUPS, Case
+from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
+from weft.bench.measure import Bench
+from weft.bench.results import CEILINGS, Row, Table
+from weft.bench.roofline import roofline
+from weft.errors import BadParameterError
+from weft.explain import amount, table
+
+
+@dataclass
+class Options:
+    """What is asked on the command line."""
+
+    groups: Sequence[str] = ()
+    only: str = ""
+    device: str = ""
+    peer: str = ""
+    quick: bool = False
+    list: bool = False
+    csv: Path | None = None
+    svg: Path | None = None
+    tables: Sequence[Path] = ()
+
+
+def run(options: Options) -> int:
+    """Does what was asked; the exit status is 1 when a case of Weft's has no time."""
+    if options.tables:
+        return _show(options)
+    kind = options.device or weft.create_handle().device.name.lower()
+    chosen = select(cases.gpu() if kind == "cuda" else cases.cpu(), options)
+    if options.list:
+        print("\n".join(listing(chosen.values())))
+        return 0
+    return _measure(kind, chosen, options)
+
+
+def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
+    """The cases of the groups that were named whose names match; quick: the smallest of each group."""
+    for group in options.groups:
+        if group not in GROUPS:
+            raise BadParameterError(f"bench: there is no group '{group}'. Use some of {', '.join(GROUPS)}.")
+    try:
+        pattern = re.compile(options.only)
+    except re.error as error:
+        raise BadParameterError(
+            f"bench: --only '{options.only}' is no regular expression: {error}. Correct it."
+        ) from None
+    chosen = {
+        name: case
+        for name, case in known.items()
+        if case.group in (options.groups or GROUPS) and pattern.search(name)
+    }
+    if not chosen:
+        raise BadParameterError("bench: no case is left. --list without other words shows all cases.")
+    if options.quick:
+        smallest: dict[str, Case] = {}
+        for case in sorted(chosen.values(), key=lambda case: case.bytes):
+            smallest.setdefault(case.group, case)
+        chosen = {name: case for name, case in chosen.items() if smallest[case.group] is case}
+    return chosen
+
+
+def listing(chosen: Iterable[Case]) -> list[str]:
+    """The cases and their work."""
+    rows = [["case", "FLOP", "bytes", "FLOP/byte"]]
+    for case in chosen:
+        rows.append([case.name, amount(case.flops), amount(case.bytes), f"{case.intensity:.3g}"])
+    return table(rows, right=(1, 2, 3))
+
+
+def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
+    """Prints each row when it is measured."""
+    bench = Bench(machine(kind), options.peer, QUICK_ROUNDS if options.quick else ROUNDS)
+    print(bench.device)
+    rows = bench.ceilings()
+    roof = results.roof_of(rows, chosen)
+    lines = Table(chosen, roof, options.peer)
+    print("\n".join([*results.roof_lines(roof), "", lines.header()]), flush=True)
+    for case in chosen.values():
+        rows.append(bench.row(case))
+        print("\n".join([lines.line(rows[-1], case), *(f"  {note}" for note in rows[-1].notes)]), flush=True)
+    print("\n".join(["", *results.summary(rows, chosen, options.peer)]).rstrip())
+    if options.csv:
+        results.write_csv(options.csv, rows)
+    _draw(rows, chosen, roof, options.svg)
+    return int(any(row.weft is None for row in rows if row.case in chosen))
+
+
+def _show(options: Options) -> int:
+    """Tables that were measured before, on any machine."""
+    if options.csv or options.peer or options.list:
+        raise BadParameterError(
+            "bench: --from shows tables; --csv, --peer and --list have no use with it. Leave them or it out."
+        )
+    rows = [row for path in options.tables for row in results.read_csv(path)]
+    known = cases.cpu() | cases.gpu()
+    named = {row.case: known[row.case] for row in rows if row.case in known}
+    strange = [row.case for row in rows if row.case not in known and row.case not in CEILINGS]
+    if not named:
+        raise BadParameterError("bench: --from has no case that Weft knows. --list shows them.")
+    chosen = select(named, options)
+    roof = results.roof_of(rows, chosen)
+    lines = Table(chosen, roof, "peer")
+    print("\n".join([*results.roof_lines(roof), "", lines.header()]))
+    kept = [row for row in rows if row.case in chosen]
+    print("\n".join(lines.line(row, chosen[row.case]) for row in kept))
+    print("\n".join(["", *results.summary(kept, chosen, "peer")]).rstrip())
+    if strange:
+        print(f"left out, for want of a definition: {', '.join(strange)}", file=sys.stderr)
+    _draw(kept, chosen, roof, options.svg)
+    return 0
+
+
+def _draw(rows: Sequence[Row], chosen: Mapping[str, Case], roof: results.Roof, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(roofline(rows, chosen, roof), encoding="utf-8")
+        print(f"picture: {path}")

@@ -1,0 +1,287 @@
+"""Where the benchmark runs: memory, clock and ceilings of the CPU through NumPy, and of a GPU through torch.
+
+Both time the same way: one execution after another over several sets of memory, together larger than the
+caches, so that no execution finds its inputs there; the median of some rounds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from weft import buffers, dtypes
+from weft.backend import describe_machine
+from weft.bench.families import Case
+from weft.bench.results import CPU_CEILINGS, GPU_CEILINGS, Ceiling
+from weft.bench.shapes import Operand
+from weft.devices import DeviceProperties
+from weft.errors import UnavailableError
+from weft.frontend import create_handle
+from weft.gpu_health import driver_version
+
+SEED = 7
+ROUNDS, QUICK_ROUNDS = 7, 3
+ROUND_SECONDS = 0.02
+MOST_REPEATS = 60
+
+
+class Machine(Protocol):
+    """What measuring needs of a device."""
+
+    kind: str
+    """As weft.create_handle takes it."""
+    xp: Any
+    """NumPy, or torch: the oracle's arithmetic."""
+    rotated: int
+    """Bytes that the sets of memory take together, at least."""
+    ceilings: tuple[Ceiling, ...]
+
+    name: str
+    """The device's name, and the versions beside Weft's own that its figures depend on."""
+
+    def random(self, operand: Operand) -> Any:
+        """Memory filled with normal random values; a scalar that is passed by value is in the host's."""
+
+    def poisoned(self, operand: Operand) -> Any:
+        """Memory filled with NaN."""
+
+    def copy(self, array: Any) -> Any:
+        """The same values in the same layout elsewhere."""
+
+    def fill(self, array: Any, values: Any) -> None:
+        """Rounds values into memory."""
+
+    def double(self, array: Any) -> Any:
+        """The values as float64."""
+
+    def scratch(self, size: int) -> Any:
+        """Bytes for a workspace."""
+
+    def stream(self) -> int:
+        """Where to enqueue now."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Within it the oracle's new arrays are on the device."""
+
+    def wait(self) -> None:
+        """Until everything enqueued is done."""
+
+    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
+        """The time of one run(i), i being a set of memory."""
+
+    def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
+        """The time of what a ceiling is measured by."""
+
+
+def type_of(operand: Operand) -> Any:
+    """The data type of an operand."""
+    found = dtypes.data_type_of(operand.dtype)
+    assert found is not None
+    return found
+
+
+def repeats(once: float, sets: int) -> int:
+    """How often a round runs: about ROUND_SECONDS, every set equally often.
+
+    >>> repeats(0.001, 3), repeats(1.0, 2), repeats(1e-6, 1)
+    (18, 2, 60)
+    """
+    wanted = int(min(MOST_REPEATS, ROUND_SECONDS / max(once, 1e-6)))
+    return max(wanted - wanted % sets, sets)
+
+
+class _Cpu:
+    """The processor, through NumPy."""
+
+    kind = "cpu"
+    rotated = 64 << 20
+    ceilings = CPU_CEILINGS
+
+    def __init__(self) -> None:
+        self.xp = _module("numpy", "memory and the oracle")
+        self.name = str(json.loads(DeviceProperties(handle=create_handle("cpu")).serialize())["name"])
+        self._generator = self.xp.random.default_rng(SEED)
+
+    def random(self, operand: Operand) -> Any:
+        if operand.value is not None:
+            return self.xp.full(operand.dims, operand.value, dtypes.numpy_dtype(type_of(operand)))
+        made = buffers.empty(operand.dims, operand.strides, type_of(operand))
+        made[...] = self._generator.standard_normal(operand.dims) * operand.scale
+        return made
+
+    def poisoned(self, operand: Operand) -> Any:
+        made = buffers.empty(operand.dims, operand.strides, type_of(operand))
+        made[...] = math.nan
+        return made
+
+    def copy(self, array: Any) -> Any:
+        return array.copy(order="K")
+
+    def fill(self, array: Any, values: Any) -> None:
+        array[...] = values
+
+    def double(self, array: Any) -> Any:
+        return array.astype("float64")
+
+    def scratch(self, size: int) -> Any:
+        return self.xp.empty(size, "uint8")
+
+    def stream(self) -> int:
+        return 0
+
+    def here(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def wait(self) -> None:
+        return  # nothing is enqueued: executions return when they are done
+
+    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
+        for i in range(sets):
+            run(i)
+        count = repeats(_once(lambda: run(0)), sets)
+        times = [_once(lambda: [run(i % sets) for i in range(count)]) for _ in range(rounds)]
+        return statistics.median(times) / count
+
+    def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
+        np, n = self.xp, ceiling.size
+        if ceiling.arithmetic:
+            a, b = self._generator.standard_normal((2, n, n), np.float32)
+            return self.seconds(lambda _: np.matmul(a, b), 1, rounds)
+        source, target = np.ones(n, "uint8"), np.empty(n, "uint8")
+        return self.seconds(lambda _: np.copyto(target, source), 1, rounds)
+
+
+class _Gpu:
+    """An NVIDIA GPU, through torch."""
+
+    kind = "cuda"
+    rotated = 200_000_000  # four times the second-level cache of an H200
+    ceilings = GPU_CEILINGS
+
+    def __init__(self) -> None:
+        self.xp = self.torch = _module("torch", "memory on a GPU, streams and the oracle")
+        if not self.torch.cuda.is_available():
+            raise UnavailableError(
+                "bench: torch sees no GPU. Install a torch built for CUDA, or use --device cpu."
+            )
+        self.name = ", ".join([self.torch.cuda.get_device_name(), *_versions()])
+        self.torch.manual_seed(SEED)
+        self.torch.set_float32_matmul_precision("high")  # tf32, as the products of f32 tensors are timed
+
+    def random(self, operand: Operand) -> Any:
+        torch = self.torch
+        type_ = dtypes.torch_dtype(type_of(operand))
+        if operand.value is not None:
+            return torch.full(operand.dims, operand.value, dtype=type_)
+        made = torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
+        return made.copy_(torch.randn(operand.dims, device=self.kind) * operand.scale)
+
+    def poisoned(self, operand: Operand) -> Any:
+        type_ = dtypes.torch_dtype(type_of(operand))
+        made = self.torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
+        return made.fill_(math.nan)
+
+    def copy(self, array: Any) -> Any:
+        return self.torch.empty_strided(
+            tuple(array.shape), array.stride(), dtype=array.dtype, device=array.device
+        ).copy_(array)
+
+    def fill(self, array: Any, values: Any) -> None:
+        array.copy_(values)
+
+    def double(self, array: Any) -> Any:
+        return array.double()
+
+    def scratch(self, size: int) -> Any:
+        return self.torch.empty(max(size, 1), dtype=self.torch.uint8, device=self.kind)
+
+    def stream(self) -> int:
+        return int(self.torch.cuda.current_stream().cuda_stream)
+
+    def here(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.torch.device(self.kind)
+        return context
+
+    def wait(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
+        """Replays of a captured graph, between two events: what the host does is not in it."""
+        cuda = self.torch.cuda
+        aside = cuda.Stream()
+        aside.wait_stream(cuda.current_stream())
+        with cuda.stream(aside):
+            for i in range(sets):
+                run(i)
+            aside.synchronize()
+
+            def waited() -> None:
+                run(0)
+                aside.synchronize()
+
+            count = repeats(_once(waited), sets)
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph, stream=aside):
+                for i in range(count):
+                    run(i % sets)
+            graph.replay()
+            times = [self._replayed(graph, aside) for _ in range(rounds)]
+        cuda.synchronize()
+        return statistics.median(times) / count
+
+    def _replayed(self, graph: Any, stream: Any) -> float:
+        """Seconds."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(stream)
+        graph.replay()
+        end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
+        torch, n = self.torch, ceiling.size
+        if ceiling.arithmetic:
+            type_ = torch.bfloat16 if ceiling.arithmetic == "bf16" else torch.float32
+            a, b = (torch.randn(n, n, device=self.kind, dtype=type_) for _ in range(2))
+            made = torch.empty_like(a)
+            return self.seconds(lambda _: torch.matmul(a, b, out=made), 1, rounds)
+        source, target = (torch.empty(n, dtype=torch.uint8, device=self.kind).random_() for _ in range(2))
+        return self.seconds(lambda _: target.copy_(source), 1, rounds)
+
+
+def _versions() -> list[str]:
+    """Of the driver and of the run-time compiler."""
+    found = [f"driver {driver_version()}"]
+    copies = describe_machine()["compilers"]
+    return found + [f"NVRTC {copy['version']}" for copy in copies if copy["is_chosen"]]
+
+
+def _once(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _module(name: str, use: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UnavailableError(
+            f"bench: {name} is not installed, and gives {use}. Install it: python -m pip install {name}"
+        ) from None
+
+
+def machine(kind: str) -> Machine:
+    """The CPU, or the first GPU."""
+    return _Gpu() if kind == "cuda" else _Cpu()
+
+
+def sets_of(case: Case, machine: Machine) -> int:
+    """How many sets of memory a case rotates over."""
+    return max(1, min(12, math.ceil(machine.rotated / max(case.bytes, 1))))

@@ -1,0 +1,205 @@
+"""What the cases of the benchmark must give, by definition, in double precision.
+
+Each function takes NumPy or torch as `xp` and writes only what both spell alike; `t` holds the inputs by name
+as float64. None of them knows Weft.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.bench.shapes import Attention, Convolution, Pool, Window
+
+Arrays = dict[str, Any]
+
+
+def relu(v: Any) -> Any:
+    """max(v, 0)."""
+    return v * (v > 0)
+
+
+def gelu(xp: Any, v: Any) -> Any:
+    """GELU by its hyperbolic tangent."""
+    return 0.5 * v * (1 + xp.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v * v * v)))
+
+
+def matmul(xp: Any, t: Arrays, activation: str) -> Arrays:
+    """C = f(A B + bias)."""
+    product = t["A"] @ t["B"]
+    if not activation:
+        return {"C": product}
+    product += t["bias"]
+    return {"C": relu(product) if activation == "relu" else gelu(xp, product)}
+
+
+# ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
+
+
+def _windows(padded: Any, w: Window) -> Iterator[tuple[int, int, Any]]:
+    """Each tap with the view [N,P,Q,C] of the padded images [N,H,W,C] that it meets."""
+    p, q = w.result
+    for r in range(w.window):
+        for s in range(w.window):
+            first_row, first_column = r * w.dilation, s * w.dilation
+            rows = slice(first_row, first_row + (p - 1) * w.stride + 1, w.stride)
+            columns = slice(first_column, first_column + (q - 1) * w.stride + 1, w.stride)
+            yield r, s, padded[:, rows, columns]
+
+
+def _padded(xp: Any, w: Window, x: Any = None, edge: float = 0.0) -> Any:
+    """Images [N,C,H,W] as [N,H,W,C] within an edge; nothing but edge without images."""
+    (height, width), p = w.image, w.padding
+    made = xp.full((w.n, height + 2 * p, width + 2 * p, w.channels), edge, dtype=xp.float64)
+    if x is not None:
+        made[:, p : p + height, p : p + width] = xp.moveaxis(x, 1, -1)
+    return made
+
+
+# ---- Convolution: one product per tap ----------------------------------------------------------------------
+
+
+def _by_group(xp: Any, values: Any, groups: int) -> Any:
+    """[N,P,Q,G*c] as [G, N*P*Q, c]."""
+    return xp.moveaxis(values.reshape(-1, groups, values.shape[-1] // groups), 1, 0)
+
+
+def _filters(c: Convolution, w: Any, r: int, s: int) -> Any:
+    """A tap of the filters [K,C/G,R,S] as [G, K/G, C/G]."""
+    return w[:, :, r, s].reshape(c.groups, c.filters // c.groups, -1)
+
+
+def conv_fprop(xp: Any, t: Arrays, c: Convolution) -> Arrays:
+    """y = relu(conv(x, w) + bias); bias and relu where there is a bias."""
+    p, q = c.result
+    y = xp.zeros((c.groups, c.n * p * q, c.filters // c.groups), dtype=xp.float64)
+    for r, s, window in _windows(_padded(xp, c, t["x"]), c):
+        y += _by_group(xp, window, c.groups) @ xp.swapaxes(_filters(c, t["w"], r, s), 1, 2)
+    y = xp.moveaxis(xp.moveaxis(y, 0, 1).reshape(c.n, p, q, c.filters), -1, 1)
+    return {"y": relu(y + t["bias"]) if "bias" in t else y}
+
+
+def conv_dgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
+    """dx: every tap sends dy back to where it read."""
+    dy = _by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups)
+    padded = _padded(xp, c)
+    for r, s, window in _windows(padded, c):
+        part = xp.moveaxis(dy @ _filters(c, t["w"], r, s), 0, 1)
+        window += part.reshape(window.shape)
+    (height, width), p = c.image, c.padding
+    return {"dx": xp.moveaxis(padded[:, p : p + height, p : p + width], -1, 1)}
+
+
+def conv_wgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
+    """dw: every tap sums dy times what it read."""
+    dy = xp.swapaxes(_by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups), 1, 2)
+    dw = xp.zeros((c.filters, c.channels // c.groups, c.window, c.window), dtype=xp.float64)
+    for r, s, window in _windows(_padded(xp, c, t["x"]), c):
+        dw[:, :, r, s] = (dy @ _by_group(xp, window, c.groups)).reshape(c.filters, -1)
+    return {"dw": dw}
+
+
+# ---- Normalisation -----------------------------------------------------------------------------------------
+
+
+def statistics(xp: Any, x: Any, axes: tuple[int, ...], is_centred: bool, epsilon: float) -> Arrays:
+    """Mean and 1 / standard deviation; of the root mean square where it is not centred."""
+    mean = x.mean(axis=axes, keepdims=True) if is_centred else 0.0
+    deviation = x - mean
+    variance = (deviation * deviation).mean(axis=axes, keepdims=True)
+    return {"mean": mean, "inv": 1 / xp.sqrt(variance + epsilon)}
+
+
+def norm_forward(xp: Any, t: Arrays, axes: tuple[int, ...], is_centred: bool, epsilon: float) -> Arrays:
+    """y = (x - mean) inv scale + bias, and the statistics."""
+    found = statistics(xp, t["x"], axes, is_centred, epsilon)
+    y = (t["x"] - found["mean"]) * found["inv"] * t["scale"]
+    return {"y": y + t["bias"] if "bias" in t else y} | found
+
+
+def norm_backward(xp: Any, t: Arrays, axes: tuple[int, ...], parameter_axes: tuple[int, ...]) -> Arrays:
+    """Gradients of x, scale and bias. axes: those that one mean spans; parameter_axes: those that one
+    parameter serves. It is centred where there is a mean."""
+    x_hat = (t["x"] - t["mean"] if "mean" in t else t["x"]) * t["inv"]
+    g = t["dy"] * t["scale"]
+    projected = g - x_hat * (g * x_hat).mean(axis=axes, keepdims=True)
+    if "mean" in t:
+        projected = projected - g.mean(axis=axes, keepdims=True)
+    found = {"dx": projected * t["inv"]}
+    found["dscale"] = (t["dy"] * x_hat).sum(axis=parameter_axes, keepdims=True)
+    found["dbias"] = t["dy"].sum(axis=parameter_axes, keepdims=True)
+    return found
+
+
+def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays:
+    """What batch normalisation remembers: variances as of a sample, with n - 1."""
+    count = t["x"].shape[0] * t["x"].shape[2] * t["x"].shape[3]
+    variance = (1 / found["inv"] ** 2 - epsilon) * count / (count - 1)
+    return {
+        "new_mean": (1 - momentum) * t["running_mean"] + momentum * found["mean"],
+        "new_var": (1 - momentum) * t["running_var"] + momentum * variance,
+    }
+
+
+# ---- Attention: one head at a time -------------------------------------------------------------------------
+
+
+def _probabilities(xp: Any, q: Any, k: Any, a: Attention) -> tuple[Any, Any]:
+    """softmax(q k^T scale) of one head, and the logarithm of its denominators."""
+    scores = (q @ xp.swapaxes(k, 0, 1)) * a.scale
+    if a.is_causal:
+        allowed = xp.tril(xp.ones(scores.shape, dtype=xp.float64)) > 0
+        scores = xp.where(allowed, scores, -math.inf)
+    most = xp.amax(scores, axis=-1, keepdims=True)
+    weights = xp.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / total, most + xp.log(total)
+
+
+def sdpa_forward(xp: Any, t: Arrays, a: Attention) -> Arrays:
+    """o = softmax(q k^T scale) v, and the statistics that the backward pass reads."""
+    o = xp.zeros((a.batch, a.heads, a.queries, a.value_width), dtype=xp.float64)
+    stats = xp.zeros((a.batch, a.heads, a.queries, 1), dtype=xp.float64)
+    for b in range(a.batch):
+        for h in range(a.heads):
+            shared = h * a.key_heads // a.heads
+            p, stats[b, h] = _probabilities(xp, t["q"][b, h], t["k"][b, shared], a)
+            o[b, h] = p @ t["v"][b, shared]
+    return {"o": o, "stats": stats}
+
+
+def sdpa_backward(xp: Any, t: Arrays, a: Attention) -> Arrays:
+    """Gradients of q, k and v; heads of keys sum over the query heads that they serve."""
+    found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
+    for b in range(a.batch):
+        for h in range(a.heads):
+            at = b, h * a.key_heads // a.heads
+            q, k, v, d_o = t["q"][b, h], t["k"][at], t["v"][at], t["dO"][b, h]
+            p, _ = _probabilities(xp, q, k, a)
+            d_p = d_o @ xp.swapaxes(v, 0, 1)
+            along = (d_o * t["o"][b, h]).sum(axis=-1, keepdims=True)
+            d_s = p * (d_p - along) * a.scale
+            found["dQ"][b, h] = d_s @ k
+            found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
+            found["dV"][at] += xp.swapaxes(p, 0, 1) @ d_o
+    return found
+
+
+# ---- Memory-bound graphs -----------------------------------------------------------------------------------
+
+
+def softmax(xp: Any, x: Any) -> Any:
+    """exp(x - max) / sum over the last dimension."""
+    weights = xp.exp(x - xp.amax(x, axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def pool(xp: Any, x: Any, p: Pool) -> Any:
+    """The largest or the mean of each window; padding is never the largest, and counts as 0 in the mean."""
+    taps = [window for _, _, window in _windows(_padded(xp, p, x, -math.inf if p.is_max else 0.0), p)]
+    combined = reduce(xp.maximum if p.is_max else operator.add, taps)
+    return xp.moveaxis(combined if p.is_max else combined / len(taps), -1, 1)

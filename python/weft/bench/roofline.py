@@ -1,0 +1,263 @@
+"""The roofline as SVG: operations per byte against operations per second, both logarithmic; every case a
+numbered point under the roof that memory and arithmetic make, a peer's hollow; the names in columns below.
+
+Points crowd where cases are alike: a number is put where there is room, beside its point, else further out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from weft import svg
+from weft.bench.families import GROUPS, Case
+from weft.bench.results import Roof, Row, percent
+from weft.explain import amount
+
+WIDTH, PLOT = 860.0, 420.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 78.0, 60.0
+DOT, NUMBER_SIZE, NAME_SIZE, LINE = 3.6, 9.0, 10.5, 16.5
+# In a column of the list: where the name starts, and where the rate, Weft's share and the peer's share end.
+NAME_AT, RATE_AT, SHARE_AT, PEER_AT, COLUMN = 26.0, 300.0, 346.0, 392.0, 414.0
+STROKES = dict(zip(GROUPS, ("#3b82f6", "#f59e0b", "#14b8a6", "#8b5cf6", "#f43f5e"), strict=True))
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row and its case."""
+
+    number: int
+    case: Case
+    row: Row
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it has a point: there is a time, and there are operations."""
+        return bool(self.case.flops and self.row.weft)
+
+    @property
+    def stroke(self) -> str:
+        """Its group's colour."""
+        return STROKES[self.case.group]
+
+
+class Axes:
+    """From intensities and rates to places."""
+
+    def __init__(self, entries: Sequence[Entry], roof: Roof) -> None:
+        xs = [entry.case.intensity for entry in entries] or [1.0]
+        ys = [entry.case.flops / seconds for entry in entries for seconds in _times(entry.row)] or [1e12]
+        used = {entry.case.arithmetic for entry in entries}
+        # A peak far above what memory lets the cases reach would press them together.
+        near = max(xs) * roof.bandwidth * 2
+        self.peaks = {name: peak for name, peak in roof.peaks.items() if name in used and peak < near}
+        ys += self.peaks.values()
+        self.left, self.right = min(xs) / 1.6, max(xs) * 1.6
+        self.low, self.high = min(ys) / 1.6, max(ys) * 1.6
+
+    def x(self, intensity: float) -> float:
+        """Where an intensity lies."""
+        share = math.log(intensity / self.left) / math.log(self.right / self.left)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, rate: float) -> float:
+        """Where a rate lies."""
+        return TOP + PLOT * (1 - math.log(rate / self.low) / math.log(self.high / self.low))
+
+
+def _times(row: Row) -> list[float]:
+    return [seconds for seconds in (row.weft, row.peer) if seconds]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten; the powers alone where there are many.
+
+    >>> ticks(0.3, 12), ticks(1, 1e6)
+    ([0.5, 1.0, 2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(powers) <= 5 else (1,)
+    marks = [float(f"{step}e{power}") for power in powers for step in steps]
+    return [mark for mark in marks if low <= mark <= high]
+
+
+# ---- The plot ----------------------------------------------------------------------------------------------
+
+
+def _grid(axes: Axes) -> list[str]:
+    bottom, right = TOP + PLOT, WIDTH - RIGHT
+    parts = []
+    for mark in ticks(axes.left, axes.right):
+        parts.append(svg.path(f"M{axes.x(mark):.1f} {TOP:.1f}V{bottom:.1f}", "rule", 1))
+        parts.append(svg.text(axes.x(mark), bottom + 15, f"{mark:g}", 10, "soft"))
+    for mark in ticks(axes.low, axes.high):
+        parts.append(svg.path(f"M{LEFT:.1f} {axes.y(mark):.1f}H{right:.1f}", "rule", 1))
+        parts.append(svg.text(LEFT - 8, axes.y(mark) + 4, amount(mark), 10, "soft", "end"))
+    parts.append(svg.text((LEFT + right) / 2, bottom + 33, "operations per byte", 11, "soft"))
+    parts.append(svg.text(LEFT, TOP - 10, "FLOP/s", 11, "soft", "end"))
+    return parts
+
+
+def _roof(axes: Axes, roof: Roof) -> tuple[list[str], list[Box]]:
+    """The lines of the roof with their names, and the room in the plot that the names take."""
+    parts, taken, right = [], [], WIDTH - RIGHT
+    shown = {name: peak for name, peak in axes.peaks.items() if axes.low < peak < axes.high}
+    start = max(axes.left, axes.low / roof.bandwidth)
+    end = min(axes.right, max(shown.values(), default=axes.high) / roof.bandwidth)
+    if start < end:
+        x1, x2 = axes.x(start), axes.x(end)
+        y1, y2 = axes.y(start * roof.bandwidth), axes.y(end * roof.bandwidth)
+        words, x, y = f"memory {amount(roof.bandwidth, 'B/s')}", (x1 + x2) / 2 - 6, (y1 + y2) / 2 - 6
+        parts.append(svg.path(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "line", 1.6))
+        parts.append(svg.text(x, y, words, 11, anchor="end", bold=True))
+        taken.append((x - svg.text_width(words, 11, bold=True), y - 11, x, y + 3))
+    for name, peak in shown.items():
+        x, y = axes.x(max(peak / roof.bandwidth, axes.left)), axes.y(peak)
+        parts.append(svg.path(f"M{min(x, right):.1f} {y:.1f}H{right:.1f}", "line", 1.6))
+        parts.append(svg.text(right + 6, y - 1, name, 11, anchor="start", bold=True))
+        parts.append(svg.text(right + 6, y + 12, amount(peak, "FLOP/s"), 10, "soft", "start"))
+    return parts, taken
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _around(x: float, y: float) -> Iterator[tuple[float, float]]:
+    """Places for the middle of a number, the nearest first: right, left, above, below, then between."""
+    for distance in (9.5, 15.0, 22.0, 30.0, 40.0, 52.0, 66.0, 82.0):
+        for eighth in (0, 4, 6, 2, 7, 1, 5, 3):
+            angle = eighth * math.pi / 4
+            yield x + distance * math.cos(angle), y + distance * math.sin(angle)
+
+
+def place_numbers(
+    places: Sequence[tuple[float, float]], taken: Sequence[Box], widths: Sequence[float]
+) -> list[Box]:
+    """A box per point that touches no point, no other box and nothing that is taken, and stays in the plot;
+    where all is full, the last that was tried."""
+    room = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in places] + list(taken)
+    boxes: list[Box] = []
+    for (x, y), width in zip(places, widths, strict=True):
+        box = x, y, x, y
+        for at, height in _around(x, y):
+            box = at - width / 2, height - 5, at + width / 2, height + 5
+            is_inside = box[0] > LEFT and box[2] < WIDTH - RIGHT and box[1] > TOP and box[3] < TOP + PLOT
+            if is_inside and not any(_overlap(box, other) for other in room):
+                break
+        room.append(box)
+        boxes.append(box)
+    return boxes
+
+
+def _circle(x: float, y: float, stroke: str, is_hollow: bool) -> str:
+    """A point; the page's colour fills it, or rings it, so that points tell apart where they overlap."""
+    style = f"stroke:{stroke};stroke-width:1.4" if is_hollow else f"fill:{stroke};stroke-width:.8"
+    return f'<circle class="w-page" cx="{x:.1f}" cy="{y:.1f}" r="{DOT:g}" style="{style}"/>'
+
+
+def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]:
+    """Peers' points first, so that Weft's lie above them; a line joins the two of a case."""
+    places = [(axes.x(e.case.intensity), axes.y(e.case.flops / (e.row.weft or 1.0))) for e in entries]
+    behind, parts = [], []
+    for entry, (x, y) in zip(entries, places, strict=True):
+        if entry.row.peer:
+            other = axes.y(entry.case.flops / entry.row.peer)
+            words = f"{entry.case.name}, peer: {amount(entry.row.peer, 's')}"
+            behind.append(svg.path(f"M{x:.1f} {y:.1f}V{other:.1f}", "rule", 1))
+            behind.append(svg.titled(words, _circle(x, other, entry.stroke, is_hollow=True)))
+            taken = [*taken, (x - DOT, other - DOT, x + DOT, other + DOT)]
+    widths = [svg.text_width(str(entry.number), NUMBER_SIZE) + 2 for entry in entries]
+    for entry, (x, y), box in zip(entries, places, place_numbers(places, taken, widths), strict=True):
+        at, height = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        if math.hypot(at - x, height - y) > 12:
+            behind.append(svg.path(f"M{x:.1f} {y:.1f}L{at:.1f} {height:.1f}", "rule", 1))
+        words = f"{entry.case.name}: {amount(entry.row.weft or 0.0, 's')}"
+        parts.append(svg.titled(words, _circle(x, y, entry.stroke, is_hollow=False)))
+        parts.append(svg.text(at, height + 3.2, str(entry.number), NUMBER_SIZE))
+    return behind + parts
+
+
+# ---- Words -------------------------------------------------------------------------------------------------
+
+
+def _heading(entries: Sequence[Entry], device: str, note: str) -> list[str]:
+    parts = [svg.text(16, 26, f"Roofline: {device}", 14, anchor="start", bold=True)]
+    parts.append(svg.text(16, 45, note, 11, "soft", "start"))
+    x = WIDTH - 22
+    keys = [(group, STROKES[group], False) for group in GROUPS if any(e.case.group == group for e in entries)]
+    if any(entry.row.peer for entry in entries):
+        keys.append(("hollow: the peer", "#64748b", True))
+    for words, stroke, is_hollow in reversed(keys):
+        parts.append(svg.text(x, 62, words, 11, anchor="end"))
+        x -= svg.text_width(words, 11) + 9
+        parts.append(_circle(x, 58, stroke, is_hollow))
+        x -= 14
+    return parts
+
+
+def _list_row(entry: Entry, roof: Roof, x: float, y: float, has_peer: bool) -> list[str]:
+    """Number, name, rate by what bounds the case, and the shares of the roofline."""
+    case, weft, peer = entry.case, entry.row.weft, entry.row.peer
+    least = roof.seconds(case)
+    is_bound_by_memory = least * roof.bandwidth <= case.bytes * 1.0001
+    rate = "-"
+    if weft:
+        work = case.bytes if is_bound_by_memory else case.flops
+        rate = amount(work / weft, "B/s" if is_bound_by_memory else "FLOP/s")
+    number = str(entry.number) if entry.is_drawn else "–"
+    style = f'font-size="{NAME_SIZE:g}" font-weight="600" text-anchor="end" fill="{entry.stroke}"'
+    name = svg.cut(case.name, RATE_AT - NAME_AT - 60, NAME_SIZE)
+    parts = [f'<text x="{x + NAME_AT - 8:.1f}" y="{y:.1f}" {style}>{escape(number)}</text>']
+    parts.append(svg.text(x + NAME_AT, y, name, NAME_SIZE, anchor="start"))
+    parts.append(svg.text(x + RATE_AT, y, rate, NAME_SIZE, "soft", "end"))
+    shares = [(weft, SHARE_AT, "text")] + ([(peer, PEER_AT, "soft")] if has_peer else [])
+    for seconds, at, tone in shares:
+        words = percent(least / seconds) if seconds else "-"
+        parts.append(svg.text(x + at, y, words, NAME_SIZE, tone, "end"))
+    return parts
+
+
+def _list(entries: Sequence[Entry], roof: Roof, top: float) -> tuple[list[str], float]:
+    """The cases in two columns, and where they end."""
+    rows, has_peer = math.ceil(len(entries) / 2), any(entry.row.peer for entry in entries)
+    heads = [("rate", RATE_AT), ("weft", SHARE_AT)] + ([("peer", PEER_AT)] if has_peer else [])
+    parts = []
+    for column in range(min(2, len(entries))):
+        x = 16 + column * COLUMN
+        for words, at in heads:
+            parts.append(svg.text(x + at, top, words, NAME_SIZE, "soft", "end"))
+        for i, entry in enumerate(entries[column * rows : (column + 1) * rows], 1):
+            parts += _list_row(entry, roof, x, top + i * LINE, has_peer)
+    return parts, top + (rows + 1) * LINE
+
+
+def roofline(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
+    """Draws the rows whose cases are known."""
+    known = [row for row in rows if row.case in cases]
+    entries, number = [], 0
+    for row in known:
+        entry = Entry(number + 1, cases[row.case], row)
+        number += entry.is_drawn
+        entries.append(entry)
+    drawn = [entry for entry in entries if entry.is_drawn]
+    axes = Axes(drawn, roof)
+    devices = list(dict.fromkeys(row.device for row in known if row.device))
+    dates = sorted({row.date for row in known if row.date})
+    source = "ceilings measured" if roof.is_measured else "roof: the highest rates of this table"
+    note = " · ".join([*dates, source, "percentages: share of the roofline"])
+    lines, taken = _roof(axes, roof)
+    words, bottom = _list(entries, roof, TOP + PLOT + BOTTOM)
+    parts = [
+        *_grid(axes),
+        *lines,
+        *_points(axes, drawn, taken),
+        *_heading(drawn, "; ".join(devices), note),
+        *words,
+    ]
+    return svg.page(WIDTH, bottom, parts, "Roofline of the benchmark")

@@ -1,0 +1,134 @@
+"""Shapes of the benchmark's cases: tensors in memory, and the sizes that families of cases share. Knows no
+graphs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft import dtypes
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a case: how it lies, and what fills it."""
+
+    dims: tuple[int, ...]
+    dtype: str = "bf16"
+    order: tuple[int, ...] = ()
+    """The dimensions from the outermost in memory to the innermost; row-major when empty."""
+    scale: float = 1.0
+    """The standard deviation of its random values."""
+    value: float | None = None
+    """The number of a scalar that is passed by value."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Steps in elements; packed in the order."""
+        steps, step = [0] * len(self.dims), 1
+        for dimension in reversed(self.order or range(len(self.dims))):
+            steps[dimension] = step
+            step *= self.dims[dimension]
+        return tuple(steps)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in device memory; nothing where it is passed by value."""
+        type_ = dtypes.data_type_of(self.dtype)
+        assert type_ is not None
+        return 0 if self.value is not None else math.prod(self.dims) * dtypes.of(type_).bits // 8
+
+
+NHWC = (0, 2, 3, 1)
+BSHD = (0, 2, 1, 3)
+"""Attention's [B,H,S,D], as projections leave it: the heads of a position are neighbours."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square window that moves over images."""
+
+    n: int
+    channels: int
+    image: tuple[int, int]
+    window: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Height and width of what it makes."""
+        reach = self.dilation * (self.window - 1) + 1
+        height, width = ((extent + 2 * self.padding - reach) // self.stride + 1 for extent in self.image)
+        return height, width
+
+
+@dataclass(frozen=True)
+class Convolution(Window):
+    """Filters over images; each group of filters reads its own share of the channels."""
+
+    filters: int = 1
+    groups: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions, with those that meet padding."""
+        p, q = self.result
+        taps = self.channels // self.groups * self.window**2
+        return 2.0 * self.n * p * q * self.filters * taps
+
+    @property
+    def x(self) -> tuple[int, ...]:
+        """The images' dims."""
+        return self.n, self.channels, *self.image
+
+    @property
+    def w(self) -> tuple[int, ...]:
+        """The filters' dims."""
+        return self.filters, self.channels // self.groups, self.window, self.window
+
+    @property
+    def y(self) -> tuple[int, ...]:
+        """The result's dims."""
+        return self.n, self.filters, *self.result
+
+
+@dataclass(frozen=True)
+class Pool(Window):
+    """The largest or the mean element of each window."""
+
+    is_max: bool = True
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries that look at keys; some heads of queries share a head of keys."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+    is_causal: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return 1 / math.sqrt(self.width)
+
+    def flops(self, is_backward: bool) -> float:
+        """Of the products: two forward, five backward. A causal mask leaves half of each."""
+        d, v = self.width, self.value_width
+        widths = 3 * d + 2 * v if is_backward else d + v
+        share = 0.5 if self.is_causal else 1.0
+        return 2.0 * self.batch * self.heads * self.queries * self.keys * widths * share
+
+    def dims(self, name: str) -> tuple[int, ...]:
+        """Those of q, k, v, o, stats and the gradients, which are as what they belong to."""
+        key = name[-1].lower() if name != "stats" else name
+        heads, positions = (self.key_heads, self.keys) if key in "kv" else (self.heads, self.queries)
+        width = {"q": self.width, "k": self.width, "v": self.value_width, "o": self.value_width, "stats": 1}
+        return self.batch, heads, positions, width[key]
