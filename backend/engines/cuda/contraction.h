@@ -133,7 +133,7 @@ void contraction_flatten(struct contraction *c);
 
 /* Finds operands, merges their digits; NOT_SUPPORTED and a sentence for what cannot follow. */
 weftStatus_t finish_analyse(struct contraction *c);
-/* finish(p, z, i, j, sum): stores a run of results. */
+/* fetch(p, z, i, j): what finish reads; finish(p, z, i, j, sum[, fetched]): stores a run of results. */
 void finish_print(struct kernel_print *print, const struct contraction *c);
 
 /* ---- contraction_plan.c: arithmetic, tile, splits ---- */

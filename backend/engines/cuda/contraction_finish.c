@@ -208,8 +208,6 @@ static void print_offset(struct kernel_print *print, const struct finish *finish
 static void print_digits(struct kernel_print *print, const struct finish *finish) {
     for (int index = BATCH; index < DEPTH; index++) {
         char prefix[] = {'f', letters[index], 0}, value[] = {letters[index], 0};
-        for (int d = 1; d < finish->digit_count[index]; d++)
-            print_divisor(print, finish->extents[index][d], named("%s%d", prefix, d).text);
         print_split(print, prefix, finish->digit_count[index], value, NULL);
     }
 }
@@ -223,12 +221,10 @@ static void print_loads(struct kernel_print *print, const struct contraction *c)
             continue;
         const char *type = cuda_type_name(finisher->type);
         int64_t stride = lead_stride(finish, finisher);
-        print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
-        text_add(&print->code, "    run<%s, %s> in%d;\n", type, stride ? "RUN" : "1", k);
         if (stride > 1)
-            text_add(&print->code, "    for (int e = 0; e < RUN; e++) in%d.at[e] = (p.f%d", k, k);
+            text_add(&print->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
-            text_add(&print->code, "    in%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
+            text_add(&print->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
         print_offset(print, finish, k);
         if (stride > 1)
             text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, letters[finish->lead], lead_digit(finish));
@@ -262,7 +258,7 @@ static void print_result(struct kernel_print *print, const struct contraction *c
         print_real(print, c->beta, "beta");
         while (c->finish.at[old].role != FINISH_OLD)
             old++;
-        text_add(&print->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in%d.at[%s])", type, type, old,
+        text_add(&print->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in.f%d.at[%s])", type, type, old,
                  lead_stride(&c->finish, &c->finish.at[old]) ? "e" : "0");
     }
     text_add(&print->code, ";\n");
@@ -277,7 +273,7 @@ static void print_values(struct kernel_print *print, const struct contraction *c
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         if (finisher->role == FINISH_LOAD)
-            text_add(&print->code, "        const %s v%d = in%d.at[%s];\n", cuda_type_name(finisher->type),
+            text_add(&print->code, "        const %s v%d = in.f%d.at[%s];\n", cuda_type_name(finisher->type),
                      finisher->value, k, lead_stride(finish, finisher) ? "e" : "0");
         if (finisher->role == FINISH_INDEX) {
             text_add(&print->code, "        const i64 v%d = 0", finisher->value);
@@ -297,7 +293,6 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
             continue;
         const char *type = cuda_type_name(finisher->type);
         int64_t stride = lead_stride(finish, finisher);
-        print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
         if (stride <= 1)
             text_add(&print->code, "    store_run<%s, RUN>(p.f%d", type, k);
         else
@@ -311,30 +306,58 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
     }
 }
 
-/* The terms that an element of the result contributes are printed once per use, their arguments once. */
+/* Fields of the arguments: addresses, bounds, what digits are split by and multiplied with. */
 static void print_arguments(struct kernel_print *print, const struct finish *finish) {
-    for (int k = 0; k < finish->count; k++)
+    for (int index = BATCH; index < DEPTH; index++)
+        for (int d = 1; d < finish->digit_count[index]; d++)
+            print_divisor(print, finish->extents[index][d], named("f%c%d", letters[index], d).text);
+    for (int k = 0; k < finish->count; k++) {
+        const struct finisher *finisher = &finish->at[k];
+        if (finisher->role == FINISH_LIMIT)
+            print_number(print, finisher->bound, named("f%d_bound", k).text);
+        else if (finisher->role != FINISH_INDEX)
+            print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
         for (int index = BATCH; index < DEPTH; index++)
             for (int d = 0; d < finish->digit_count[index]; d++)
-                if (finish->at[k].strides[index][d] != 0 && finish->at[k].strides[index][d] != 1)
-                    print_number(print, finish->at[k].strides[index][d], named("f%d_%c%d", k, letters[index], d).text);
+                if (finisher->strides[index][d] != 0 && finisher->strides[index][d] != 1)
+                    print_number(print, finisher->strides[index][d], named("f%d_%c%d", k, letters[index], d).text);
+    }
+}
+
+/* The beginning of both functions: the digits, and out where a phase has no such element. */
+static void print_beginning(struct kernel_print *print, const struct finish *finish, const char *out) {
+    print_digits(print, finish);
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_LIMIT) {
+            text_add(&print->code, "    if (0");
+            print_offset(print, finish, k);
+            text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
+        }
+}
+
+/* fetch(): what finish() reads of memory, apart from it so that kernels can read ahead. */
+static void print_fetch(struct kernel_print *print, const struct contraction *c) {
+    const struct finish *finish = &c->finish;
+    text_add(&print->code, "struct fetched {\n");
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD)
+            text_add(&print->code, "    run<%s, %s> f%d;\n", cuda_type_name(finish->at[k].type),
+                     lead_stride(finish, &finish->at[k]) ? "RUN" : "1", k);
+    text_add(&print->code, "};\n\nDEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n"
+                           "    fetched in;\n");
+    print_beginning(print, finish, "return in");
+    print_loads(print, c);
+    text_add(&print->code, "    return in;\n}\n\n");
 }
 
 void finish_print(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
     print_constant(print, "RUN", finish->run);
     print_arguments(print, finish);
+    print_fetch(print, c);
     text_add(&print->code, "DEVICE void finish(const arguments& p, index z, index i, index j, "
-                           "const run<sum_t, RUN>& sum) {\n");
-    print_digits(print, finish);
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_LIMIT) {
-            print_number(print, finish->at[k].bound, named("f%d_bound", k).text);
-            text_add(&print->code, "    if (0");
-            print_offset(print, finish, k);
-            text_add(&print->code, " >= p.f%d_bound) return;\n", k);
-        }
-    print_loads(print, c);
+                           "const run<sum_t, RUN>& sum, const fetched& in) {\n");
+    print_beginning(print, finish, "return");
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
             text_add(&print->code, "    run<%s, RUN> out%d;\n", cuda_type_name(finish->at[k].type), k);
@@ -352,5 +375,8 @@ void finish_print(struct kernel_print *print, const struct contraction *c) {
                      cuda_type_name(finish->at[k].type), finish->at[k].value);
     text_add(&print->code, "    }\n");
     print_stores(print, c);
-    text_add(&print->code, "}\n\n");
+    text_add(&print->code,
+             "}\n\n"
+             "DEVICE void finish(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
+             "    finish(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }

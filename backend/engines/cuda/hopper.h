@@ -16,49 +16,49 @@ enum { VIEW_DIMS_MAX = TENSOR_MAP_RANK_MAX, ENTRIES_MAX = 2 };
 enum walk { WALK_DEPTH, WALK_OUTER, WALK_TAP, WALK_ENTRY, WALK_IMAGE };
 
 struct view_dim {
-  enum walk walk;
-  int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's
+    enum walk walk;
+    int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's
                  number) or batch digit (ENTRY) */
-  int64_t extent, stride;
+    int64_t extent, stride;
 };
 
 /* A factor as the copy engine sees it; the first dimension is contiguous. */
 struct map_view {
-  bool along_depth; /* its contiguous dimension is the depth (K-major); else its
+    bool along_depth; /* its contiguous dimension is the depth (K-major); else its
                        own index (MN-major) */
-  bool is_image;
-  int count;
-  struct view_dim dims[VIEW_DIMS_MAX];
+    bool is_image;
+    int count;
+    struct view_dim dims[VIEW_DIMS_MAX];
 };
 
-/* Positions of an image in one spatial dimension, and the taps at each. */
+/* Positions of an image in one spatial dimension, and the taps at each: position i reads from pixel corner + i * stride on,
+   tap t `offset` + t * tap_step pixels further, which is never negative. */
 struct positions {
-  int64_t count, stride,
-      start; /* the pixel under the first tap of position 0 is `start` */
-  int64_t taps, tap_step; /* tap t reads t * tap_step further on; negative steps
-                             end at `start` */
-  int64_t size;           /* of the image */
+    int64_t count, stride, corner;
+    int64_t taps, offset, tap_step;
+    int64_t size;              /* of the image */
+    const struct phase *phase; /* of h->c; NULL: the same taps everywhere */
 };
 
 struct hopper_tile {
-  int rows, columns, row_blocks, stages, cluster;
-  double efficiency; /* share of the chip's rate under its power limit, many
+    int rows, columns, row_blocks, stages, cluster;
+    double efficiency; /* share of the chip's rate under its power limit, many
                         tiles of long depth */
 };
 
 struct hopper {
-  struct contraction c;
-  bool is_turned; /* A and B have changed places */
-  struct map_view view[FACTORS];
-  int entry_count;
-  int64_t channels;                        /* of the depth, within a tap */
-  int64_t taps[COORDINATES];               /* of the depth */
-  struct positions positions[COORDINATES]; /* of the image, if there is one */
-  bool depth_is_pixels;
-  const struct hopper_tile *tile;
-  int splits;
-  int64_t steps, steps_per_split;
-  double seconds;
+    struct contraction c;
+    bool is_turned; /* A and B have changed places */
+    struct map_view view[FACTORS];
+    int entry_count;
+    int64_t channels;                        /* of the depth, within a tap */
+    int64_t taps[COORDINATES];               /* of the depth */
+    struct positions positions[COORDINATES]; /* of the image, if there is one */
+    bool depth_is_pixels;
+    const struct hopper_tile *tile;
+    int splits;
+    int64_t steps, steps_per_split;
+    double seconds;
 };
 
 /* ---- hopper_shape.c: from digits and geometry to views ---- */
@@ -69,15 +69,10 @@ weftStatus_t hopper_shape(struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum {
-  HOPPER_TILE_ROWS = 17,
-  HOPPER_SPLITS_MAX = 128,
-  HOPPER_DEPTH_BYTES = 128
-};
+enum { HOPPER_TILE_ROWS = 24, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
-void hopper_plan(struct hopper *h, const struct device *device,
-                 const struct knob_choices *knobs);
+void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
 /* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 

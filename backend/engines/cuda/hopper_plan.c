@@ -6,135 +6,110 @@
 /* Measured on an H200 with random bf16 data beside cuBLAS: 8192 cubed where a
  * tile's factors fit L2's rate, else less. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
-    {256, 192, 2, 3, 2, 1.035}, {128, 256, 1, 4, 2, 1.010},
-    {128, 256, 1, 4, 1, 0.975}, {256, 128, 2, 4, 1, 0.975},
-    {256, 160, 2, 4, 1, 0.990}, {128, 192, 1, 4, 2, 1.000},
-    {128, 192, 1, 4, 1, 0.965}, {128, 160, 1, 5, 1, 0.950},
-    {128, 128, 1, 6, 2, 0.950}, {128, 128, 1, 6, 1, 0.830},
-    {128, 96, 1, 7, 1, 0.720},  {256, 64, 2, 5, 1, 0.800},
-    {128, 64, 1, 8, 1, 0.560},  {128, 32, 1, 9, 1, 0.300},
-    {256, 192, 2, 3, 1, 1.000}, {128, 16, 1, 11, 1, 0.150},
+    {256, 192, 2, 3, 2, 1.035}, {128, 256, 1, 4, 2, 1.010}, {128, 256, 1, 4, 1, 0.975}, {256, 128, 2, 4, 1, 0.975},
+    {256, 160, 2, 4, 1, 0.990}, {128, 192, 1, 4, 2, 1.000}, {128, 192, 1, 4, 1, 0.965}, {128, 160, 1, 5, 1, 0.950},
+    {128, 128, 1, 6, 2, 0.950}, {128, 128, 1, 6, 1, 0.830}, {128, 96, 1, 7, 1, 0.720},  {256, 64, 2, 5, 1, 0.800},
+    {128, 64, 1, 8, 1, 0.560},  {128, 32, 1, 9, 1, 0.300},  {256, 192, 2, 3, 1, 1.000}, {128, 16, 1, 11, 1, 0.150},
     {192, 192, 1, 3, 1, 0.990},
+    {256, 128, 2, 4, 2, 0.990}, {192, 128, 1, 5, 1, 0.960}, {256, 96, 2, 5, 1, 0.90}, {256, 160, 2, 4, 2, 1.000},
+    {128, 224, 1, 5, 1, 0.960}, {192, 160, 1, 5, 1, 0.970}, {256, 32, 2, 6, 1, 0.40},
 };
 
-static const double LAUNCH_SECONDS = 2.0e-6, COMBINE_SECONDS = 2.5e-6;
-static const double START_CLOCKS = 4000; /* barriers, the first slot */
-static const double END_CLOCKS = 300;    /* of a tile, */
-static const double END_ELEMENTS_PER_CLOCK =
-    14; /* and its stores, which nothing hides */
-static const double POWERED_CLOCK = 1.5e9; /* under the power limit */
-static const double RATE_PER_CLOCK =
-    4096; /* products of 16-bit factors, per multiprocessor */
+static const double LAUNCH_SECONDS = 2.0e-6, COMBINE_SECONDS = 2.0e-6;
+static const double START_CLOCKS = 3000;         /* barriers, the first slot */
+static const double END_CLOCKS = 500;            /* of a tile, */
+static const double END_ELEMENTS_PER_CLOCK = 14; /* and its stores, which nothing hides */
+static const double POWERED_CLOCK = 1.5e9;       /* under the power limit */
+static const double PRODUCTS_PER_CLOCK = 2048;   /* of 16-bit factors, per multiprocessor */
+static const double FILL_BYTES_PER_CLOCK = 50;   /* from L2, per multiprocessor */
 static const double L2_BYTES_PER_SECOND = 4e12;
 enum { SPLITS_LEAST_STEPS = 4 };
 
 static double elements_of(const struct hopper *h) {
-  return (double)digits_extent(&h->c.digits[BATCH]) *
-         (double)digits_extent(&h->c.digits[ROW]) *
-         (double)digits_extent(&h->c.digits[COLUMN]);
+    return (double)digits_extent(&h->c.digits[BATCH]) * (double)digits_extent(&h->c.digits[ROW]) *
+           (double)digits_extent(&h->c.digits[COLUMN]);
 }
 
-static int64_t tiles_along(int64_t extent, int64_t block) {
-  return (extent + block - 1) / block;
-}
+static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
 
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
-  return digits_extent(&h->c.digits[BATCH]) *
-         tiles_along(digits_extent(&h->c.digits[ROW]),
-                     (int64_t)tile->rows * tile->cluster) *
-         tiles_along(digits_extent(&h->c.digits[COLUMN]), tile->columns);
+    return digits_extent(&h->c.digits[BATCH]) *
+           tiles_along(digits_extent(&h->c.digits[ROW]), (int64_t)tile->rows * tile->cluster) *
+           tiles_along(digits_extent(&h->c.digits[COLUMN]), tile->columns);
 }
 
-static double memory_seconds(const struct hopper *h,
-                             const struct device *device) {
-  double bytes = 0;
-  for (int f = 0; f < FACTORS; f++)
-    bytes += (double)tensor_bytes(h->c.factor[f].tensor);
-  for (int k = 0; k < h->c.finish.count; k++)
-    if (h->c.finish.at[k].role != FINISH_INDEX &&
-        h->c.finish.at[k].role != FINISH_LIMIT)
-      bytes += (double)tensor_bytes(
-          h->c.region->graph->values[h->c.finish.at[k].value].tensor);
-  return bytes / (double)device->cuda.bandwidth;
+static double memory_seconds(const struct hopper *h, const struct device *device) {
+    double bytes = 0;
+    for (int f = 0; f < FACTORS; f++)
+        bytes += (double)tensor_bytes(h->c.factor[f].tensor);
+    for (int k = 0; k < h->c.finish.count; k++)
+        if (h->c.finish.at[k].role != FINISH_INDEX && h->c.finish.at[k].role != FINISH_LIMIT)
+            bytes += (double)tensor_bytes(h->c.region->graph->values[h->c.finish.at[k].value].tensor);
+    return bytes / (double)device->cuda.bandwidth;
 }
 
-static double predict(const struct hopper *h, const struct device *device,
-                      const struct hopper_tile *tile, int splits) {
-  double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
-  double units = (double)hopper_tiles(h, tile) * splits,
-         waves = (double)(int64_t)((units + clusters - 1) / clusters);
-  double steps = (double)tiles_along(h->steps, splits),
-         area = (double)tile->rows * tile->columns;
-  double step = area * 64 / RATE_PER_CLOCK / tile->efficiency;
-  double clocks = START_CLOCKS + waves * (steps * step + END_CLOCKS +
-                                          area / END_ELEMENTS_PER_CLOCK);
-  double seconds = clocks / POWERED_CLOCK, memory = memory_seconds(h, device);
-  double combining =
-      splits == 1
-          ? 0
-          : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-  return LAUNCH_SECONDS + combining + (seconds > memory ? seconds : memory);
+static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits) {
+    double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
+    double units = (double)hopper_tiles(h, tile) * splits, waves = (double)(int64_t)((units + clusters - 1) / clusters);
+    double steps = (double)tiles_along(h->steps, splits), area = (double)tile->rows * tile->columns;
+    double fill = (tile->rows + (double)tile->columns / tile->cluster) * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
+    double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
+    step = step > fill ? step : fill;
+    double clocks = START_CLOCKS + waves * (steps * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
+    double seconds = clocks / POWERED_CLOCK, memory = memory_seconds(h, device);
+    double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
+    return LAUNCH_SECONDS + combining + (seconds > memory ? seconds : memory);
 }
 
-static int64_t knob_value(const struct knob_choices *knobs,
-                          weftBackendKnobType_t type) {
-  for (int i = 0; knobs && i < knobs->count; i++)
-    if (knobs->items[i].type == type)
-      return knobs->items[i].value;
-  return 0;
+static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
+    for (int i = 0; knobs && i < knobs->count; i++)
+        if (knobs->items[i].type == type)
+            return knobs->items[i].value;
+    return 0;
 }
 
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of
    what is not along the depth are 64 wide, and each block of a cluster loads
    whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
-  bool lead_is_row = h->c.finish.lead == ROW;
-  bool has_slabs = !h->view[FACTOR_B].along_depth;
-  if ((!lead_is_row && tile->columns % 32 != 0) ||
-      (has_slabs && tile->columns % (64 * tile->cluster) != 0))
-    return false;
-  if (h->view[FACTOR_B].is_image && tile->cluster > 1)
-    return false;
-  return tile->columns > 32 || lead_is_row ||
-         digits_extent(&h->c.digits[COLUMN]) <= 32;
+    bool lead_is_row = h->c.finish.lead == ROW;
+    bool has_slabs = !h->view[FACTOR_B].along_depth;
+    if ((!lead_is_row && tile->columns % 32 != 0) || (has_slabs && tile->columns % (64 * tile->cluster) != 0))
+        return false;
+    bool is_deep = tile->row_blocks * tile->columns > 256; /* its sums leave no registers for what follows them */
+    if ((h->view[FACTOR_B].is_image && tile->cluster > 1) || (is_deep && h->c.finish.count > 1))
+        return false;
+    return tile->columns > 32 || lead_is_row || digits_extent(&h->c.digits[COLUMN]) <= 32;
 }
 
 static bool split_fits(const struct hopper *h, int splits) {
-  return splits == 1 || (h->steps / splits >= SPLITS_LEAST_STEPS &&
-                         elements_of(h) * 4 * splits < 256e6);
+    return splits == 1 ||
+           (h->c.phase_count == 0 && h->steps / splits >= SPLITS_LEAST_STEPS && elements_of(h) * 4 * splits < 256e6);
 }
 
-void hopper_plan(struct hopper *h, const struct device *device,
-                 const struct knob_choices *knobs) {
-  int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE),
-          asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
-  int64_t block =
-      HOPPER_DEPTH_BYTES /
-      dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
-  h->steps =
-      tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
-  h->tile = NULL;
-  for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
-    if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
-      continue;
-    for (int splits = asked > 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX;
-         splits++) {
-      double seconds = predict(h, device, &tiles[t], splits);
-      if ((asked > 0 || split_fits(h, splits)) &&
-          (!h->tile || seconds < h->seconds)) {
-        h->seconds = seconds;
-        h->tile = &tiles[t];
-        h->splits = splits;
-      }
-      if (asked > 0)
-        break;
+void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t block = HOPPER_DEPTH_BYTES / dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
+    h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
+    h->tile = NULL;
+    for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
+        if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
+            continue;
+        for (int splits = asked > 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX; splits++) {
+            double seconds = predict(h, device, &tiles[t], splits);
+            if ((asked > 0 || split_fits(h, splits)) && (!h->tile || seconds < h->seconds)) {
+                h->seconds = seconds;
+                h->tile = &tiles[t];
+                h->splits = splits;
+            }
+            if (asked > 0)
+                break;
+        }
     }
-  }
-  if (!h->tile)
-    return;
-  h->steps_per_split = tiles_along(h->steps, h->splits);
-  h->splits = (int)tiles_along(
-      h->steps, h->steps_per_split); /* every part has steps to do */
-  h->c.splits = h->splits;
-  h->c.steps_per_split = h->steps_per_split;
+    if (!h->tile)
+        return;
+    h->steps_per_split = tiles_along(h->steps, h->splits);
+    h->splits = (int)tiles_along(h->steps, h->steps_per_split); /* every part has steps to do */
+    h->c.splits = h->splits;
+    h->c.steps_per_split = h->steps_per_split;
 }

@@ -7,24 +7,20 @@
 static const char *const spatial_names[] = {"d", "h", "w"};
 
 static int64_t stored_bytes(const struct hopper *h) {
-  return dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
+    return dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
 }
 
 static int block_of(const struct hopper *h, int factor) {
-  return factor == FACTOR_A ? h->tile->rows : h->tile->columns;
+    return factor == FACTOR_A ? h->tile->rows : h->tile->columns;
 }
 
-static bool is_shared(const struct hopper *h, int factor) {
-  return factor == FACTOR_B && h->tile->cluster > 1;
-}
+static bool is_shared(const struct hopper *h, int factor) { return factor == FACTOR_B && h->tile->cluster > 1; }
 
 /* Rows of 128 bytes along the depth are one box, or one for each block of a
  * cluster; slabs are a box each. */
 static int box_count(const struct hopper *h, int factor) {
-  int slab = (int)(HOPPER_DEPTH_BYTES / stored_bytes(h));
-  return h->view[factor].along_depth
-             ? is_shared(h, factor) ? h->tile->cluster : 1
-             : block_of(h, factor) / slab;
+    int slab = (int)(HOPPER_DEPTH_BYTES / stored_bytes(h));
+    return h->view[factor].along_depth ? is_shared(h, factor) ? h->tile->cluster : 1 : block_of(h, factor) / slab;
 }
 
 /* ---- Maps
@@ -32,185 +28,186 @@ static int box_count(const struct hopper *h, int factor) {
  */
 
 static enum tensor_map_type map_type(weftDataType_t type) {
-  return type == WEFT_DATA_HALF       ? TENSOR_MAP_F16
-         : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16
-                                      : TENSOR_MAP_U8;
+    return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16 : TENSOR_MAP_U8;
 }
 
 static struct tensor_map_form form_of(const struct hopper *h, int factor) {
-  const struct map_view *view = &h->view[factor];
-  int64_t row = HOPPER_DEPTH_BYTES / stored_bytes(h);
-  struct tensor_map_form form = {
-      .type = map_type((weftDataType_t)h->c.factor[factor].tensor->type),
-      .rank = view->count,
-      .swizzle = TENSOR_MAP_128B,
-      .promotion = TENSOR_MAP_L2_128B};
-  for (int i = 0; i < view->count; i++) {
-    const struct view_dim *dim = &view->dims[i];
-    bool is_outer = dim->walk == WALK_OUTER && view->along_depth;
-    form.dims[i] = (uint64_t)dim->extent;
-    if (i > 0)
-      form.strides[i - 1] = (uint64_t)(dim->stride * stored_bytes(h));
-    form.box[i] =
-        (uint32_t)(is_outer ? block_of(h, factor) / box_count(h, factor)
-                   : dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER ? row
-                                                                        : 1);
-  }
-  if (!view->is_image)
+    const struct map_view *view = &h->view[factor];
+    int64_t row = HOPPER_DEPTH_BYTES / stored_bytes(h);
+    struct tensor_map_form form = {.type = map_type((weftDataType_t)h->c.factor[factor].tensor->type),
+                                   .rank = view->count,
+                                   .swizzle = TENSOR_MAP_128B,
+                                   .promotion = TENSOR_MAP_L2_128B};
+    for (int i = 0; i < view->count; i++) {
+        const struct view_dim *dim = &view->dims[i];
+        bool is_outer = dim->walk == WALK_OUTER && view->along_depth;
+        form.dims[i] = (uint64_t)dim->extent;
+        if (i > 0)
+            form.strides[i - 1] = (uint64_t)(dim->stride * stored_bytes(h));
+        form.box[i] = (uint32_t)(is_outer ? block_of(h, factor) / box_count(h, factor)
+                                 : dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER ? row
+                                                                                      : 1);
+    }
+    if (!view->is_image)
+        return form;
+    form.channels = (uint32_t)row;
+    form.pixels = (uint32_t)(h->depth_is_pixels ? row : block_of(h, factor));
+    for (int i = 1; i < view->count - 1; i++) {
+        const struct positions *at = &h->positions[view->dims[i].number];
+        form.steps[i] = (uint32_t)at->stride;
+        form.lower[i - 1] = (int32_t)at->corner;
+        form.upper[i - 1] = (int32_t)(at->corner + (at->count - 1) * at->stride + 1 - at->size);
+    }
     return form;
-  form.channels = (uint32_t)row;
-  form.pixels = (uint32_t)(h->depth_is_pixels ? row : block_of(h, factor));
-  for (int i = 1; i < view->count - 1; i++) {
-    const struct positions *at = &h->positions[view->dims[i].number];
-    int64_t reach = (at->taps - 1) * at->tap_step,
-            corner = at->start + (reach < 0 ? reach : 0);
-    form.steps[i] = (uint32_t)at->stride;
-    form.lower[i - 1] = (int32_t)corner;
-    form.upper[i - 1] =
-        (int32_t)(corner + (at->count - 1) * at->stride + 1 - at->size);
-  }
-  return form;
 }
 
 /* ---- Copies
  * ------------------------------------------------------------------------------------------------------
  */
 
-static void print_coordinate(struct kernel_print *print, const struct hopper *h,
-                             const struct view_dim *dim) {
-  const char *from = h->depth_is_pixels ? "k" : "at";
-  switch (dim->walk) {
-  case WALK_DEPTH:
-    text_add(&print->code, ", %s", h->depth_is_pixels ? "k.position" : "k.c");
-    break;
-  case WALK_OUTER:
-    text_add(&print->code, ", outer");
-    break;
-  case WALK_TAP:
-    text_add(&print->code, ", at.filter(%d, k.tap[%d])", dim->number,
-             dim->number);
-    break;
-  case WALK_ENTRY:
-    text_add(&print->code, ", at.entry[%d]", dim->number);
-    break;
-  case WALK_IMAGE:
-    text_add(&print->code, ", %s.from.%s", from,
-             dim->number < 0 ? "image" : spatial_names[dim->number]);
-    break;
-  }
+static void print_coordinate(struct kernel_print *print, const struct hopper *h, const struct view_dim *dim) {
+    const char *from = h->depth_is_pixels ? "k" : "at";
+    switch (dim->walk) {
+    case WALK_DEPTH:
+        text_add(&print->code, ", %s", h->depth_is_pixels ? "k.position" : "k.c");
+        break;
+    case WALK_OUTER:
+        text_add(&print->code, ", outer");
+        break;
+    case WALK_TAP:
+        text_add(&print->code, ", at.filter(%d, k.tap[%d])", dim->number, dim->number);
+        break;
+    case WALK_ENTRY:
+        text_add(&print->code, ", at.entry[%d]", dim->number);
+        break;
+    case WALK_IMAGE:
+        text_add(&print->code, ", %s.from.%s", from, dim->number < 0 ? "image" : spatial_names[dim->number]);
+        break;
+    }
 }
 
 /* The result's index of taps and channels, taken apart. */
-static void print_tap_of_outer(struct kernel_print *print,
-                               const struct hopper *h, int64_t channels) {
-  print_divisor(print, channels, "outer_channels");
-  print_divisor(print, h->positions[2].taps, "outer_taps2");
-  print_divisor(print, h->positions[1].taps, "outer_taps1");
-  text_add(&print->code,
-           "    u32 rest = (u32)outer;\n"
-           "    outer = (i32)split(rest, p.outer_channels);\n"
-           "    const i32 tap2 = (i32)split(rest, p.outer_taps2), tap1 = "
-           "(i32)split(rest, p.outer_taps1), tap0 = (i32)rest;\n");
+static void print_tap_of_outer(struct kernel_print *print, const struct hopper *h, int64_t channels) {
+    print_divisor(print, channels, "outer_channels");
+    print_divisor(print, h->positions[2].taps, "outer_taps2");
+    print_divisor(print, h->positions[1].taps, "outer_taps1");
+    text_add(&print->code, "    u32 rest = (u32)outer;\n"
+                           "    outer = (i32)split(rest, p.outer_channels);\n"
+                           "    const i32 tap2 = (i32)split(rest, p.outer_taps2), tap1 = "
+                           "(i32)split(rest, p.outer_taps1), tap0 = (i32)rest;\n");
 }
 
-static void print_load(struct kernel_print *print, const struct hopper *h,
-                       int factor) {
-  const struct map_view *view = &h->view[factor];
-  char letter = "ab"[factor];
-  text_add(&print->code,
-           "DEVICE void load_%c(const arguments& p, const place& at, const "
-           "depth& k, i32 outer, u32 dst, u32 full) {\n",
-           letter);
-  if (view->is_image && h->depth_is_pixels)
-    print_tap_of_outer(print, h, view->dims[0].extent);
-  if (is_shared(h, factor))
-    text_add(&print->code, "    share_box(%d, dst, p.%c_map, full",
-             (1 << h->tile->cluster) - 1, letter);
-  else
-    text_add(&print->code, "    %s(dst, p.%c_map, full",
-             view->is_image ? "load_pixels" : "load_box", letter);
-  for (int i = 0; i < view->count; i++)
-    print_coordinate(print, h, &view->dims[i]);
-  for (int i = 1; i < view->count - 1 && view->is_image; i++) {
-    int number = view->dims[i].number;
-    text_add(&print->code, ", at.offset(%d, %s%d%s)", number,
-             h->depth_is_pixels ? "tap" : "k.tap[", number,
-             h->depth_is_pixels ? "" : "]");
-  }
-  text_add(&print->code, ");\n}\n\n");
+static void print_load(struct kernel_print *print, const struct hopper *h, int factor) {
+    const struct map_view *view = &h->view[factor];
+    char letter = "ab"[factor];
+    text_add(&print->code,
+             "DEVICE void load_%c(const arguments& p, const place& at, const "
+             "depth& k, i32 outer, u32 dst, u32 full) {\n",
+             letter);
+    if (view->is_image && h->depth_is_pixels)
+        print_tap_of_outer(print, h, view->dims[0].extent);
+    if (is_shared(h, factor))
+        text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
+    else
+        text_add(&print->code, "    %s(dst, p.%c_map, full", view->is_image ? "load_pixels" : "load_box", letter);
+    for (int i = 0; i < view->count; i++)
+        print_coordinate(print, h, &view->dims[i]);
+    for (int i = 1; i < view->count - 1 && view->is_image; i++) {
+        int number = view->dims[i].number;
+        text_add(&print->code, ", at.offset(%d, %s%d%s)", number, h->depth_is_pixels ? "tap" : "k.tap[", number,
+                 h->depth_is_pixels ? "" : "]");
+    }
+    text_add(&print->code, ");\n}\n\n");
 }
 
 /* ---- Where a tile stands
  * -----------------------------------------------------------------------------------------
  */
 
-static void print_positions(struct kernel_print *print,
-                            const struct hopper *h) {
-  for (int i = 0; i < COORDINATES; i++) {
-    const struct positions *at = &h->positions[i];
-    int64_t reach = (at->taps - 1) * at->tap_step;
-    print_divisor(print, at->count, named("positions%d", i).text);
-    print_number(print, at->stride, named("stride%d", i).text);
-    print_number(print, at->start + (reach < 0 ? reach : 0),
-                 named("start%d", i).text);
-    print_number(print, reach < 0 ? -reach : 0, named("offset%d", i).text);
-    print_number(print, at->tap_step, named("offset_step%d", i).text);
-  }
+/* The taps that a phase sees: of a stride, every tap_step-th from the first one whose pixel is a multiple of it. */
+static void print_phase(struct kernel_print *print, const struct phase *phase, int i) {
+    print_number(print, phase->stride, named("phases%d", i).text);
+    print_number(print, phase->pre, named("pre%d", i).text);
+    print_number(print, phase->taps, named("taps%d", i).text);
+    print_number(print, phase->dilation, named("dilation%d", i).text);
+    print_number(print, phase->tap_step, named("filter_step%d", i).text);
+    text_add(
+        &print->code,
+        "    at.tap[%d] = find_taps((i32)phase%d + (i32)p.pre%d, (i32)p.taps%d, (i32)p.dilation%d, (i32)p.phases%d, "
+        "(i32)p.filter_step%d, (i32)p.start%d, (i32)p.offset_step%d);\n",
+        i, i, i, i, i, i, i, i, i);
 }
 
-static void print_find_entry(struct kernel_print *print,
-                             const struct hopper *h) {
-  bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
-  text_add(&print->code,
-           "DEVICE void find_entry(const arguments& p, place& at) {\n");
-  if (h->entry_count == 1)
-    text_add(&print->code, "    at.entry[0] = (i32)at.z;\n");
-  if (h->entry_count == 2) {
-    print_divisor(print, h->c.digits[BATCH].at[1].extent, "entries1");
-    text_add(&print->code, "    u32 rest = (u32)at.z;\n"
-                           "    at.entry[1] = (i32)split(rest, p.entries1);\n  "
-                           "  at.entry[0] = (i32)rest;\n");
-  }
-  if (has_image) {
-    print_positions(print, h);
-    if (!h->depth_is_pixels)
-      text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
-               h->view[FACTOR_A].is_image ? "row" : "column");
-    for (int i = 0; i < COORDINATES; i++) {
-      print_number(print, h->taps[i], named("taps%d", i).text);
-      text_add(&print->code,
-               "    at.tap[%d] = taps{(i32)p.taps%d, 0, 1, (i32)p.offset%d, "
-               "(i32)p.offset_step%d};\n",
-               i, i, i, i);
+static void print_taps(struct kernel_print *print, const struct hopper *h, int i) {
+    const struct positions *at = &h->positions[i];
+    print_divisor(print, at->count, named("positions%d", i).text);
+    print_number(print, at->stride, named("stride%d", i).text);
+    print_number(print, at->corner, named("start%d", i).text);
+    print_number(print, at->tap_step, named("offset_step%d", i).text);
+    if (at->phase) {
+        print_phase(print, at->phase, i);
+        return;
     }
-  }
-  text_add(&print->code, "}\n\n");
+    print_number(print, h->taps[i], named("taps%d", i).text);
+    print_number(print, at->offset, named("offset%d", i).text);
+    text_add(&print->code, "    at.tap[%d] = taps{(i32)p.taps%d, 0, 1, (i32)p.offset%d, (i32)p.offset_step%d};\n", i, i,
+             i, i);
+}
+
+/* The batch entry's digits: phases, or what the maps count. */
+static void print_entry(struct kernel_print *print, const struct hopper *h) {
+    const struct digits *batch = &h->c.digits[BATCH];
+    if (batch->count)
+        text_add(&print->code, "    u32 rest = (u32)at.z;\n");
+    for (int d = batch->count; d-- > 0;) {
+        int phase = batch->at[d].phase;
+        if (d > 0)
+            print_divisor(print, batch->at[d].extent, named("entries%d", d).text);
+        if (phase != NO_PHASE)
+            text_add(&print->code, "    const u32 phase%d", h->c.phases[phase].coordinate);
+        else
+            text_add(&print->code, "    at.entry[%d]", d);
+        text_add(&print->code, d > 0 ? " = split(rest, p.entries%d);\n" : " = rest;\n", d);
+    }
+}
+
+static void print_find_entry(struct kernel_print *print, const struct hopper *h) {
+    bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
+    text_add(&print->code, "DEVICE void find_entry(const arguments& p, place& at) {\n");
+    print_entry(print, h);
+    for (int i = 0; i < COORDINATES && has_image; i++)
+        print_taps(print, h, i);
+    if (has_image && !h->depth_is_pixels)
+        text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
+                 h->view[FACTOR_A].is_image ? "row" : "column");
+    if (h->c.phase_count)
+        text_add(&print->code,
+                 "    at.phase_steps = at.tap[0].count * at.tap[1].count * at.tap[2].count * (i32)p.blocks;\n");
+    text_add(&print->code, "}\n\n");
 }
 
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
-  for (int f = 0; f < FACTORS; f++) {
-    struct tensor_map_form form = form_of(h, f);
-    char letter = "AB"[f];
-    print_map(print, h->c.factor[f].value, &form, h->view[f].is_image,
-              f == FACTOR_A ? "a_map" : "b_map");
-    print_constant(print, named("%c_BOXES", letter).text, box_count(h, f));
-    /* Slabs stand side by side, [128 bytes of k][64]; 32 bytes of k are 2 units
+    for (int f = 0; f < FACTORS; f++) {
+        struct tensor_map_form form = form_of(h, f);
+        char letter = "AB"[f];
+        print_map(print, h->c.factor[f].value, &form, h->view[f].is_image, f == FACTOR_A ? "a_map" : "b_map");
+        print_constant(print, named("%c_BOXES", letter).text, box_count(h, f));
+        /* Slabs stand side by side, [128 bytes of k][64]; 32 bytes of k are 2 units
      * of 16 bytes, or 16 rows of 128 bytes. */
-    print_constant(print, named("%c_SLAB", letter).text,
-                   h->view[f].along_depth ? 0 : HOPPER_DEPTH_BYTES * 64);
-    print_constant(print, named("%c_STEP", letter).text,
-                   h->view[f].along_depth ? 2 : 128);
-  }
-  print_constant(print, "STORED_BYTES", stored_bytes(h));
-  print_constant(print, "DEPTH_IS_PIXELS", h->depth_is_pixels);
-  print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1);
-  print_constant(print, "HAS_PHASES", 0);
-  print_number(print, h->channels, "channels");
-  text_add(&print->code,
-           "#include \"lib/places.cuh\"\n\n");
-  print_find_entry(print, h);
-  for (int f = 0; f < FACTORS; f++)
-    print_load(print, h, f);
+        print_constant(print, named("%c_SLAB", letter).text, h->view[f].along_depth ? 0 : HOPPER_DEPTH_BYTES * 64);
+        print_constant(print, named("%c_STEP", letter).text, h->view[f].along_depth ? 2 : 128);
+    }
+    print_constant(print, "STORED_BYTES", stored_bytes(h));
+    print_constant(print, "DEPTH_IS_PIXELS", h->depth_is_pixels);
+    print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
+    print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
+    print_number(print, h->channels, "channels");
+    if (h->c.phase_count)
+        print_number(print, (h->channels * stored_bytes(h) + HOPPER_DEPTH_BYTES - 1) / HOPPER_DEPTH_BYTES, "blocks");
+    text_add(&print->code, "#include \"lib/places.cuh\"\n\n");
+    print_find_entry(print, h);
+    for (int f = 0; f < FACTORS; f++)
+        print_load(print, h, f);
 }
 
 /* ---- The product
@@ -218,22 +215,20 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
  */
 
 void hopper_print_product(struct kernel_print *print, const struct hopper *h) {
-  struct text *code = &print->code;
-  const char *type =
-      h->c.factor[FACTOR_A].tensor->type == WEFT_DATA_HALF ? "f16" : "bf16";
-  int count = h->tile->columns / 2;
-  text_add(code,
-           "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 "
-           "adds) {\n"
-           "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
-           "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-           count, count + 2, h->tile->columns, type, type);
-  for (int i = 0; i < count; i++)
-    text_add(code, "%s%%%d", i ? "," : "", i);
-  text_add(code, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n        : ", count,
-           count + 1, !h->view[FACTOR_A].along_depth,
-           !h->view[FACTOR_B].along_depth);
-  for (int i = 0; i < count; i++)
-    text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
-  text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");
+    struct text *code = &print->code;
+    const char *type = h->c.factor[FACTOR_A].tensor->type == WEFT_DATA_HALF ? "f16" : "bf16";
+    int count = h->tile->columns / 2;
+    text_add(code,
+             "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 "
+             "adds) {\n"
+             "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
+             "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
+             count, count + 2, h->tile->columns, type, type);
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s%%%d", i ? "," : "", i);
+    text_add(code, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n        : ", count, count + 1, !h->view[FACTOR_A].along_depth,
+             !h->view[FACTOR_B].along_depth);
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
+    text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");
 }

@@ -133,23 +133,39 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
 }
 
-/* N neighbours of the result; a template, so that what was not printed is not looked up. */
-template <int N, class P> DEVICE void end_runs(const P& p, const place& at, i32 row, i32 column, const sum_t* sums) {
-    #pragma unroll
-    for (int first = 0; first < N; first += RUN) {
-        if (row >= (i32)p.rows || column + first >= (i32)p.columns) return;
-        run<sum_t, RUN> sum;
-        #pragma unroll
-        for (int e = 0; e < RUN; ++e) sum.at[e] = sums[first + e];
-        if constexpr (IS_SPLIT) {
-            const i64 entry = (i64)at.split * p.batches.value + at.z;
-            const i64 to = LEAD_IS_ROW ? (entry * p.columns + column + first) * p.rows + row : (entry * p.rows + row) * p.columns + column + first;
-            store_run<sum_t, RUN>(p.partial + to, sum);
-        } else {
-            finish(p, at.z, (index)row, (index)(column + first), sum);
-        }
+/* What becomes of a run of sums: finish() of what fetch() read, or a place in the workspace. A template, so that what was not
+   printed is not looked up. */
+template <class P, bool SPLIT = IS_SPLIT> struct ending {
+    using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
+    static DEVICE fetched read(const P& p, const place& at, i32 row, i32 column) { return fetch(p, at.z, (index)row, (index)column); }
+    static DEVICE void write(const P& p, const place& at, i32 row, i32 column, const run<sum_t, RUN>& sum, const fetched& in) {
+        finish(p, at.z, (index)row, (index)column, sum, in);
     }
-}
+};
+template <class P> struct ending<P, true> {
+    struct fetched {};
+    static DEVICE fetched read(const P&, const place&, i32, i32) { return {}; }
+    static DEVICE void write(const P& p, const place& at, i32 row, i32 column, const run<sum_t, RUN>& sum, const fetched&) {
+        const i64 entry = (i64)at.split * p.batches.value + at.z;
+        const i64 to = LEAD_IS_ROW ? (entry * p.columns + column) * p.rows + row : (entry * p.rows + row) * p.columns + column;
+        store_run<sum_t, RUN>(p.partial + to, sum);
+    }
+};
+
+/* A thread ends its sums in pieces of neighbours: 8 of a row, after an exchange in its quad; or the pairs as they lie. */
+constexpr int PIECE = LEAD_IS_ROW ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
+/* How many pieces' operands are read ahead of what is finished: what registers allow. */
+constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40;
+constexpr int PIECES_AHEAD = SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4 : SPARE_REGISTERS >= 50 ? 2 : 1;
+
+/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e. */
+struct piece {
+    i32 row, column;
+    DEVICE piece(i32 block_row, i32 block_column, int number)
+        : row(block_row + (warp_index() % 4) * 16 + lane_index() / 4 + number % 2 * 8),
+          column(block_column + number / 2 * (LEAD_IS_ROW ? 8 : 32) + lane_index() % 4 * PIECE) {}
+    template <class P> DEVICE bool is_inside(const P& p, int r) const { return row < (i32)p.rows && column + r * RUN < (i32)p.columns; }
+};
 
 /* Before: slot s of lane q in a quad is pair q of octet s. After: slot s of lane q is pair s of octet q, 8 neighbours in all. */
 DEVICE void gather_octet(sum_t (&pair)[4][2]) {
@@ -165,25 +181,44 @@ DEVICE void gather_octet(sum_t (&pair)[4][2]) {
             }
 }
 
-/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e. */
-DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const arguments& p, const place& at, i32 row) {
-    row += warp_index() % 4 * 16 + lane_index() / 4;
-    #pragma unroll
-    for (int first = 0; first < BLOCK_N / 8; first += LEAD_IS_ROW ? 1 : 4)
+/* The sums of a piece, neighbours side by side. */
+DEVICE void take_piece(sum_t (&sums)[PIECE], const sum_t (&r_c)[BLOCK_N / 2], int number) {
+    if constexpr (LEAD_IS_ROW) {
+        sums[0] = r_c[number * 2];
+        sums[1] = r_c[number * 2 + 1];
+    } else {
+        sum_t octet[4][2];
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if constexpr (LEAD_IS_ROW) {
-                const i32 column = at.column + first * 8 + lane_index() % 4 * 2;
-                end_runs<1>(p, at, row + h * 8, column, &r_c[first * 4 + h * 2]);
-                end_runs<1>(p, at, row + h * 8, column + 1, &r_c[first * 4 + h * 2 + 1]);
-            } else {
-                sum_t octet[4][2];
+        for (int i = 0; i < 8; ++i) octet[i / 2][i % 2] = r_c[(number / 2 * 4 + i / 2) * 4 + number % 2 * 2 + i % 2];
+        gather_octet(octet);
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] = octet[i / 2][i % 2];
+    }
+}
+
+template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, i32 row) {
+    #pragma unroll
+    for (int first = 0; first < PIECES; first += PIECES_AHEAD) {
+        typename ending<P>::fetched in[PIECES_AHEAD][RUNS];
+        #pragma unroll
+        for (int i = 0; i < PIECES_AHEAD * RUNS; ++i) {
+            const piece to(row, at.column, first + i / RUNS);
+            if (to.is_inside(p, i % RUNS)) in[i / RUNS][i % RUNS] = ending<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
+        }
+        #pragma unroll
+        for (int i = 0; i < PIECES_AHEAD; ++i) {
+            const piece to(row, at.column, first + i);
+            sum_t sums[PIECE];
+            take_piece(sums, r_c, first + i);
+            #pragma unroll
+            for (int r = 0; r < RUNS; ++r) {
+                run<sum_t, RUN> sum;
                 #pragma unroll
-                for (int i = 0; i < 8; ++i) octet[i / 2][i % 2] = r_c[(first + i / 2) * 4 + h * 2 + i % 2];
-                gather_octet(octet);
-                end_runs<8>(p, at, row + h * 8, at.column + (first + lane_index() % 4) * 8, &octet[0][0]);
+                for (int e = 0; e < RUN; ++e) sum.at[e] = sums[r * RUN + e];
+                if (to.is_inside(p, r)) ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
             }
         }
+    }
 }
 
 DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
