@@ -12,6 +12,7 @@ C_FILES = $(shell find backend include tests/c tests/fake_cuda samples -name '*.
 help:
 	@echo "make demo       build, then run python -m weft demo"
 	@echo "make test       everything: lint, build, sanitizers, tests (TORCH=1 also installs PyTorch and tests with it)"
+	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
@@ -56,6 +57,9 @@ bindings: build
 demo: build
 	@$(BIN)/python -m weft demo
 
+bench: build
+	@$(BIN)/python -m weft bench $(BENCH)
+
 test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) lint build sanitize
 	@$(BIN)/python -m pytest $(PYTEST)
@@ -72,4 +76,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize bindings demo test lint format clean
+.PHONY: help build sanitize bindings demo bench test lint format clean

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import weft
-from weft.bench import cases, results
+from weft.bench import cases, results, roofline
 from weft.bench.families import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
 from weft.bench.results import CEILINGS, Row, Table
-from weft.bench.roofline import roofline
 from weft.errors import BadParameterError
 from weft.explain import amount, table
 
@@ -126,5 +125,5 @@ def _show(options: Options) -> int:
 
 def _draw(rows: Sequence[Row], chosen: Mapping[str, Case], roof: results.Roof, path: Path | None) -> None:
     if path is not None:
-        path.write_text(roofline(rows, chosen, roof), encoding="utf-8")
+        path.write_text(roofline.picture(rows, chosen, roof), encoding="utf-8")
         print(f"picture: {path}")

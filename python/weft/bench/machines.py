@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from weft import buffers, dtypes
+from weft import buffers, dtypes, gpu_health
 from weft.backend import describe_machine
 from weft.bench.families import Case
 from weft.bench.results import CPU_CEILINGS, GPU_CEILINGS, Ceiling
@@ -23,7 +23,6 @@ from weft.bench.shapes import Operand
 from weft.devices import DeviceProperties
 from weft.errors import UnavailableError
 from weft.frontend import create_handle
-from weft.gpu_health import driver_version
 
 SEED = 7
 ROUNDS, QUICK_ROUNDS = 7, 3
@@ -257,9 +256,9 @@ class _Gpu:
 
 def _versions() -> list[str]:
     """Of the driver and of the run-time compiler."""
-    found = [f"driver {driver_version()}"]
-    copies = describe_machine()["compilers"]
-    return found + [f"NVRTC {copy['version']}" for copy in copies if copy["is_chosen"]]
+    driver, compiler = gpu_health.driver_version(), gpu_health.chosen_compiler(describe_machine())
+    found = {"driver": driver, "NVRTC": compiler and compiler["version"]}
+    return [f"{name} {version}" for name, version in found.items() if version]
 
 
 def _once(run: Callable[[], object]) -> float:

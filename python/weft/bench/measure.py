@@ -22,7 +22,7 @@ Memory = dict[str, Any]
 
 
 class Side:
-    """A case's graph as one module builds it."""
+    """A case's graph as one module builds it; `graph` is the module's own."""
 
     def __init__(self, module: Any, case: Case, machine: Machine) -> None:
         self._module, self._machine = module, machine
@@ -32,7 +32,7 @@ class Side:
             for operand in (*case.inputs.values(), *case.outputs.values())
         }
         floats = module.data_type.FLOAT
-        g = self._graph = module.pygraph(
+        g = self.graph = module.pygraph(
             handle=self._handle,
             io_data_type=types[next(iter(case.outputs.values()))],
             intermediate_data_type=floats,
@@ -60,7 +60,7 @@ class Side:
         """Enqueues the graph once."""
         self._module.set_stream(handle=self._handle, stream=self._machine.stream())
         pack = {tensor: memory[name] for name, tensor in self._tensors.items()}
-        self._graph.execute(pack, self._workspace, handle=self._handle)
+        self.graph.execute(pack, self._workspace, handle=self._handle)
 
     def close(self) -> None:
         """Gives the module's handle back."""

@@ -237,7 +237,7 @@ def _list(entries: Sequence[Entry], roof: Roof, top: float) -> tuple[list[str], 
     return parts, top + (rows + 1) * LINE
 
 
-def roofline(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
+def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
     """Draws the rows whose cases are known."""
     known = [row for row in rows if row.case in cases]
     entries, number = [], 0

@@ -1,0 +1,511 @@
+"""python -m weft bench: the arithmetic of its cases, its oracle and tables, its picture and its command
+line. No time is judged."""
+
+from __future__ import annotations
+
+import csv
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import weft
+from weft.__main__ import main
+from weft.bench import cases, families, measure, results, roofline
+from weft.bench.machines import machine, repeats, sets_of
+from weft.bench.results import Roof, Row, Table
+from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand, Pool, Window
+
+SVG = "{http://www.w3.org/2000/svg}"
+MILLION = 1 << 20
+
+# ---- Work of the cases: by formulas of their own -----------------------------------------------------------
+
+R, C, IMAGES = 16384, 4096, 128 * 64 * 112 * 112
+WORK = {
+    "matmul/bf16_8192": (2 * 8192**3, 2 * 3 * 8192**2),
+    "matmul/bf16_m16_n8192_k8192": (2 * 16 * 8192**2, 2 * (16 * 8192 + 8192**2 + 16 * 8192)),
+    "matmul/bf16_4096_bias_gelu": (
+        2 * 4096 * 16384 * 4096,
+        2 * (4096 * 4096 + 4096 * 16384 + 4096 * 16384 + 16384),
+    ),
+    "matmul/tf32_4096": (2 * 4096**3, 4 * 3 * 4096**2),
+    "conv/fprop_stem7x7s2": (
+        2 * 128 * 112 * 112 * 64 * 8 * 49,
+        2 * (128 * 8 * 224 * 224 + 64 * 8 * 49 + 128 * 64 * 112 * 112),
+    ),
+    "conv/dgrad_3x3s2_128_56": (
+        2 * 128 * 28 * 28 * 128 * 128 * 9,
+        2 * (128 * 128 * 56 * 56 + 128 * 128 * 9 + 128 * 128 * 28 * 28),
+    ),
+    "conv/wgrad_1x1_64_256_56": (
+        2 * 128 * 56 * 56 * 64 * 256,
+        2 * (128 * 64 * 56 * 56 + 64 * 256 + 128 * 256 * 56 * 56),
+    ),
+    "conv/fprop_bias_relu_3x3_256_14": (
+        2 * 128 * 14 * 14 * 256 * 256 * 9,
+        2 * (2 * 128 * 256 * 14 * 14 + 256 * 256 * 9 + 256),
+    ),
+    "conv/fprop_depthwise_7x7_384": (
+        2 * 64 * 28 * 28 * 384 * 49,
+        2 * (2 * 64 * 384 * 28 * 28 + 384 * 49),
+    ),
+    "norm/layernorm_fwd_16384x4096": (7 * R * C, 2 * (2 * R * C + 2 * C) + 4 * 2 * R),
+    "norm/layernorm_bwd_16384x4096": (13 * R * C, 2 * (3 * R * C + 3 * C) + 4 * 2 * R),
+    "norm/rmsnorm_fwd_16384x4096": (4 * R * C, 2 * (2 * R * C + C) + 4 * R),
+    "norm/rmsnorm_bwd_16384x4096": (9 * R * C, 2 * (3 * R * C + 2 * C) + 4 * R),
+    "norm/batchnorm_fwd_n128c64hw112": (7 * IMAGES, 2 * 2 * IMAGES + 4 * 8 * 64),
+    "norm/batchnorm_bwd_n128c64hw112": (13 * IMAGES, 2 * 3 * IMAGES + 4 * 5 * 64),
+    "mem/bias_gelu_residual_16384x4096": (3 * R * C, 2 * (3 * R * C + C)),
+    "mem/reduce_rows_16384x4096": (R * C, 2 * R * C + 4 * R),
+    "mem/softmax_16384x4096": (5 * R * C, 2 * 2 * R * C),
+    "mem/transpose_16384x4096": (0, 2 * 2 * R * C),
+    "mem/maxpool_3x3s2_n128c64hw112": (9 * IMAGES // 4, 2 * (IMAGES + IMAGES // 4)),
+    "sdpa/fwd_d64_s512_full": (4 * 32 * 32 * 512**2 * 64, 2 * 4 * 32 * 32 * 512 * 64),
+    "sdpa/bwd_d128_s8192_causal": (
+        10 * 2 * 16 * 8192**2 * 128 // 2,
+        2 * 8 * 2 * 16 * 8192 * 128 + 4 * 2 * 16 * 8192,
+    ),
+    "sdpa/fwd_gqa_llama70b_s8192_causal": (
+        4 * 64 * 8192**2 * 128 // 2,
+        2 * (2 * 64 + 2 * 8) * 8192 * 128,
+    ),
+    "sdpa/bwd_mla192_128_s4096_causal": (
+        2 * 2 * 32 * 4096**2 * (3 * 192 + 2 * 128) // 2,
+        2 * 2 * 2 * 32 * 4096 * (2 * 192 + 2 * 128) + 4 * 2 * 32 * 4096,
+    ),
+    "sdpa/decode_b64_h32_kv8_s4096": (
+        4 * 64 * 32 * 4096 * 128,
+        2 * 64 * (2 * 32 * 128 + 2 * 8 * 4096 * 128),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work(name: str) -> None:
+    case = cases.gpu()[name]
+    assert (case.flops, case.bytes) == WORK[name]
+    assert case.intensity == WORK[name][0] / WORK[name][1]
+
+
+def test_names() -> None:
+    gpu, cpu = cases.gpu(), cases.cpu()
+    assert not gpu.keys() & cpu.keys()  # a table may be of either
+    assert (
+        {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(families.GROUPS)
+    )
+    assert len(gpu) == 9 + 3 * 9 + 2 + 1 + 12 + 6 + 4 + 2 + 2 * 10 + 2
+
+
+@pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
+def test_the_library_counts_the_same(name: str) -> None:
+    case = cases.cpu()[name]
+    extra = 2 * 4 * 32 * 28 * 28 if "bias_relu" in name else 0  # the library counts the epilogue, too
+    report = measure.Side(weft, case, machine("cpu")).graph.plan.report
+    assert report["flops"] == case.flops + extra
+    assert report["bytes"] == case.bytes
+
+
+def test_shapes() -> None:
+    assert Operand((2, 3, 4, 5)).strides == (60, 20, 5, 1)
+    assert Operand((2, 3, 4, 5), order=NHWC).strides == (60, 1, 15, 3)
+    assert Operand((2, 3, 4, 5), order=BSHD).strides == (60, 5, 15, 1)
+    assert (Operand((2, 3), "f32").bytes, Operand((2, 3), "bf16").bytes) == (24, 12)
+    assert Operand((1, 1), "f32", value=0.5).bytes == 0
+    assert Window(1, 1, (9, 12), 3, stride=2, padding=1).result == (5, 6)
+    assert Window(1, 1, (9, 12), 3, dilation=3).result == (3, 6)
+
+
+# ---- Cases run, and are right ------------------------------------------------------------------------------
+
+SMALL = [
+    families.matmul("t", "f32", 5, 7, 6, "relu"),
+    families.conv("fprop", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2), has_bias=True),
+    families.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
+    families.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),
+    *(
+        families.row_norm(k, "f32", 3, 8, is_bwd)
+        for k in ("layernorm", "rmsnorm")
+        for is_bwd in (False, True)
+    ),
+    *(families.batch_norm("f32", 2, 3, 4, is_backward) for is_backward in (False, True)),
+    *families.memory("f32", 3, 8),
+    *(families.pool("f32", Pool(2, 3, (5, 5), 3, 2, 1, is_max=is_max)) for is_max in (True, False)),
+    *(families.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
+    families.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
+]
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, peer: Any = None) -> measure.Bench:
+    """A bench on the CPU that runs each set once, and says 2 ms."""
+    cpu = machine("cpu")
+
+    def seconds(run: Any, sets: int, rounds: int) -> float:
+        for i in range(sets):
+            run(i)
+        return 0.002
+
+    monkeypatch.setattr(cpu, "seconds", seconds)
+    monkeypatch.setattr(measure, "_peer", lambda name, at: peer)
+    return measure.Bench(cpu, "twin" if peer else "")
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_case_is_right(case: families.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = quick(monkeypatch).row(case)
+    assert row.notes == ()
+    assert row.weft == 0.002
+    assert row.error is not None
+    assert row.error < 1e-6
+
+
+def test_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = families.matmul("t", "f32", 5, 7, 6)
+    doubled = vars(case) | {"oracle": lambda xp, t: {"C": 2 * (t["A"] @ t["B"])}}
+    row = quick(monkeypatch).row(families.Case(**doubled))
+    assert row.weft is None
+    assert row.error == pytest.approx(0.5)
+    assert row.notes == ("weft: the result is wrong: its error is 5.0e-01",)
+
+
+def test_unwritten_output_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.Side, "run", lambda side, memory: None)
+    row = quick(monkeypatch).row(families.matmul("t", "f32", 5, 7, 6))
+    assert row.weft is None
+    assert row.error == float("inf")
+
+
+def test_refusal_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = families.matmul("t", "f32", 5, 7, 6)
+    row = quick(monkeypatch).row(families.Case(**vars(case) | {"build": lambda lib, g, t: g.dance()}))
+    assert row.weft is row.error is None
+    assert row.notes == ("weft: 'Graph' object has no attribute 'dance'",)
+
+
+def test_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weft's own methods, as another module would offer them; one of them is missing there."""
+    names = ("pygraph", "data_type", "heur_mode", "set_stream", "destroy_handle", "backend_version_string")
+    twin = SimpleNamespace(**{name: getattr(weft, name) for name in names})
+    twin.create_handle = lambda: weft.create_handle("cpu")
+    bench = quick(monkeypatch, twin)
+    assert bench.device.endswith(f", twin {weft.backend_version_string()}")
+    row = bench.row(families.matmul("t", "f32", 5, 7, 6))
+    assert (row.weft, row.peer, row.ratio, row.notes) == (0.002, 0.002, 1.0, ())
+    row = bench.row(families.memory("f32", 3, 8)[1])  # asks for the module's reduction_mode
+    assert (row.weft, row.peer, row.ratio) == (0.002, None, None)
+    assert row.notes == ("twin: 'types.SimpleNamespace' object has no attribute 'reduction_mode'",)
+
+
+def test_memory_of_the_cpu() -> None:
+    cpu = machine("cpu")
+    made = cpu.random(Operand((400, 500), "f32", order=(1, 0), scale=3.0))
+    assert made.strides == (4, 1600)
+    assert (made.mean(), made.std()) == (pytest.approx(0, abs=0.05), pytest.approx(3, rel=0.02))
+    assert cpu.copy(made).strides == made.strides
+    assert np.array_equal(cpu.copy(made), made)
+    assert np.isnan(cpu.poisoned(Operand((3, 4), "f32"))).all()
+    assert cpu.random(Operand((1, 1), "f32", value=0.5)).tolist() == [[0.5]]
+
+
+def test_repetition() -> None:
+    assert [repeats(0.001, 3), repeats(1.0, 2), repeats(1e-6, 7), repeats(0.0, 1)] == [18, 2, 56, 60]
+    cpu = machine("cpu")
+    counts = [sets_of(families.matmul("t", "f32", n, n, n), cpu) for n in (32, 2048, 4096)]
+    assert counts == [12, 2, 1]  # 12 KB, 48 MB and 192 MB towards 64 MB
+    waited = cpu.seconds(lambda i: None, 3, 3)
+    assert 0 <= waited < 1
+
+
+# ---- The roof ----------------------------------------------------------------------------------------------
+
+
+def test_roof_is_what_was_measured() -> None:
+    rows = [
+        Row("ceiling/copy_1GiB", peer=0.0005),
+        Row("ceiling/bf16_8192", peer=0.001),
+        Row("ceiling/bf16_8192", peer=0.002),  # of another table: the better one counts
+        Row("matmul/bf16_8192", weft=1e-9),
+    ]
+    roof = results.roof_of(rows, cases.gpu())
+    assert roof == Roof(2 * 2**30 / 0.0005, {"bf16": 2 * 8192**3 / 0.001}, True)
+
+
+def test_roof_without_ceilings_is_the_best_row() -> None:
+    rows = [
+        Row("matmul/bf16_8192", weft=0.002, peer=0.001),
+        Row("norm/rmsnorm_fwd_16384x4096", weft=1e-4),
+        Row("matmul/unknown", weft=1e-12),
+    ]
+    roof = results.roof_of(rows, cases.gpu())
+    case = cases.gpu()["norm/rmsnorm_fwd_16384x4096"]
+    assert roof == Roof(case.bytes / 1e-4, {"bf16": 2 * 8192**3 / 0.001}, False)
+    assert results.roof_of([], cases.gpu()) == Roof(float("inf"), {}, False)
+
+
+def test_least_time() -> None:
+    roof = Roof(4e12, {"bf16": 8e14}, True)
+    norm = "norm/rmsnorm_fwd_16384x4096"
+    assert roof.seconds(cases.gpu()["matmul/bf16_8192"]) == 2 * 8192**3 / 8e14
+    assert roof.seconds(cases.gpu()[norm]) == WORK[norm][1] / 4e12
+    assert roof.seconds(cases.gpu()["matmul/tf32_4096"]) == 3 * 4 * 4096**2 / 4e12  # no peak is known
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------
+
+ROWS = [
+    Row("ceiling/copy_1GiB", peer=0.0005, device="Chip, cudnn 9", date="2026-11-21"),
+    Row("ceiling/bf16_8192", peer=0.0015, device="Chip, cudnn 9", date="2026-11-21"),
+    Row("matmul/bf16_8192", 0.0016, 0.0015, 0.0017, "Chip, cudnn 9", "2026-11-21"),
+    Row("mem/reduce_rows_16384x4096", 3.115e-5, None, 4.8e-8, "Chip, cudnn 9", "2026-11-21"),
+    Row("mem/transpose_16384x4096", 9e-5, 1.2e-4, 0.0, "Chip, cudnn 9", "2026-11-21"),
+    Row("norm/rmsnorm_fwd_16384x4096", None, 7e-5, 0.25, "Chip, cudnn 9", "2026-11-21"),
+    Row("norm/rmsnorm_fwd_16384x1024", 2e-5, 1.9e-5, 0.0017, "Chip, cudnn 9", "2026-11-21"),
+]
+CSV = """\
+case,weft_us,peer_us,ratio,error,device,date
+ceiling/copy_1GiB,,500.00,,,"Chip, cudnn 9",2026-11-21
+ceiling/bf16_8192,,1500.00,,,"Chip, cudnn 9",2026-11-21
+matmul/bf16_8192,1600.00,1500.00,0.938,1.7e-03,"Chip, cudnn 9",2026-11-21
+mem/reduce_rows_16384x4096,31.15,,,4.8e-08,"Chip, cudnn 9",2026-11-21
+mem/transpose_16384x4096,90.00,120.00,1.333,0.0e+00,"Chip, cudnn 9",2026-11-21
+norm/rmsnorm_fwd_16384x4096,,70.00,,2.5e-01,"Chip, cudnn 9",2026-11-21
+norm/rmsnorm_fwd_16384x1024,20.00,19.00,0.950,1.7e-03,"Chip, cudnn 9",2026-11-21
+"""
+TEXT = """\
+roof: memory 4.29 TB/s, bf16 733 TFLOP/s (measured: a large copy, large products)
+
+case                            weft µs      peer µs  ratio   TFLOP/s     TB/s  roofline    error
+matmul/bf16_8192                1600.00      1500.00   0.94       687    0.252      94 %  1.7e-03
+mem/reduce_rows_16384x4096        31.15            -      -      2.15     4.31     100 %  4.8e-08
+mem/transpose_16384x4096          90.00       120.00   1.33         -     2.98      69 %  0.0e+00
+norm/rmsnorm_fwd_16384x4096           -        70.00      -         -        -         -  2.5e-01
+norm/rmsnorm_fwd_16384x1024       20.00        19.00   0.95      3.36     3.36      78 %  1.7e-03
+
+matmul: peer time / weft time is 0.938 in the geometric mean of 1 case, 0.938 in the worst (bf16_8192)
+mem: peer time / weft time is 1.333 in the geometric mean of 1 case, 1.333 in the worst (transpose_16384x4096)
+norm: peer time / weft time is 0.950 in the geometric mean of 1 case, 0.950 in the worst \
+(rmsnorm_fwd_16384x1024)
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    results.write_csv(path, ROWS)
+    return path
+
+
+def test_csv(table: Path) -> None:
+    assert table.read_text() == CSV
+    back = results.read_csv(table)
+    assert [(row.case, row.device, row.date) for row in back] == [(r.case, r.device, r.date) for r in ROWS]
+    for row, wanted in zip(back, ROWS, strict=True):
+        for figure in ("weft", "peer", "error", "ratio"):
+            assert getattr(row, figure) == pytest.approx(getattr(wanted, figure)), (row.case, figure)
+
+
+def test_table_without_a_peer() -> None:
+    lines = Table(["norm/x"], Roof(4e12, {}, True))
+    case = cases.gpu()["mem/softmax_16384x4096"]
+    assert lines.header() == "case       weft µs   TFLOP/s     TB/s  roofline    error"
+    assert lines.line(Row("norm/x", 1e-3, None, 1e-3), case) == (
+        "norm/x     1000.00     0.336    0.268     6.7 %  1.0e-03"
+    )
+
+
+def test_summary() -> None:
+    rows = [
+        Row("mem/softmax_16384x4096", 1.0, 2.0),
+        Row("mem/reduce_rows_16384x4096", 1.0, 0.5),
+        Row("mem/transpose_16384x4096", 1.0, None),
+    ]
+    assert results.summary(rows, cases.gpu(), "cudnn") == [
+        "mem: cudnn time / weft time is 1.000 in the geometric mean of 2 cases, 0.500 in the worst "
+        "(reduce_rows_16384x4096)"
+    ]
+
+
+# ---- The picture -------------------------------------------------------------------------------------------
+
+
+def titles(text: str) -> list[str]:
+    return [group[0].text or "" for group in ET.fromstring(text).iter(f"{SVG}g")]
+
+
+def test_picture() -> None:
+    text = roofline.picture(ROWS, cases.gpu(), results.roof_of(ROWS, cases.gpu()))
+    points = titles(text)
+    # One per case with a time and operations, and a hollow one beside it where a peer has a time.
+    assert sorted(points) == [
+        "matmul/bf16_8192, peer: 1.5 ms",
+        "matmul/bf16_8192: 1.6 ms",
+        "mem/reduce_rows_16384x4096: 31.1 µs",
+        "norm/rmsnorm_fwd_16384x1024, peer: 19 µs",
+        "norm/rmsnorm_fwd_16384x1024: 20 µs",
+    ]
+    words = [element.text or "" for element in ET.fromstring(text).iter(f"{SVG}text")]
+    assert words.count("Roofline: Chip, cudnn 9") == 1
+    assert {"memory 4.29 TB/s", "bf16", "733 TFLOP/s", "hollow: the peer"} <= set(words)
+    for row in ROWS[2:]:
+        assert row.case in words  # the list has those without a point, too
+    listed = words[words.index("mem/transpose_16384x4096") - 1 :][:5]
+    assert listed == ["–", "mem/transpose_16384x4096", "2.98 TB/s", "69 %", "52 %"]
+
+
+def test_picture_has_every_case() -> None:
+    roof = Roof(4e12, {"bf16": 8e14, "tf32": 4e14}, True)
+    rows = [Row(name, roof.seconds(case) * 1.25) for name, case in cases.gpu().items()]
+    drawn = [name for name, case in cases.gpu().items() if case.flops]
+    text = roofline.picture(rows, cases.gpu(), roof)
+    assert [title.partition(":")[0] for title in titles(text)] == drawn
+    assert "peer" not in text
+
+
+def test_numbers_stand_apart() -> None:
+    """Of points in a heap, more than fit around one."""
+    rng = np.random.default_rng(3)
+    places = [(300 + 40 * float(x), 250 + 40 * float(y)) for x, y in rng.standard_normal((40, 2))]
+    taken = [(250.0, 200.0, 340.0, 215.0)]
+    boxes = roofline.place_numbers(places, taken, [13.0] * len(places))
+    dots = [(x - roofline.DOT, y - roofline.DOT, x + roofline.DOT, y + roofline.DOT) for x, y in places]
+    for i, box in enumerate(boxes):
+        for other in boxes[:i] + dots + taken:
+            is_apart = box[2] <= other[0] or other[2] <= box[0] or box[3] <= other[1] or other[3] <= box[1]
+            assert is_apart, i
+
+
+def test_ticks() -> None:
+    assert roofline.ticks(0.3, 12) == [0.5, 1, 2, 5, 10]
+    assert roofline.ticks(1, 1e6) == [1, 10, 100, 1e3, 1e4, 1e5, 1e6]
+
+
+# ---- The command line --------------------------------------------------------------------------------------
+
+
+LIST = """\
+case                            FLOP  bytes  FLOP/byte
+matmul/bf16_8192               1.1 T  403 M   2.73e+03
+matmul/bf16_m16_n8192_k8192   2.15 G  135 M       15.9
+matmul/bf16_m128_n8192_k8192  17.2 G  138 M        124
+mem/transpose_16384x4096           0  268 M          0
+"""
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list", "--device", "cuda", "matmul", "mem", "--only", "8192$|transpose"]) == 0
+    assert capsys.readouterr().out == LIST
+
+
+def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small cases and the ceilings, measured in earnest, all the way into the files."""
+    small = (results.Ceiling("ceiling/copy_256MiB", 1 << 16), results.Ceiling("ceiling/f32_1024", 64, "f32"))
+    monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", small)
+    written, drawn = tmp_path / "out.csv", tmp_path / "out.svg"
+    only = "m16|softmax"
+    words = [
+        "bench",
+        "--device",
+        "cpu",
+        "--only",
+        only,
+        "--csv",
+        str(written),
+        "--svg",
+        str(drawn),
+        "--quick",
+    ]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "\nmatmul/f32_m16_n1024_k1024 " in text
+    assert text.endswith(f"\npicture: {drawn}\n")
+    with written.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["case", "weft_us", "peer_us", "ratio", "error", "device", "date"]
+    names = ["ceiling/copy_256MiB", "ceiling/f32_1024", "matmul/f32_m16_n1024_k1024", "mem/softmax_256x512"]
+    assert [row["case"] for row in rows] == names
+    for row in rows[2:]:
+        assert float(row["weft_us"]) > 0
+        assert float(row["error"]) < 1e-6
+        assert row["peer_us"] == row["ratio"] == ""
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
+    assert len(titles(drawn.read_text())) == 2
+
+
+def test_a_case_that_fails_shows_in_the_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", ())
+    monkeypatch.setattr(measure, "LARGEST_ERRORS", {"f32": 0.0})
+    assert main(["bench", "--device", "cpu", "--quick", "mem"]) == 0  # maxima are exact
+    assert main(["bench", "--device", "cpu", "--only", "m16"]) == 1
+    assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
+
+
+def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    strange = tmp_path / "strange.csv"
+    strange.write_text("case,weft_us,peer_us,ratio,error,device,date\nmatmul/new,1,2,2,,Chip,\n")
+    assert main(["bench", "--from", str(table), str(strange)]) == 0
+    said = capsys.readouterr()
+    assert said.out == TEXT
+    assert said.err == "left out, for want of a definition: matmul/new\n"
+    assert main(["bench", "norm", "--from", str(table), "--svg", str(tmp_path / "out.svg")]) == 0
+    assert len(titles((tmp_path / "out.svg").read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dance"], "bench: there is no group 'dance'. Use some of matmul, conv, norm, mem, sdpa."),
+        (["--only", "("], "bench: --only '(' is no regular expression: "),
+        (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),
+        (
+            ["--device", "cpu", "--peer", "cudnn"],
+            "bench: --peer cudnn runs on NVIDIA GPUs, this is the CPU. Leave it out, or use --device cuda.",
+        ),
+        (
+            ["--csv", "x", "--from", "y"],
+            "bench: --from shows tables; --csv, --peer and --list have no use with it. Leave them or it out.",
+        ),
+    ],
+)
+def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 1
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("case,weft_us\n", "bench: {0} has no column peer_us. Give what --csv wrote."),
+        (
+            "case,weft_us,peer_us\nmatmul/bf16_8192,fast,1\n",
+            "bench: {0}: matmul/bf16_8192: weft_us is 'fast', no number. Correct the table.",
+        ),
+        (
+            "case,weft_us,peer_us\nmatmul/new,1,1\n",
+            "bench: --from has no case that Weft knows. --list shows them.",
+        ),
+    ],
+)
+def test_bad_tables(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    assert main(["bench", "--from", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(said.format(path))
+
+
+def test_missing_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        weft.UnavailableError, match=re.escape("bench: --peer no_such_module cannot be imported")
+    ):
+        measure._peer("no_such_module", SimpleNamespace(kind="cuda"))  # type: ignore[arg-type]
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    wanted = "bench: torch is not installed, and gives memory on a GPU, streams and the oracle. Install it: "
+    with pytest.raises(weft.UnavailableError, match=re.escape(wanted)):
+        machine("cuda")
