@@ -122,8 +122,6 @@ class Memory:
         self.dims, self.strides, self.type = tuple(dims), tuple(strides), type_
         self.bits = dtypes.of(type_).bits
         size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
-        if BARE and self.bits < 8:  # kernels change single bits in whole words of 4 bytes, atomically
-            size = (size + 3) // 4 * 4
         raw = np.full(size + 2 * FENCE + 64, POISON, np.uint8)
         start = -raw.ctypes.data % 64
         self._raw = raw[start : start + size + 2 * FENCE]
@@ -192,7 +190,7 @@ class Memory:
         """A copy of all bytes in device memory, as a torch tensor."""
         import torch
 
-        if BARE and not is_read and self.bits >= 8:
+        if BARE and not is_read and self.bits >= 8:  # bits beside an element are kept, and so read
             return torch.empty(len(self._raw), dtype=torch.uint8, device=DEVICE)
         return torch.from_numpy(self._raw).to(DEVICE)
 

@@ -166,8 +166,12 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
     if title in ("suite", "host cost"):
         shown = last[-250:]
     print("\n".join([f"== {title}: {' '.join(command)[:300]}", *shown]), flush=True)
-    counts = re.findall(r"\d+ (?:passed|failed|skipped|error)\w*|(?:ERROR|RACECHECK) SUMMARY: \d+ \w+", text)
-    return Result(title, code == 0, seconds, ", ".join(counts) or (last[-1][:90] if last else ""))
+    counts = re.findall(
+        r"^=* ?(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s|((?:ERROR|RACECHECK) SUMMARY: \d+ \w+)", text, re.M
+    )
+    return Result(
+        title, code == 0, seconds, ", ".join(a or b for a, b in counts) or (last[-1][:90] if last else "")
+    )
 
 
 def tests(given: argparse.Namespace) -> Iterator[Result]:

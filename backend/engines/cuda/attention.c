@@ -52,10 +52,10 @@ weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attent
 
 /* ---- Accepting ---- */
 
-/* may_be_bits: elements below a byte are read and written one by one. */
-static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool may_be_bits) {
+/* is_bias: elements below a byte may be, since they are read one by one. */
+static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool is_bias) {
     weftDataType_t type = (weftDataType_t)tensor->type;
-    if (!(may_be_bits ? cuda_element_name(type) : cuda_type_name(type)))
+    if (!(is_bias ? cuda_element_name(type) : cuda_type_name(type)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store.",
              descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
     if (tensor->vector_count != 1)
@@ -118,7 +118,7 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     c->a = is_forward ? &c->forward->a : &c->backward->a;
     for (int i = 0; i < node->operand_count; i++) {
         const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
-        TRY(check_operand(node->op, tensor, tensor == c->a->bias || (is_forward && tensor == c->forward->rng_dump)));
+        TRY(check_operand(node->op, tensor, tensor == c->a->bias));
     }
     c->has_k16 = c->has_async = device->cuda.major >= 8;
     c->arithmetic = choose_arithmetic(c);

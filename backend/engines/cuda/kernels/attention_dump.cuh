@@ -18,8 +18,7 @@ template <class P> DEVICE void dump(const P& a) {
         const u32 kept = HAS_DROPOUT ? keep_bits(luck, (u64)block) : 15u;
         for (int i = 0; i < 4; i++) {
             const i64 key = block % across * 4 + i;
-            const i64 place = batch * a.dump_batch + head * a.dump_head + query * a.dump_row + key * a.dump_column;
-            if (key < a.keys) store_run<dump_t, 1>(a.dump + place, run<dump_t, 1>{{from<dump_t>::number((float)(kept >> i & 1))}});
+            if (key < a.keys) a.dump[batch * a.dump_batch + head * a.dump_head + query * a.dump_row + key * a.dump_column] = from<dump_t>::number((float)(kept >> i & 1));
         }
     }
 }
