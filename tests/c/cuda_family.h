@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
+   described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by every
+   copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), else by the one that Weft would take, on all
+   processors. Where that takes long, each copy compiles a case for one chip, another copy for another; WEFT_TEST_ALL=1
+   compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+#ifndef WEFT_TESTS_CUDA_FAMILY_H
+#define WEFT_TESTS_CUDA_FAMILY_H
+
+#define _GNU_SOURCE
+#include "scenario.h"
+
+#include "engines/cuda/families.h"
+#include "engines/cuda/kernel.h"
+#include "graph/graph.h"
+#include "runtime/device.h"
+#include "runtime/nvrtc.h"
+
+#include <pthread.h>
+
+#define BF16 WEFT_DATA_BFLOAT16
+#define F16 WEFT_DATA_HALF
+#define F32 WEFT_DATA_FLOAT
+#define F64 WEFT_DATA_DOUBLE
+#define I8 WEFT_DATA_INT8
+#define I32 WEFT_DATA_INT32
+#define I64 WEFT_DATA_INT64
+#define E4M3 WEFT_DATA_FP8_E4M3
+#define E5M2 WEFT_DATA_FP8_E5M2
+
+/* ---- Models ------------------------------------------------------------------------------------------------------ */
+
+enum { OPS_MAX = 16, TENSORS_MAX = 64 };
+
+/* Operations under construction, and the tensors that they hold: ours until the graph is made. */
+struct model {
+    int64_t next_uid;
+    int count, kept_count;
+    desc ops[OPS_MAX], kept[TENSORS_MAX];
+};
+
+static inline desc keep(struct model *m, desc tensor) {
+    if (m->kept_count == TENSORS_MAX)
+        abort();
+    return m->kept[m->kept_count++] = tensor;
+}
+
+/* A packed tensor unless strides are given. */
+static inline desc strided(struct model *m, struct extents dims, struct extents strides, int type, int64_t alignment) {
+    desc made = open_tensor(m->next_uid++, dims);
+    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, type));
+    if (strides.count)
+        MUST(set_numbers(made, WEFT_ATTR_TENSOR_STRIDES, strides.count, strides.at));
+    MUST(set_number(made, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, alignment));
+    return keep(m, finalized(made));
+}
+
+static inline desc typed(struct model *m, struct extents dims, int type) { return strided(m, dims, UNSET, type, 16); }
+
+static inline struct extents channels_last_strides(struct extents dims) {
+    struct extents strides = {.count = dims.count};
+    int64_t stride = dims.at[1];
+    strides.at[1] = 1;
+    for (int64_t i = dims.count; i-- > 2; stride *= dims.at[i])
+        strides.at[i] = stride;
+    strides.at[0] = stride;
+    return strides;
+}
+
+static inline desc channels_last(struct model *m, struct extents dims, int type) {
+    return strided(m, dims, channels_last_strides(dims), type, 16);
+}
+
+/* Column-major in its last two dims. */
+static inline desc turned(struct model *m, struct extents dims, int type) {
+    struct extents strides = {.count = dims.count};
+    int64_t last = dims.count - 1, stride = dims.at[last] * dims.at[last - 1];
+    strides.at[last - 1] = 1;
+    strides.at[last] = dims.at[last - 1];
+    for (int64_t i = last - 1; i-- > 0; stride *= dims.at[i])
+        strides.at[i] = stride;
+    return strided(m, dims, strides, type, 16);
+}
+
+static inline desc inner(struct model *m) { return keep(m, virtual_tensor(m->next_uid++)); }
+static inline desc number(struct model *m, float value) { return keep(m, constant(m->next_uid++, value)); }
+
+/* Takes an open operation over. */
+static inline void add(struct model *m, desc op) {
+    if (m->count == OPS_MAX)
+        abort();
+    m->ops[m->count++] = finalized(op);
+}
+
+static inline void add_pointwise(struct model *m, weftPointwiseMode_t mode, desc x, desc b, desc y) {
+    add(m, open_pointwise(mode, x, b, y));
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+struct built {
+    desc graph;
+    int nodes[OPS_MAX];
+    struct step step;
+    struct arena arena;
+};
+
+/* The whole model as one region of a family. To be released also after a failure. */
+static inline weftStatus_t build(struct built *built, const struct family *family, void (*fill)(struct model *m),
+                                 const struct device *device) {
+    struct model m = {.next_uid = 1};
+    struct knob_choices none = {0};
+    double seconds = -1;
+    *built = (struct built){0};
+    fill(&m);
+    built->graph = graph_of(m.count, m.ops);
+    for (int i = 0; i < m.kept_count; i++)
+        drop(m.kept[i]);
+    const struct graph *graph = (const struct graph *)built->graph;
+    for (int i = 0; i < graph->node_count; i++)
+        built->nodes[i] = i;
+    built->step.family = family;
+    built->step.region = (struct region){graph, graph->node_count, built->nodes};
+    TRY(family->accepts(&built->step.region, device, &seconds));
+    CHECK(seconds > 0 && seconds < 1, "%g seconds", seconds);
+    return family->build(&built->step, device, &none, &built->arena);
+}
+
+static inline void release(struct built *built) {
+    arena_free(&built->arena);
+    drop(built->graph);
+}
+
+static inline const struct cuda_step *state_of(const struct built *built) { return built->step.state; }
+
+/* What every launch must keep to, whatever the family. */
+static inline void check_launches(const char *name, const struct built *built, const struct device *device) {
+    const struct cuda_step *state = state_of(built);
+    for (int i = 0; i < state->count; i++) {
+        const struct cuda_kernel *kernel = &state->kernels[i];
+        for (int axis = 0; axis < 3; axis++)
+            CHECK(kernel->grid[axis] >= 1 && kernel->grid[axis] <= device->cuda.max_grid[axis],
+                  "%s: kernel %d: %u blocks along axis %d", name, i, kernel->grid[axis], axis);
+        CHECK((int64_t)kernel->shared_bytes <= device->cuda.shared_per_block, "%s: %u shared bytes", name,
+              kernel->shared_bytes);
+        CHECK(kernel->block % 32 == 0 && kernel->block >= 32 && kernel->block <= 1024, "%s: %u threads", name,
+              kernel->block);
+    }
+}
+
+/* ---- Compiling --------------------------------------------------------------------------------------------------- */
+
+struct wanted {
+    char name[96], arch[16], *text, *detail;
+    unsigned grid, block;
+    int turn; /* which copy of NVRTC compiles it, unless all do */
+};
+
+static struct wanted *wanted;
+static int wanted_count, case_count, copy_index;
+static bool takes_turns, is_without_compiler;
+
+/* A program that may spill, as it is named and by the versions of NVRTC that it is known of; a list ends with no name. */
+struct spill {
+    const char *name, *arch;
+    int major;
+};
+static const struct spill *allowed_spills;
+
+static inline bool may_spill(const struct wanted *one, int version) {
+    for (const struct spill *spill = allowed_spills; spill && spill->name; spill++)
+        if (strcmp(spill->name, one->name) == 0 && strcmp(spill->arch, one->arch) == 0 &&
+            spill->major == version / 1000)
+            return true;
+    return false;
+}
+
+static inline const int (*test_archs(int *count))[2] {
+    static const int archs[][2] = {{8, 0}, {9, 0}, {10, 0}, {12, 0}};
+    *count = sizeof archs / sizeof *archs;
+    return archs;
+}
+
+/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested. */
+static inline void want(const char *name, const struct built *built, const struct device *device, int arch_index) {
+    const struct cuda_step *state = state_of(built);
+    for (int i = 0; i < state->count; i++) {
+        wanted = realloc(wanted, (size_t)(wanted_count + 1) * sizeof *wanted);
+        struct wanted *next = &wanted[wanted_count++];
+        *next = (struct wanted){.text = strdup(state->kernels[i].program),
+                                .detail = strdup(built->step.detail ? built->step.detail : ""),
+                                .grid = state->kernels[i].grid[0],
+                                .block = state->kernels[i].block,
+                                .turn = (case_count + arch_index) % 4};
+        snprintf(next->name, sizeof next->name, "%.60s: %s", name, state->kernels[i].entry);
+        device_arch(next->arch, device);
+    }
+}
+
+static inline bool is_repeated(int index) {
+    for (int i = 0; i < index; i++)
+        if (strcmp(wanted[i].arch, wanted[index].arch) == 0 && strcmp(wanted[i].text, wanted[index].text) == 0)
+            return true;
+    return false;
+}
+
+static inline void compile(const struct wanted *one) {
+    static const char *const options[] = {"-std=c++17", "--ptxas-options=-v"};
+    struct nvrtc_choice choice;
+    struct compiled compiled = {0};
+    struct program program = {.name = "test.cu", .text = one->text, .option_count = 2, .options = options};
+    program.headers = kernel_files(&program.header_count);
+    weftStatus_t status = nvrtc_choose(&choice, one->arch);
+    if (!status)
+        status = nvrtc_compile(&compiled, &choice, &program);
+    CHECK(status == WEFT_STATUS_SUCCESS, "%s for %s: %s", one->name, one->arch, status_text());
+    bool spills = false;
+    for (const char *at = compiled.log; at && (at = strstr(at, "bytes stack frame, ")) != NULL; at++)
+        spills = spills || strncmp(at, "bytes stack frame, 0 bytes spill", 32) != 0;
+    CHECK(!spills || may_spill(one, choice.version), "%s for %s spills with NVRTC %d:\n%s", one->name, one->arch,
+          choice.version, compiled.log);
+    const char *used = compiled.log ? strstr(compiled.log, "Used ") : NULL;
+    if (getenv("WEFT_TEST_VERBOSE"))
+        printf("%-44s %-8s %d %.18s | grid %u x %u | %s\n", one->name, one->arch, choice.version, used ? used : "",
+               one->grid, one->block, one->detail);
+    compiled_free(&compiled);
+    status_clear();
+}
+
+static inline void *compile_some(void *next) {
+    int i;
+    while ((i = atomic_fetch_add((atomic_int *)next, 1)) < wanted_count)
+        if ((!takes_turns || wanted[i].turn == 2 * copy_index % 4) && !is_repeated(i))
+            compile(&wanted[i]);
+    return NULL;
+}
+
+static inline void compile_with_one_copy(void) {
+    pthread_t helpers[16];
+    atomic_int next = 0;
+    int count = device_host_threads() < 16 ? device_host_threads() : 16;
+    struct nvrtc_choice choice;
+    if (nvrtc_choose(&choice, "sm_90a")) {
+        printf("not observed: whether kernels compile: %s\n", status_text());
+        is_without_compiler = true;
+        return;
+    }
+    for (int i = 0; i < count; i++)
+        pthread_create(&helpers[i], NULL, compile_some, &next);
+    for (int i = 0; i < count; i++)
+        pthread_join(helpers[i], NULL);
+}
+
+/* The end of a test: what main returns. 77 where nothing failed and there was no compiler. By turns: each copy of NVRTC
+   compiles a case for one chip. */
+static inline int compile_wanted(bool by_turns) {
+    const char *folders = getenv("WEFT_TEST_NVRTC");
+    char variable[1024];
+    takes_turns = by_turns && !getenv("WEFT_TEST_ALL");
+    if (!folders || !*folders)
+        compile_with_one_copy();
+    for (const char *at = folders; at && *at; at += strcspn(at, ":"), at += *at == ':', copy_index++) {
+        snprintf(variable, sizeof variable, "WEFT_NVRTC=%.*s", (int)strcspn(at, ":"), at);
+        IN_CHILD(compile_with_one_copy, variable, "WEFT_LIBCUDA=" FAKE_CUDA, "FAKE_CUDA_VERSION=19000");
+    }
+    for (int i = 0; i < wanted_count; i++)
+        free(wanted[i].text), free(wanted[i].detail);
+    free(wanted);
+    remove_scratch();
+    int failed = harness_end();
+    return failed ? failed : is_without_compiler ? 77 : 0;
+}
+
+/* ---- Tables of cases --------------------------------------------------------------------------------------------- */
+
+struct family_case {
+    const struct family *family;
+    void (*fill)(struct model *m);
+    const char *name, *detail; /* what the step's words begin with on sm_90; NULL: anything */
+};
+
+/* Builds each case for every chip, and wants it compiled. */
+static inline void build_cases(const struct family_case *cases, int count) {
+    int arch_count;
+    const int (*archs)[2] = test_archs(&arch_count);
+    for (int c = 0; c < count; c++, case_count++)
+        for (int a = 0; a < arch_count; a++) {
+            struct device device;
+            struct built built;
+            MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
+            weftStatus_t status = build(&built, cases[c].family, cases[c].fill, &device);
+            CHECK(status == WEFT_STATUS_SUCCESS, "%s: %s", cases[c].name, status_text());
+            if (!status && archs[a][0] == 9 && cases[c].detail)
+                CHECK(strncmp(built.step.detail, cases[c].detail, strlen(cases[c].detail)) == 0, "%s: %s",
+                      cases[c].name, built.step.detail);
+            if (!status) {
+                check_launches(cases[c].name, &built, &device);
+                want(cases[c].name, &built, &device, a);
+            }
+            status_clear();
+            release(&built);
+        }
+}
+
+struct refused_case {
+    const struct family *family;
+    void (*fill)(struct model *m);
+    const char *message; /* all of it */
+};
+
+static inline void check_refusals(const struct refused_case *cases, int count) {
+    struct device device;
+    MUST(device_describe_cuda(&device, 9, 0));
+    for (int i = 0; i < count; i++) {
+        struct built built;
+        weftStatus_t status = build(&built, cases[i].family, cases[i].fill, &device);
+        CHECK(status != WEFT_STATUS_SUCCESS, "'%s' did not come", cases[i].message);
+        EXACTLY(status_text(), "%s", cases[i].message);
+        status_clear();
+        release(&built);
+    }
+}
+
+#define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
+
+#endif
