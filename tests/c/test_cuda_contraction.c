@@ -1,391 +1,289 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA contraction family without a GPU: what is computed how for shapes
-   that people run, what is declined and in which words, and that every kernel
-   printed compiles for all generations of chips with no spills. */
+/* The CUDA contraction family without a GPU: what is computed how for shapes that people run, what is declined and
+   in which words, and that every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
 enum { PACKED, CHANNELS_LAST };
 
-/* ---- Operations
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-static void add_matmul(struct model *m, int math, desc a, desc b, desc c,
-                       desc rows_used) {
-  desc parameters = make(WEFT_BACKEND_MATMUL_DESCRIPTOR),
-       op = make(WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-  double padding = 0.5;
-  MUST(set_enum(parameters, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE,
-                math));
-  if (rows_used)
-    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_MATMUL_PADDING_VALUE,
-                                 WEFT_TYPE_DOUBLE, 1, &padding));
-  MUST(weftBackendFinalize(parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_DESC, parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_ADESC, a));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_BDESC, b));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_CDESC, c));
-  if (rows_used)
-    MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
-                  rows_used));
-  drop(parameters);
-  add(m, op);
+static void add_matmul(struct model *m, int math, desc a, desc b, desc c, desc rows_used) {
+    desc parameters = make(WEFT_BACKEND_MATMUL_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    double padding = 0.5;
+    MUST(set_enum(parameters, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE, math));
+    if (rows_used)
+        MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_MATMUL_PADDING_VALUE, WEFT_TYPE_DOUBLE, 1, &padding));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_ADESC, a));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_BDESC, b));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_CDESC, c));
+    if (rows_used)
+        MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, rows_used));
+    drop(parameters);
+    add(m, op);
 }
 
 enum direction { FORWARD, DATA, FILTER };
 
 struct convolution_case {
-  enum direction direction;
-  struct extents x, w, y;
-  int64_t stride, dilation, pre, post;
-  int layout, type, out, math;
+    enum direction direction;
+    struct extents x, w, y;
+    int64_t stride, dilation, pre, post;
+    int layout, type, out, math;
 };
 
-static void add_convolution(struct model *m, const struct convolution_case *c,
-                            desc x, desc w, desc y) {
-  static const struct {
-    weftBackendDescriptorType_t kind;
-    weftBackendAttributeName_t parameters, x, w, y;
-  } names[] = {
-      {WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-       WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-       WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-       WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-       WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
-      {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
-      {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-       WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
-  };
-  int64_t spatial = c->x.count - 2;
-  const int64_t stride[] = {c->stride, c->stride, c->stride},
-                dilation[] = {c->dilation, c->dilation, c->dilation};
-  const int64_t pre[] = {c->pre, c->pre, c->pre},
-                post[] = {c->post, c->post, c->post};
-  desc parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR),
-       op = make(names[c->direction].kind);
-  MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE,
-                WEFT_TYPE_DATA_TYPE, c->math));
-  MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, spatial,
-                   stride));
-  MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_DILATIONS, spatial,
-                   dilation));
-  MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, spatial,
-                   pre));
-  MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_POST_PADDINGS, spatial,
-                   post));
-  MUST(weftBackendFinalize(parameters));
-  MUST(set_held(op, names[c->direction].parameters, parameters));
-  MUST(set_held(op, names[c->direction].x, x));
-  MUST(set_held(op, names[c->direction].w, w));
-  MUST(set_held(op, names[c->direction].y, y));
-  drop(parameters);
-  add(m, op);
+static void add_convolution(struct model *m, const struct convolution_case *c, desc x, desc w, desc y) {
+    static const struct {
+        weftBackendDescriptorType_t kind;
+        weftBackendAttributeName_t parameters, x, w, y;
+    } names[] = {
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+         WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+         WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+    };
+    int64_t spatial = c->x.count - 2;
+    const int64_t stride[] = {c->stride, c->stride, c->stride}, dilation[] = {c->dilation, c->dilation, c->dilation};
+    const int64_t pre[] = {c->pre, c->pre, c->pre}, post[] = {c->post, c->post, c->post};
+    desc parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR), op = make(names[c->direction].kind);
+    MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, c->math));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, spatial, stride));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_DILATIONS, spatial, dilation));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, spatial, pre));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_POST_PADDINGS, spatial, post));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, names[c->direction].parameters, parameters));
+    MUST(set_held(op, names[c->direction].x, x));
+    MUST(set_held(op, names[c->direction].w, w));
+    MUST(set_held(op, names[c->direction].y, y));
+    drop(parameters);
+    add(m, op);
 }
 
 static void convolve(struct model *m, const struct convolution_case *c) {
-  desc (*make_tensor)(struct model *, struct extents, int) =
-      c->layout == CHANNELS_LAST ? channels_last : typed;
-  desc x = make_tensor(m, c->x, c->direction == DATA ? c->out : c->type);
-  desc w = make_tensor(m, c->w, c->direction == FILTER ? c->out : c->type);
-  add_convolution(
-      m, c, x, w,
-      make_tensor(m, c->y, c->direction == FORWARD ? c->out : c->type));
+    desc (*make_tensor)(struct model *, struct extents, int) = c->layout == CHANNELS_LAST ? channels_last : typed;
+    desc x = make_tensor(m, c->x, c->direction == DATA ? c->out : c->type);
+    desc w = make_tensor(m, c->w, c->direction == FILTER ? c->out : c->type);
+    add_convolution(m, c, x, w, make_tensor(m, c->y, c->direction == FORWARD ? c->out : c->type));
 }
 
-/* ---- Cases: matmul
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- Cases: matmul ----------------------------------------------------------------------------------------------- */
 
 static void square_bf16(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(4096, 4096), BF16),
-             turned(m, DIMS(4096, 4096), BF16),
-             typed(m, DIMS(4096, 4096), BF16), NULL);
+    add_matmul(m, F32, typed(m, DIMS(4096, 4096), BF16), turned(m, DIMS(4096, 4096), BF16),
+               typed(m, DIMS(4096, 4096), BF16), NULL);
 }
 
 static void linear_gelu(struct model *m) {
-  desc c = inner(m), sum = inner(m), active = inner(m);
-  add_matmul(m, F32, typed(m, DIMS(8, 512, 1024), F16),
-             typed(m, DIMS(1, 1024, 4096), F16), c, NULL);
-  add_pointwise(m, WEFT_POINTWISE_ADD, c, typed(m, DIMS(1, 1, 4096), F16), sum);
-  add_pointwise(m, WEFT_POINTWISE_GELU_APPROX_TANH_FWD, sum, NULL, active);
-  add_pointwise(m, WEFT_POINTWISE_ADD, active,
-                typed(m, DIMS(8, 512, 4096), F16),
-                typed(m, DIMS(8, 512, 4096), F16));
+    desc c = inner(m), sum = inner(m), active = inner(m);
+    add_matmul(m, F32, typed(m, DIMS(8, 512, 1024), F16), typed(m, DIMS(1, 1024, 4096), F16), c, NULL);
+    add_pointwise(m, WEFT_POINTWISE_ADD, c, typed(m, DIMS(1, 1, 4096), F16), sum);
+    add_pointwise(m, WEFT_POINTWISE_GELU_APPROX_TANH_FWD, sum, NULL, active);
+    add_pointwise(m, WEFT_POINTWISE_ADD, active, typed(m, DIMS(8, 512, 4096), F16), typed(m, DIMS(8, 512, 4096), F16));
 }
 
 static void decode_splits(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(1, 8192), BF16),
-             typed(m, DIMS(8192, 1024), BF16), typed(m, DIMS(1, 1024), BF16),
-             NULL);
+    add_matmul(m, F32, typed(m, DIMS(1, 8192), BF16), typed(m, DIMS(8192, 1024), BF16), typed(m, DIMS(1, 1024), BF16),
+               NULL);
 }
 
 static void float_odd(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(3, 501, 333), F32),
-             turned(m, DIMS(3, 333, 777), F32),
-             typed(m, DIMS(3, 501, 777), F32), NULL);
+    add_matmul(m, F32, typed(m, DIMS(3, 501, 333), F32), turned(m, DIMS(3, 333, 777), F32),
+               typed(m, DIMS(3, 501, 777), F32), NULL);
 }
 
 static void double_square(struct model *m) {
-  add_matmul(m, F64, typed(m, DIMS(512, 512), F64),
-             typed(m, DIMS(512, 512), F64), typed(m, DIMS(512, 512), F64),
-             NULL);
+    add_matmul(m, F64, typed(m, DIMS(512, 512), F64), typed(m, DIMS(512, 512), F64), typed(m, DIMS(512, 512), F64),
+               NULL);
 }
 
 static void int8_square(struct model *m) {
-  add_matmul(m, I32, typed(m, DIMS(1024, 1024), I8),
-             typed(m, DIMS(1024, 1024), I8), typed(m, DIMS(1024, 1024), I32),
-             NULL);
+    add_matmul(m, I32, typed(m, DIMS(1024, 1024), I8), typed(m, DIMS(1024, 1024), I8), typed(m, DIMS(1024, 1024), I32),
+               NULL);
 }
 
 static void fp8_to_fp8(struct model *m) {
-  desc c = inner(m);
-  add_matmul(m, F32, typed(m, DIMS(1024, 2048), E4M3),
-             turned(m, DIMS(2048, 1024), E5M2), c, NULL);
-  add_pointwise(m, WEFT_POINTWISE_MUL, c, number(m, 0.25f),
-                typed(m, DIMS(1024, 1024), E4M3));
+    desc c = inner(m);
+    add_matmul(m, F32, typed(m, DIMS(1024, 2048), E4M3), turned(m, DIMS(2048, 1024), E5M2), c, NULL);
+    add_pointwise(m, WEFT_POINTWISE_MUL, c, number(m, 0.25f), typed(m, DIMS(1024, 1024), E4M3));
 }
 
 static void overridden(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(8, 256, 128), BF16),
-             typed(m, DIMS(8, 128, 256), BF16),
-             typed(m, DIMS(8, 256, 256), BF16), typed(m, DIMS(8, 1, 1), I32));
+    add_matmul(m, F32, typed(m, DIMS(8, 256, 128), BF16), typed(m, DIMS(8, 128, 256), BF16),
+               typed(m, DIMS(8, 256, 256), BF16), typed(m, DIMS(8, 1, 1), I32));
 }
 
 static void tiny_batch(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(100000, 4, 4), F32),
-             typed(m, DIMS(100000, 4, 4), F32),
-             typed(m, DIMS(100000, 4, 4), F32), NULL);
+    add_matmul(m, F32, typed(m, DIMS(100000, 4, 4), F32), typed(m, DIMS(100000, 4, 4), F32),
+               typed(m, DIMS(100000, 4, 4), F32), NULL);
 }
 
-/* ---- Cases: convolution
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Cases: convolution ------------------------------------------------------------------------------------------ */
 
-#define BLOCK                                                                  \
-  .x = DIMS(32, 64, 56, 56), .w = DIMS(64, 64, 3, 3),                          \
-  .y = DIMS(32, 64, 56, 56), .pre = 1, .post = 1
-#define HALVING                                                                \
-  .x = DIMS(32, 64, 56, 56), .w = DIMS(128, 64, 3, 3),                         \
-  .y = DIMS(32, 128, 28, 28), .pre = 1, .post = 1
-#define DEPTHWISE                                                              \
-  .x = DIMS(8, 256, 28, 28), .w = DIMS(256, 1, 3, 3),                          \
-  .y = DIMS(8, 256, 28, 28), .pre = 1, .post = 1
+#define BLOCK .x = DIMS(32, 64, 56, 56), .w = DIMS(64, 64, 3, 3), .y = DIMS(32, 64, 56, 56), .pre = 1, .post = 1
+#define HALVING .x = DIMS(32, 64, 56, 56), .w = DIMS(128, 64, 3, 3), .y = DIMS(32, 128, 28, 28), .pre = 1, .post = 1
+#define DEPTHWISE .x = DIMS(8, 256, 28, 28), .w = DIMS(256, 1, 3, 3), .y = DIMS(8, 256, 28, 28), .pre = 1, .post = 1
 #define PLAIN .stride = 1, .dilation = 1, .math = F32
 
 static void forward_nhwc(struct model *m) {
-  convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN,
-                                         .layout = CHANNELS_LAST, .type = BF16,
-                                         .out = BF16});
+    convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
 }
 
 static void forward_nchw(struct model *m) {
-  convolve(m,
-           &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = PACKED,
-                                      .type = F16, .out = F16});
+    convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = PACKED, .type = F16, .out = F16});
 }
 
 static void forward_float(struct model *m) {
-  convolve(m,
-           &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = PACKED,
-                                      .type = F32, .out = F32});
+    convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = PACKED, .type = F32, .out = F32});
 }
 
 static void forward_stem(struct model *m) {
-  convolve(m, &(struct convolution_case){
-                  FORWARD, .x = DIMS(32, 3, 224, 224), .w = DIMS(64, 3, 7, 7),
-                  .y = DIMS(32, 64, 112, 112), .stride = 2, .dilation = 1,
-                  .pre = 3, .post = 3, .layout = CHANNELS_LAST, .type = F16,
-                  .out = F16, .math = F32});
+    convolve(m, &(struct convolution_case){FORWARD, .x = DIMS(32, 3, 224, 224), .w = DIMS(64, 3, 7, 7),
+                                           .y = DIMS(32, 64, 112, 112), .stride = 2, .dilation = 1, .pre = 3, .post = 3,
+                                           .layout = CHANNELS_LAST, .type = F16, .out = F16, .math = F32});
 }
 
 static void forward_volume(struct model *m) {
-  convolve(m, &(struct convolution_case){FORWARD, .x = DIMS(2, 16, 9, 12, 17),
-                                         .w = DIMS(24, 8, 3, 3, 3),
-                                         .y = DIMS(2, 24, 4, 6, 8), .stride = 2,
-                                         .dilation = 1, .pre = 1, .post = 0,
-                                         .layout = CHANNELS_LAST, .type = BF16,
-                                         .out = F32, .math = F32});
+    convolve(m, &(struct convolution_case){FORWARD, .x = DIMS(2, 16, 9, 12, 17), .w = DIMS(24, 8, 3, 3, 3),
+                                           .y = DIMS(2, 24, 4, 6, 8), .stride = 2, .dilation = 1, .pre = 1, .post = 0,
+                                           .layout = CHANNELS_LAST, .type = BF16, .out = F32, .math = F32});
 }
 
 static void forward_int8(struct model *m) {
-  convolve(m, &(struct convolution_case){
-                  FORWARD, BLOCK, .stride = 1, .dilation = 1, .math = I32,
-                  .layout = CHANNELS_LAST, .type = I8, .out = I32});
+    convolve(m, &(struct convolution_case){FORWARD, BLOCK, .stride = 1, .dilation = 1, .math = I32,
+                                           .layout = CHANNELS_LAST, .type = I8, .out = I32});
 }
 
 static void data_strided(struct model *m) {
-  convolve(m, &(struct convolution_case){
-                  DATA, HALVING, .stride = 2, .dilation = 1, .math = F32,
-                  .layout = CHANNELS_LAST, .type = F16, .out = F16});
+    convolve(m, &(struct convolution_case){DATA, HALVING, .stride = 2, .dilation = 1, .math = F32,
+                                           .layout = CHANNELS_LAST, .type = F16, .out = F16});
 }
 
 static void data_nchw(struct model *m) {
-  convolve(m, &(struct convolution_case){DATA, BLOCK, PLAIN, .layout = PACKED,
-                                         .type = BF16, .out = BF16});
+    convolve(m, &(struct convolution_case){DATA, BLOCK, PLAIN, .layout = PACKED, .type = BF16, .out = BF16});
 }
 
 static void filter_nhwc(struct model *m) {
-  convolve(m, &(struct convolution_case){FILTER, BLOCK, PLAIN,
-                                         .layout = CHANNELS_LAST, .type = BF16,
-                                         .out = F32});
+    convolve(m, &(struct convolution_case){FILTER, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = F32});
 }
 
 static void depthwise(struct model *m) {
-  convolve(m, &(struct convolution_case){FORWARD, DEPTHWISE, PLAIN,
-                                         .layout = CHANNELS_LAST, .type = F16,
-                                         .out = F16});
+    convolve(m,
+             &(struct convolution_case){FORWARD, DEPTHWISE, PLAIN, .layout = CHANNELS_LAST, .type = F16, .out = F16});
 }
 
 static void depthwise_filter(struct model *m) {
-  convolve(m, &(struct convolution_case){FILTER, DEPTHWISE, PLAIN,
-                                         .layout = CHANNELS_LAST, .type = F16,
-                                         .out = F16});
+    convolve(m, &(struct convolution_case){FILTER, DEPTHWISE, PLAIN, .layout = CHANNELS_LAST, .type = F16, .out = F16});
 }
 
 /* How it is computed on sm_90. */
 static const struct family_case cases[] = {
-    {&cuda_contraction, square_bf16, "matmul 4096 bf16",
-     "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
-    {&cuda_contraction, linear_gelu, "linear, gelu, residual",
-     "f16 tensor cores, tiles of 128x128x32, 1 splits, 3"},
-    {&cuda_contraction, decode_splits, "matmul 1x1024x8192",
-     "bf16 tensor cores, tiles of 32x"},
+    {&cuda_contraction, square_bf16, "matmul 4096 bf16", "bf16 tensor cores, tiles of 128x128x32, 1 splits"},
+    {&cuda_contraction, linear_gelu, "linear, gelu, residual", "f16 tensor cores, tiles of 128x128x32, 1 splits, 3"},
+    {&cuda_contraction, decode_splits, "matmul 1x1024x8192", "bf16 tensor cores, tiles of 32x"},
     {&cuda_contraction, float_odd, "matmul f32 odd", "f32, tiles of "},
     {&cuda_contraction, double_square, "matmul f64", "f64, tiles of "},
-    {&cuda_contraction, int8_square, "matmul int8",
-     "int8 tensor cores, tiles of "},
-    {&cuda_contraction, fp8_to_fp8, "matmul fp8 scaled to fp8",
-     "f16 tensor cores, tiles of "},
-    {&cuda_contraction, overridden, "matmul with overrides and padding",
-     "f32, tiles of "},
-    {&cuda_contraction, tiny_batch, "batch of 4x4",
-     "f32, one thread per 4 results"},
-    {&cuda_contraction, forward_nhwc, "conv NHWC",
-     "bf16 tensor cores, tiles of 128x64x32"},
-    {&cuda_contraction, forward_nchw, "conv NCHW",
-     "f16 tensor cores, tiles of 128x64x32"},
+    {&cuda_contraction, int8_square, "matmul int8", "int8 tensor cores, tiles of "},
+    {&cuda_contraction, fp8_to_fp8, "matmul fp8 scaled to fp8", "f16 tensor cores, tiles of "},
+    {&cuda_contraction, overridden, "matmul with overrides and padding", "f32, tiles of "},
+    {&cuda_contraction, tiny_batch, "batch of 4x4", "f32, one thread per 4 results"},
+    {&cuda_contraction, forward_nhwc, "conv NHWC", "bf16 tensor cores, tiles of 128x64x32"},
+    {&cuda_contraction, forward_nchw, "conv NCHW", "f16 tensor cores, tiles of 128x64x32"},
     {&cuda_contraction, forward_float, "conv f32", "f32, tiles of 128x64x16"},
-    {&cuda_contraction, forward_stem, "conv stem",
-     "f16 tensor cores, tiles of 128x64x32"},
-    {&cuda_contraction, forward_volume, "conv 3-D in groups",
-     "bf16 tensor cores, tiles of "},
-    {&cuda_contraction, forward_int8, "conv int8",
-     "int8 tensor cores, tiles of 128x64x64"},
-    {&cuda_contraction, data_strided, "data gradient, stride 2",
-     "f16 tensor cores, tiles of "},
-    {&cuda_contraction, data_nchw, "data gradient NCHW",
-     "bf16 tensor cores, tiles of 128x64x32"},
-    {&cuda_contraction, filter_nhwc, "filter gradient",
-     "bf16 tensor cores, tiles of "},
-    {&cuda_contraction, depthwise, "depthwise",
-     "f32, one thread per 8 results, 1 splits"},
-    {&cuda_contraction, depthwise_filter, "depthwise filter gradient",
-     "f32, one thread per 8 results"},
+    {&cuda_contraction, forward_stem, "conv stem", "f16 tensor cores, tiles of 128x64x32"},
+    {&cuda_contraction, forward_volume, "conv 3-D in groups", "bf16 tensor cores, tiles of "},
+    {&cuda_contraction, forward_int8, "conv int8", "int8 tensor cores, tiles of 128x64x64"},
+    {&cuda_contraction, data_strided, "data gradient, stride 2", "f16 tensor cores, tiles of "},
+    {&cuda_contraction, data_nchw, "data gradient NCHW", "bf16 tensor cores, tiles of 128x64x32"},
+    {&cuda_contraction, filter_nhwc, "filter gradient", "bf16 tensor cores, tiles of "},
+    {&cuda_contraction, depthwise, "depthwise", "f32, one thread per 8 results, 1 splits"},
+    {&cuda_contraction, depthwise_filter, "depthwise filter gradient", "f32, one thread per 8 results"},
 };
 
-/* ---- Turing, where tensor cores take f16 alone
- * ------------------------------------------------------------------- */
+/* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
 
 static void turing_uses_what_it_has(void) {
-  static const struct {
-    void (*make)(struct model *m);
-    const char *words;
-  } expected[] = {{linear_gelu, "f16 tensor cores"},
-                  {fp8_to_fp8, "f16 tensor cores"},
-                  {square_bf16, "f32, "},
-                  {int8_square, "i32, "}};
-  struct device device;
-  MUST(device_describe_cuda(&device, 7, 5));
-  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
-    struct built built;
-    MUST(build(&built, &cuda_contraction, expected[i].make, &device));
-    CHECK(strncmp(built.step.detail, expected[i].words,
-                  strlen(expected[i].words)) == 0,
-          "%s", built.step.detail);
-    release(&built);
-  }
+    static const struct {
+        void (*make)(struct model *m);
+        const char *words;
+    } expected[] = {{linear_gelu, "f16 tensor cores"},
+                    {fp8_to_fp8, "f16 tensor cores"},
+                    {square_bf16, "f32, "},
+                    {int8_square, "i32, "}};
+    struct device device;
+    MUST(device_describe_cuda(&device, 7, 5));
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        struct built built;
+        MUST(build(&built, &cuda_contraction, expected[i].make, &device));
+        CHECK(strncmp(built.step.detail, expected[i].words, strlen(expected[i].words)) == 0, "%s", built.step.detail);
+        release(&built);
+    }
 }
 
 static void empty_results_launch_nothing(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(0, 16), F32), typed(m, DIMS(16, 8), F32),
-             typed(m, DIMS(0, 8), F32), NULL);
+    add_matmul(m, F32, typed(m, DIMS(0, 16), F32), typed(m, DIMS(16, 8), F32), typed(m, DIMS(0, 8), F32), NULL);
 }
 
 static void nothing_is_launched(void) {
-  struct device device;
-  struct built built;
-  MUST(device_describe_cuda(&device, 9, 0));
-  MUST(build(&built, &cuda_contraction, empty_results_launch_nothing, &device));
-  CHECK(((const struct cuda_step *)built.step.state)->count == 0, "%s",
-        built.step.detail);
-  release(&built);
+    struct device device;
+    struct built built;
+    MUST(device_describe_cuda(&device, 9, 0));
+    MUST(build(&built, &cuda_contraction, empty_results_launch_nothing, &device));
+    CHECK(((const struct cuda_step *)built.step.state)->count == 0, "%s", built.step.detail);
+    release(&built);
 }
 
-/* ---- Refusals
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void only_pointwise(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32),
-                typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32));
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
+                  typed(m, DIMS(4, 8), F32));
 }
 
 static void two_products(struct model *m) {
-  desc between = typed(m, DIMS(4, 4), F32);
-  add_matmul(m, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32),
-             between, NULL);
-  add_matmul(m, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32),
-             typed(m, DIMS(4, 4), F32), NULL);
+    desc between = typed(m, DIMS(4, 4), F32);
+    add_matmul(m, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32), between, NULL);
+    add_matmul(m, F32, typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32), typed(m, DIMS(4, 4), F32), NULL);
 }
 
 static void before_a_product(struct model *m) {
-  desc between = typed(m, DIMS(4, 8), F32);
-  add_pointwise(m, WEFT_POINTWISE_ABS, typed(m, DIMS(4, 8), F32), NULL,
-                between);
-  add_matmul(m, F32, between, typed(m, DIMS(8, 4), F32),
-             typed(m, DIMS(4, 4), F32), NULL);
+    desc between = typed(m, DIMS(4, 8), F32);
+    add_pointwise(m, WEFT_POINTWISE_ABS, typed(m, DIMS(4, 8), F32), NULL, between);
+    add_matmul(m, F32, between, typed(m, DIMS(8, 4), F32), typed(m, DIMS(4, 4), F32), NULL);
 }
 
 static void half_bytes(struct model *m) {
-  add_matmul(m, F32, typed(m, DIMS(4, 8), WEFT_DATA_INT4),
-             typed(m, DIMS(8, 4), F32), typed(m, DIMS(4, 4), F32), NULL);
+    add_matmul(m, F32, typed(m, DIMS(4, 8), WEFT_DATA_INT4), typed(m, DIMS(8, 4), F32), typed(m, DIMS(4, 4), F32),
+               NULL);
 }
 
 static void a_softmax(struct model *m) {
-  desc op = make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR);
-  MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_XDESC,
-                typed(m, DIMS(4, 8), F32)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_YDESC,
-                typed(m, DIMS(4, 8), F32)));
-  add(m, op);
+    desc op = make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_XDESC, typed(m, DIMS(4, 8), F32)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_YDESC, typed(m, DIMS(4, 8), F32)));
+    add(m, op);
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_contraction, only_pointwise,
-     "pointwise: there is no matmul or convolution for it to follow."},
-    {&cuda_contraction, two_products,
-     "matmul and matmul: one product is computed at a time."},
+    {&cuda_contraction, only_pointwise, "pointwise: there is no matmul or convolution for it to follow."},
+    {&cuda_contraction, two_products, "matmul and matmul: one product is computed at a time."},
     {&cuda_contraction, before_a_product,
-     "matmul reads tensor (uid 1), which pointwise makes: operations are fused "
-     "behind a product, not before it."},
-    {&cuda_contraction, half_bytes,
-     "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
+     "matmul reads tensor (uid 1), which pointwise makes: operations are fused behind a product, not before it."},
+    {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
     {&cuda_contraction, a_softmax,
-     "softmax is neither a matmul, a convolution nor pointwise. Only those are "
-     "fused here."},
+     "softmax is neither a matmul, a convolution nor pointwise. Only those are fused here."},
 };
 
 int main(void) {
-  build_cases(cases, COUNT(cases));
-  turing_uses_what_it_has();
-  nothing_is_launched();
-  check_refusals(refusals, COUNT(refusals));
-  return compile_wanted(true);
+    build_cases(cases, COUNT(cases));
+    turing_uses_what_it_has();
+    nothing_is_launched();
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(true);
 }

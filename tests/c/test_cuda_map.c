@@ -1,117 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA map family without a GPU: how it walks, what it declines and in
-   which words, and that every kernel printed compiles for all generations of
-   chips with no spills. */
+/* The CUDA map family without a GPU: how it walks, what it declines and in which words, and that every kernel
+   printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
-/* ---- Cases
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
 static void relu(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_RELU_FWD, typed(m, DIMS(1 << 20, 64), F32),
-                NULL, typed(m, DIMS(1 << 20, 64), F32));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, typed(m, DIMS(1 << 20, 64), F32), NULL, typed(m, DIMS(1 << 20, 64), F32));
 }
 
 /* y = gelu(x + bias) * residual, in bf16. */
 static void biased_gelu(struct model *m) {
-  desc sum = inner(m), active = inner(m),
-       rows = typed(m, DIMS(16384, 4096), BF16);
-  add_pointwise(m, WEFT_POINTWISE_ADD, rows, typed(m, DIMS(1, 4096), BF16),
-                sum);
-  add_pointwise(m, WEFT_POINTWISE_GELU_FWD, sum, NULL, active);
-  add_pointwise(m, WEFT_POINTWISE_MUL, active,
-                typed(m, DIMS(16384, 4096), BF16),
-                typed(m, DIMS(16384, 4096), BF16));
+    desc sum = inner(m), active = inner(m), rows = typed(m, DIMS(16384, 4096), BF16);
+    add_pointwise(m, WEFT_POINTWISE_ADD, rows, typed(m, DIMS(1, 4096), BF16), sum);
+    add_pointwise(m, WEFT_POINTWISE_GELU_FWD, sum, NULL, active);
+    add_pointwise(m, WEFT_POINTWISE_MUL, active, typed(m, DIMS(16384, 4096), BF16), typed(m, DIMS(16384, 4096), BF16));
 }
 
 /* Two results of one sweep, the first read again. */
 static void two_results(struct model *m) {
-  desc x = typed(m, DIMS(512, 1000), F16), sum = typed(m, DIMS(512, 1000), F32);
-  add_pointwise(m, WEFT_POINTWISE_ADD, x, typed(m, DIMS(512, 1), F32), sum);
-  add_pointwise(m, WEFT_POINTWISE_EXP, sum, NULL,
-                typed(m, DIMS(512, 1000), F16));
+    desc x = typed(m, DIMS(512, 1000), F16), sum = typed(m, DIMS(512, 1000), F32);
+    add_pointwise(m, WEFT_POINTWISE_ADD, x, typed(m, DIMS(512, 1), F32), sum);
+    add_pointwise(m, WEFT_POINTWISE_EXP, sum, NULL, typed(m, DIMS(512, 1000), F16));
 }
 
 static void quantise(struct model *m) {
-  desc scaled = inner(m);
-  add_pointwise(m, WEFT_POINTWISE_MUL, typed(m, DIMS(4096, 4096), BF16),
-                number(m, 0.25f), scaled);
-  add_pointwise(m, WEFT_POINTWISE_IDENTITY, scaled, NULL,
-                typed(m, DIMS(4096, 4096), E4M3));
+    desc scaled = inner(m);
+    add_pointwise(m, WEFT_POINTWISE_MUL, typed(m, DIMS(4096, 4096), BF16), number(m, 0.25f), scaled);
+    add_pointwise(m, WEFT_POINTWISE_IDENTITY, scaled, NULL, typed(m, DIMS(4096, 4096), E4M3));
 }
 
 static void across(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(32, 256, 56, 56), F16),
-                channels_last(m, DIMS(32, 256, 56, 56), F16),
-                channels_last(m, DIMS(32, 256, 56, 56), F16));
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(32, 256, 56, 56), F16),
+                  channels_last(m, DIMS(32, 256, 56, 56), F16), channels_last(m, DIMS(32, 256, 56, 56), F16));
 }
 
 static void odd_and_unaligned(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_TANH_FWD,
-                strided(m, DIMS(333, 77), DIMS(79, 1), BF16, 2), NULL,
-                strided(m, DIMS(333, 77), UNSET, BF16, 2));
+    add_pointwise(m, WEFT_POINTWISE_TANH_FWD, strided(m, DIMS(333, 77), DIMS(79, 1), BF16, 2), NULL,
+                  strided(m, DIMS(333, 77), UNSET, BF16, 2));
 }
 
 static void in_double(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_DIV, typed(m, DIMS(1000, 33), F64),
-                typed(m, DIMS(1000, 1), F64), typed(m, DIMS(1000, 33), F64));
+    add_pointwise(m, WEFT_POINTWISE_DIV, typed(m, DIMS(1000, 33), F64), typed(m, DIMS(1000, 1), F64),
+                  typed(m, DIMS(1000, 33), F64));
 }
 
 static void integers(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_MAX, typed(m, DIMS(64, 64), I8),
-                typed(m, DIMS(64, 64), I8), typed(m, DIMS(64, 64), I8));
+    add_pointwise(m, WEFT_POINTWISE_MAX, typed(m, DIMS(64, 64), I8), typed(m, DIMS(64, 64), I8),
+                  typed(m, DIMS(64, 64), I8));
 }
 
 /* A comparison, kept in bits, and a choice by it. */
 static void compare_and_choose(struct model *m) {
-  desc x = typed(m, DIMS(64, 256), F32), b = typed(m, DIMS(64, 256), F32);
-  desc bits = typed(m, DIMS(64, 256), WEFT_DATA_BOOLEAN), op;
-  add_pointwise(m, WEFT_POINTWISE_CMP_LT, x, b, bits);
-  op = open_pointwise(WEFT_POINTWISE_BINARY_SELECT, x, b,
-                      typed(m, DIMS(64, 256), F32));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_TDESC, bits));
-  add(m, op);
+    desc x = typed(m, DIMS(64, 256), F32), b = typed(m, DIMS(64, 256), F32);
+    desc bits = typed(m, DIMS(64, 256), WEFT_DATA_BOOLEAN), op;
+    add_pointwise(m, WEFT_POINTWISE_CMP_LT, x, b, bits);
+    op = open_pointwise(WEFT_POINTWISE_BINARY_SELECT, x, b, typed(m, DIMS(64, 256), F32));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_TDESC, bits));
+    add(m, op);
 }
 
 static void gelu_backward(struct model *m) {
-  desc op = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR),
-       parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
-  MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE,
-                WEFT_POINTWISE_GELU_BWD));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
-                finalized(parameters)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_DYDESC,
-                typed(m, DIMS(8192, 4096), F16)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC,
-                typed(m, DIMS(8192, 4096), F16)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_DXDESC,
-                typed(m, DIMS(8192, 4096), F16)));
-  drop(parameters);
-  add(m, op);
+    desc op = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR), parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, WEFT_POINTWISE_GELU_BWD));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, finalized(parameters)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_DYDESC, typed(m, DIMS(8192, 4096), F16)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC, typed(m, DIMS(8192, 4096), F16)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_DXDESC, typed(m, DIMS(8192, 4096), F16)));
+    drop(parameters);
+    add(m, op);
 }
 
 static void positions(struct model *m) {
-  desc parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR),
-       op = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE,
-                WEFT_POINTWISE_GEN_INDEX));
-  MUST(set_number(parameters, WEFT_ATTR_POINTWISE_AXIS, 1));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
-                finalized(parameters)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC,
-                typed(m, DIMS(16, 100), F32)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_YDESC,
-                typed(m, DIMS(16, 100), I32)));
-  drop(parameters);
-  add(m, op);
+    desc parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, WEFT_POINTWISE_GEN_INDEX));
+    MUST(set_number(parameters, WEFT_ATTR_POINTWISE_AXIS, 1));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, finalized(parameters)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC, typed(m, DIMS(16, 100), F32)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_POINTWISE_YDESC, typed(m, DIMS(16, 100), I32)));
+    drop(parameters);
+    add(m, op);
 }
 
 static void eight_dims(struct model *m) {
-  struct extents dims = DIMS(2, 3, 4, 5, 2, 3, 4, 6),
-                 line = DIMS(2, 1, 4, 1, 2, 1, 4, 1);
-  add_pointwise(m, WEFT_POINTWISE_POW, typed(m, dims, F32),
-                typed(m, line, BF16), typed(m, dims, F32));
+    struct extents dims = DIMS(2, 3, 4, 5, 2, 3, 4, 6), line = DIMS(2, 1, 4, 1, 2, 1, 4, 1);
+    add_pointwise(m, WEFT_POINTWISE_POW, typed(m, dims, F32), typed(m, line, BF16), typed(m, dims, F32));
 }
 
 static const struct family_case cases[] = {
@@ -129,13 +102,10 @@ static const struct family_case cases[] = {
     {&cuda_map, eight_dims, "eight dims", NULL},
 };
 
-/* ---- Refusals
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void a_product(struct model *m) {
-  add(m, open_matmul(typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32),
-                     typed(m, DIMS(4, 4), F32)));
+    add(m, open_matmul(typed(m, DIMS(4, 8), F32), typed(m, DIMS(8, 4), F32), typed(m, DIMS(4, 4), F32)));
 }
 
 static const struct refused_case refusals[] = {
@@ -143,7 +113,7 @@ static const struct refused_case refusals[] = {
 };
 
 int main(void) {
-  build_cases(cases, COUNT(cases));
-  check_refusals(refusals, COUNT(refusals));
-  return compile_wanted(false);
+    build_cases(cases, COUNT(cases));
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(false);
 }

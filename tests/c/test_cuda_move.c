@@ -1,82 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families that move elements and make random numbers, without a GPU:
-   how they do it, what they decline and in which words, and that every kernel
-   printed compiles for all generations of chips with no spills. */
+/* The CUDA families that move elements and make random numbers, without a GPU: how they do it, what they decline and
+   in which words, and that every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
-/* ---- Cases: movement and random numbers
- * -------------------------------------------------------------------------- */
+/* ---- Cases: movement and random numbers -------------------------------------------------------------------------- */
 
 static void concat_channels(struct model *m) {
-  desc op = make(WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR), inputs[10];
-  for (int i = 0; i < 10; i++)
-    inputs[i] = channels_last(m, DIMS(8, 32, 28, 28), F16);
-  MUST(weftBackendSetAttribute(op, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS,
-                               WEFT_TYPE_BACKEND_DESCRIPTOR, 10, inputs));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC,
-                channels_last(m, DIMS(8, 320, 28, 28), F16)));
-  MUST(set_number(op, WEFT_ATTR_OPERATION_CONCAT_AXIS, 1));
-  add(m, op);
+    desc op = make(WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR), inputs[10];
+    for (int i = 0; i < 10; i++)
+        inputs[i] = channels_last(m, DIMS(8, 32, 28, 28), F16);
+    MUST(weftBackendSetAttribute(op, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, WEFT_TYPE_BACKEND_DESCRIPTOR, 10, inputs));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, channels_last(m, DIMS(8, 320, 28, 28), F16)));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_CONCAT_AXIS, 1));
+    add(m, op);
 }
 
 static void reshape_turned(struct model *m) {
-  desc op = make(WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_XDESC,
-                channels_last(m, DIMS(8, 24, 5, 6), F32)));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_YDESC,
-                typed(m, DIMS(8, 720), BF16)));
-  MUST(set_enum(op, WEFT_ATTR_OPERATION_RESHAPE_MODE, WEFT_TYPE_RESHAPE_MODE,
-                WEFT_RESHAPE_LOGICAL));
-  add(m, op);
+    desc op = make(WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_XDESC, channels_last(m, DIMS(8, 24, 5, 6), F32)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_YDESC, typed(m, DIMS(8, 720), BF16)));
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_RESHAPE_MODE, WEFT_TYPE_RESHAPE_MODE, WEFT_RESHAPE_LOGICAL));
+    add(m, op);
 }
 
 static void draw(struct model *m, weftRngDistribution_t distribution, desc y) {
-  desc parameters = make(WEFT_BACKEND_RNG_DESCRIPTOR),
-       op = make(WEFT_BACKEND_OPERATION_RNG_DESCRIPTOR);
-  MUST(set_enum(parameters, WEFT_ATTR_RNG_DISTRIBUTION,
-                WEFT_TYPE_RNG_DISTRIBUTION, distribution));
-  MUST(weftBackendFinalize(parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_DESC, parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_YDESC, y));
-  MUST(set_number(op, WEFT_ATTR_OPERATION_RNG_SEED, 7));
-  drop(parameters);
-  add(m, op);
+    desc parameters = make(WEFT_BACKEND_RNG_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_RNG_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_RNG_DISTRIBUTION, WEFT_TYPE_RNG_DISTRIBUTION, distribution));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RNG_YDESC, y));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_RNG_SEED, 7));
+    drop(parameters);
+    add(m, op);
 }
 
-static void draw_normal(struct model *m) {
-  draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1023), F32));
-}
+static void draw_normal(struct model *m) { draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1023), F32)); }
 
-static void draw_double(struct model *m) {
-  draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1024), F64));
-}
+static void draw_double(struct model *m) { draw(m, WEFT_RNG_DISTRIBUTION_NORMAL, typed(m, DIMS(64, 1024), F64)); }
 
 static void draw_mask(struct model *m) {
-  draw(m, WEFT_RNG_DISTRIBUTION_BERNOULLI,
-       typed(m, DIMS(64, 1024), WEFT_DATA_BYTE_BOOLEAN));
+    draw(m, WEFT_RNG_DISTRIBUTION_BERNOULLI, typed(m, DIMS(64, 1024), WEFT_DATA_BYTE_BOOLEAN));
 }
 
-static void draw_uniform(struct model *m) {
-  draw(m, WEFT_RNG_DISTRIBUTION_UNIFORM, typed(m, DIMS(64, 1024), BF16));
-}
+static void draw_uniform(struct model *m) { draw(m, WEFT_RNG_DISTRIBUTION_UNIFORM, typed(m, DIMS(64, 1024), BF16)); }
 
 static const struct family_case cases[] = {
     {&cuda_move, concat_channels, "concat of channels", "10 copies, runs of 8"},
-    {&cuda_move, reshape_turned, "reshape of what is not packed",
-     "1 copies, runs of 1"},
+    {&cuda_move, reshape_turned, "reshape of what is not packed", "1 copies, runs of 1"},
     {&cuda_rng, draw_normal, "normal, odd rows", "Philox, one per store"},
     {&cuda_rng, draw_double, "normal in double", "Philox, four per store"},
     {&cuda_rng, draw_mask, "mask", "Philox, four per store"},
     {&cuda_rng, draw_uniform, "uniform", "Philox, four per store"},
 };
 
-/* ---- Refusals
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void only_pointwise(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32),
-                typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32));
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
+                  typed(m, DIMS(4, 8), F32));
 }
 
 static const struct refused_case refusals[] = {
@@ -85,7 +66,7 @@ static const struct refused_case refusals[] = {
 };
 
 int main(void) {
-  build_cases(cases, COUNT(cases));
-  check_refusals(refusals, COUNT(refusals));
-  return compile_wanted(false);
+    build_cases(cases, COUNT(cases));
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(false);
 }

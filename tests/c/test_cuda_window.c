@@ -1,118 +1,89 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA window family without a GPU: windows and runs that it chooses, what
-   it declines and in which words, and that every kernel printed compiles for
-   all generations of chips with no spills. */
+/* The CUDA window family without a GPU: windows and runs that it chooses, what it declines and in which words, and
+   that every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
-static void add_pooling(struct model *m, weftResampleMode_t mode,
-                        int64_t window, int64_t stride, int64_t pre, desc x,
+static void add_pooling(struct model *m, weftResampleMode_t mode, int64_t window, int64_t stride, int64_t pre, desc x,
                         desc y, desc index) {
-  desc parameters = make(WEFT_BACKEND_RESAMPLE_DESCRIPTOR),
-       op = make(WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR);
-  const weftFraction_t windows[] = {{window, 1}, {window, 1}},
-                       strides[] = {{stride, 1}, {stride, 1}};
-  const weftFraction_t pads[] = {{pre, 1}, {pre, 1}};
-  MUST(set_enum(parameters, WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE,
-                mode));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_WINDOW_DIMS,
-                               WEFT_TYPE_FRACTION, 2, windows));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_STRIDES,
-                               WEFT_TYPE_FRACTION, 2, strides));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_PRE_PADDINGS,
-                               WEFT_TYPE_FRACTION, 2, pads));
-  MUST(weftBackendFinalize(parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_DESC, parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, x));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, y));
-  if (index)
-    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, index));
-  drop(parameters);
-  add(m, op);
+    desc parameters = make(WEFT_BACKEND_RESAMPLE_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR);
+    const weftFraction_t windows[] = {{window, 1}, {window, 1}}, strides[] = {{stride, 1}, {stride, 1}};
+    const weftFraction_t pads[] = {{pre, 1}, {pre, 1}};
+    MUST(set_enum(parameters, WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, mode));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_WINDOW_DIMS, WEFT_TYPE_FRACTION, 2, windows));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_STRIDES, WEFT_TYPE_FRACTION, 2, strides));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_PRE_PADDINGS, WEFT_TYPE_FRACTION, 2, pads));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, x));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, y));
+    if (index)
+        MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, index));
+    drop(parameters);
+    add(m, op);
 }
 
-static void add_pooling_backward(struct model *m, weftResampleMode_t mode,
-                                 int64_t window, int64_t stride, int64_t pre,
+static void add_pooling_backward(struct model *m, weftResampleMode_t mode, int64_t window, int64_t stride, int64_t pre,
                                  desc dx, desc dy, desc index) {
-  desc parameters = make(WEFT_BACKEND_RESAMPLE_DESCRIPTOR),
-       op = make(WEFT_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR);
-  const weftFraction_t windows[] = {{window, 1}, {window, 1}},
-                       strides[] = {{stride, 1}, {stride, 1}};
-  const weftFraction_t pads[] = {{pre, 1}, {pre, 1}};
-  MUST(set_enum(parameters, WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE,
-                mode));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_WINDOW_DIMS,
-                               WEFT_TYPE_FRACTION, 2, windows));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_STRIDES,
-                               WEFT_TYPE_FRACTION, 2, strides));
-  MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_PRE_PADDINGS,
-                               WEFT_TYPE_FRACTION, 2, pads));
-  MUST(weftBackendFinalize(parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DESC, parameters));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, dx));
-  MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DYDESC, dy));
-  if (index)
-    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, index));
-  drop(parameters);
-  add(m, op);
+    desc parameters = make(WEFT_BACKEND_RESAMPLE_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR);
+    const weftFraction_t windows[] = {{window, 1}, {window, 1}}, strides[] = {{stride, 1}, {stride, 1}};
+    const weftFraction_t pads[] = {{pre, 1}, {pre, 1}};
+    MUST(set_enum(parameters, WEFT_ATTR_RESAMPLE_MODE, WEFT_TYPE_RESAMPLE_MODE, mode));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_WINDOW_DIMS, WEFT_TYPE_FRACTION, 2, windows));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_STRIDES, WEFT_TYPE_FRACTION, 2, strides));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_RESAMPLE_PRE_PADDINGS, WEFT_TYPE_FRACTION, 2, pads));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DESC, parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, dx));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DYDESC, dy));
+    if (index)
+        MUST(set_held(op, WEFT_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, index));
+    drop(parameters);
+    add(m, op);
 }
 
-/* ---- Cases: windows
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- Cases: windows ---------------------------------------------------------------------------------------------- */
 
 static void max_pool(struct model *m) {
-  add_pooling(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1,
-              channels_last(m, DIMS(32, 64, 112, 112), F16),
-              channels_last(m, DIMS(32, 64, 56, 56), F16),
-              channels_last(m, DIMS(32, 64, 56, 56), I8));
+    add_pooling(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1, channels_last(m, DIMS(32, 64, 112, 112), F16),
+                channels_last(m, DIMS(32, 64, 56, 56), F16), channels_last(m, DIMS(32, 64, 56, 56), I8));
 }
 
 static void mean_pool_nchw(struct model *m) {
-  add_pooling(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 7, 7, 0,
-              typed(m, DIMS(32, 2048, 7, 7), F32),
-              typed(m, DIMS(32, 2048, 1, 1), F32), NULL);
+    add_pooling(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 7, 7, 0, typed(m, DIMS(32, 2048, 7, 7), F32),
+                typed(m, DIMS(32, 2048, 1, 1), F32), NULL);
 }
 
 static void max_pool_backward(struct model *m) {
-  add_pooling_backward(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1,
-                       channels_last(m, DIMS(32, 64, 112, 112), F16),
-                       channels_last(m, DIMS(32, 64, 56, 56), F16),
-                       channels_last(m, DIMS(32, 64, 56, 56), I8));
+    add_pooling_backward(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1, channels_last(m, DIMS(32, 64, 112, 112), F16),
+                         channels_last(m, DIMS(32, 64, 56, 56), F16), channels_last(m, DIMS(32, 64, 56, 56), I8));
 }
 
 static void mean_pool_backward(struct model *m) {
-  add_pooling_backward(m, WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING, 2, 2, 0,
-                       channels_last(m, DIMS(32, 64, 56, 56), BF16),
-                       channels_last(m, DIMS(32, 64, 28, 28), BF16), NULL);
+    add_pooling_backward(m, WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING, 2, 2, 0,
+                         channels_last(m, DIMS(32, 64, 56, 56), BF16), channels_last(m, DIMS(32, 64, 28, 28), BF16),
+                         NULL);
 }
 
 static const struct family_case cases[] = {
-    {&cuda_window, max_pool, "max pool with index",
-     "windows of 1x3x3, runs of 8 channels"},
-    {&cuda_window, mean_pool_nchw, "mean of the whole image",
-     "windows of 1x7x7, runs of 1 channels"},
-    {&cuda_window, max_pool_backward, "max pool backward",
-     "windows of 1x3x3, runs of 8 channels"},
-    {&cuda_window, mean_pool_backward, "mean pool backward",
-     "windows of 1x2x2, runs of 8 channels"},
+    {&cuda_window, max_pool, "max pool with index", "windows of 1x3x3, runs of 8 channels"},
+    {&cuda_window, mean_pool_nchw, "mean of the whole image", "windows of 1x7x7, runs of 1 channels"},
+    {&cuda_window, max_pool_backward, "max pool backward", "windows of 1x3x3, runs of 8 channels"},
+    {&cuda_window, mean_pool_backward, "mean pool backward", "windows of 1x2x2, runs of 8 channels"},
 };
 
-/* ---- Refusals
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void only_pointwise(struct model *m) {
-  add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32),
-                typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32));
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
+                  typed(m, DIMS(4, 8), F32));
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_window, only_pointwise,
-     "pointwise is neither pooling nor interpolation."},
+    {&cuda_window, only_pointwise, "pointwise is neither pooling nor interpolation."},
 };
 
 int main(void) {
-  build_cases(cases, COUNT(cases));
-  check_refusals(refusals, COUNT(refusals));
-  return compile_wanted(false);
+    build_cases(cases, COUNT(cases));
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(false);
 }
