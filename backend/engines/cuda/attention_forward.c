@@ -68,10 +68,11 @@ static weftStatus_t choose_tile(struct forward *f, const struct cuda_attention *
          (long long)bytes, c->device->name, (long long)limit);
 }
 
-/* Enough blocks for two on every multiprocessor, each with at least two tiles of keys. */
+/* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for a
+   second round, nearly as long as the first. */
 static int64_t count_splits(const struct cuda_attention *c, const struct forward *f) {
     int64_t units = c->batches * f->groups * f->tiles * f->value_depth.chunks;
-    int64_t wanted = divide_up(2 * (int64_t)c->device->cuda.multiprocessors, most(units, 1));
+    int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / most(units, 1);
     int64_t useful = divide_up(c->keys, f->tile->columns) / 2;
     int64_t splits = wanted < useful ? wanted : useful;
     return splits < 2 ? 1 : splits < SPLITS_MAX ? splits : SPLITS_MAX;
