@@ -162,25 +162,25 @@ def _circle(x: float, y: float, stroke: str, is_hollow: bool) -> str:
 
 
 def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]:
-    """Peers' points first, so that Weft's lie above them; a line joins the two of a case."""
+    """Lines that join what belongs together, above them the peers' points, above these Weft's."""
     places = [(axes.x(e.case.intensity), axes.y(e.case.flops / (e.row.weft or 1.0))) for e in entries]
-    behind, parts = [], []
+    lines, behind, parts = [], [], []
     for entry, (x, y) in zip(entries, places, strict=True):
         if entry.row.peer:
             other = axes.y(entry.case.flops / entry.row.peer)
             words = f"{entry.case.name}, peer: {amount(entry.row.peer, 's')}"
-            behind.append(svg.path(f"M{x:.1f} {y:.1f}V{other:.1f}", "rule", 1))
+            lines.append(svg.path(f"M{x:.1f} {y:.1f}V{other:.1f}", "rule", 1))
             behind.append(svg.titled(words, _circle(x, other, entry.stroke, is_hollow=True)))
             taken = [*taken, (x - DOT, other - DOT, x + DOT, other + DOT)]
     widths = [svg.text_width(str(entry.number), NUMBER_SIZE) + 2 for entry in entries]
     for entry, (x, y), box in zip(entries, places, place_numbers(places, taken, widths), strict=True):
         at, height = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
         if math.hypot(at - x, height - y) > 12:
-            behind.append(svg.path(f"M{x:.1f} {y:.1f}L{at:.1f} {height:.1f}", "rule", 1))
+            lines.append(svg.path(f"M{x:.1f} {y:.1f}L{at:.1f} {height:.1f}", "rule", 1))
         words = f"{entry.case.name}: {amount(entry.row.weft or 0.0, 's')}"
         parts.append(svg.titled(words, _circle(x, y, entry.stroke, is_hollow=False)))
         parts.append(svg.text(at, height + 3.2, str(entry.number), NUMBER_SIZE))
-    return behind + parts
+    return lines + behind + parts
 
 
 # ---- Words -------------------------------------------------------------------------------------------------
