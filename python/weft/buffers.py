@@ -109,11 +109,17 @@ def _describe_torch(value: Any) -> Buffer:
     )
 
 
+# The types of arrays that say no more than an interface's typestr, without its byte order.
+_TYPESTRS = {"f2": "f16", "f4": "f32", "f8": "f64", "i1": "i8", "i4": "i32", "i8": "i64"}
+_TYPESTRS |= {"u1": "u8", "u4": "u32", "b1": "bool8"}
+
+
 def _describe_interface(
     value: Any, interface: Any, device: device_kind, dtype: Any, ordinal: int = 0
 ) -> Buffer:
     """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
-    type_ = dtypes.data_type_of(dtype if dtype is not None else interface["typestr"])
+    said = interface["typestr"]
+    type_ = dtypes.data_type_of(_TYPESTRS.get(said[1:], said) if dtype is None else dtype)
     assert type_ is not None
     dims, steps = interface["shape"], interface.get("strides")
     strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, dtypes.of(type_).bits // 8)
@@ -260,8 +266,14 @@ def memory_of(value: Any) -> Memory:
     return (_add_reader(type(value)) if reader is None else reader)(value)
 
 
+_Form = Callable[[Any], "tuple[Any, ...]"]
 # By type: what is to be compared of an array to know that it fits where another one fitted, and its address.
-_forms: dict[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any], int]]] = {}
+_forms: dict[type, tuple[_Form, Callable[[Any], int]]] = {}
+
+
+def add_form(kind: type, form: _Form, address: Callable[[Any], int]) -> None:
+    """Makes form_of and quick_address_of know a type of arrays."""
+    _forms[kind] = (form, address)
 
 
 def _numpy_form(value: Any) -> tuple[Any, ...]:
@@ -281,8 +293,8 @@ def _torch_address(value: Any) -> int:
 
 
 def form_of(value: Any) -> tuple[Any, ...] | None:
-    """Type, shape, strides and place of an array of torch or NumPy, quick to get and to compare; None for
-    others."""
+    """Type, shape, strides and place of an array of torch, NumPy or Weft, quick to get and to compare; None
+    for others."""
     found = _forms.get(type(value))
     return found[0](value) if found else None
 
@@ -311,10 +323,10 @@ def _add_reader(kind: type) -> Callable[[Any], Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
-        _forms[kind] = (_torch_form, _torch_address)
+        add_form(kind, _torch_form, _torch_address)
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        _forms[kind] = (_numpy_form, _numpy_address)
+        add_form(kind, _numpy_form, _numpy_address)
     _readers[kind] = reader
     return reader
 

@@ -26,6 +26,7 @@ from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
+    from weft.autotune import Trial
     from weft.dtypes import DataTypeLike
 
 
@@ -110,6 +111,8 @@ class Graph(Sugar):
         self._seen_device: tuple[device_kind, int] | None = None
         self._op_descriptors: list[Descriptor] = []
         self._made_planner: Planner | None = None
+        self.trials: list[Trial] = []
+        """What autotune timed, fastest first; empty when the choice was remembered."""
         self._plan: Plan | None = None
         self._keys: dict[Any, int | None] = {}
         self._template: list[int] | None = None
@@ -503,8 +506,7 @@ class Graph(Sugar):
 
     def build_plan_at_index(self, index: int) -> None:
         """Builds one of the candidates and makes it the plan that execute runs."""
-        planner = self._planner()
-        planner.build_at(planner.checked(index), self._wrapper())
+        self._build_one(self._planner().checked(index))
         self._choose(index)
 
     def build(
@@ -522,6 +524,50 @@ class Graph(Sugar):
         self.check_support()
         self.build_plans(policy)
         return self
+
+    def autotune(
+        self,
+        variant_pack: Mapping[Tensor | int | str, Any] | None = None,
+        *,
+        seconds: float = 10.0,
+        remember: bool = True,
+    ) -> Graph:
+        """Times candidate plans on the device, knob by knob, and takes the fastest. A terminal shows
+        progress. What was found is remembered beside the kernel cache, for this graph, device and version:
+        the next process takes it without measuring.
+
+        Args:
+            variant_pack: memory to run on, as for execute; outputs are overwritten. For inputs that it lacks
+                numbers are made up, zeros for whole ones; give what decides how much work there is.
+            seconds: the time after which no further candidate is tried; the first one is timed in any case.
+            remember: whether to use and to write what is remembered.
+
+        >>> import weft
+        >>> g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
+        >>> y = g.softmax(g.tensor([64, 64], name="x"))
+        >>> fastest = min(g.autotune(seconds=0.5, remember=False).trials, key=lambda t: t.seconds)
+        >>> g.get_plan_name() == fastest.tag
+        True
+        """
+        from weft import autotune
+
+        planner = self._planner()
+        if not planner.candidates:
+            self.check_support()
+        given = {self._find(key).get_uid(): value for key, value in (variant_pack or {}).items()}
+        device = self._device_property or DeviceProperties(handle=self.handle)
+        memory = autotune.Memory(self.key(), planner, device) if remember else None
+        index, self.trials = autotune.tune(planner, self._build_one, given, seconds, memory)
+        self._build_one(index)
+        self._choose(index)
+        return self
+
+    def _build_one(self, index: int) -> Plan:
+        planner = self._planner()
+        planner.build_at(index, self._wrapper())
+        plan = planner.plans[index]
+        assert plan is not None
+        return plan
 
     def _wrapper(self) -> Wrapper:
         """Makes plans that know this graph's order of inputs and outputs and the values that were given as
@@ -948,9 +994,10 @@ class Graph(Sugar):
         return self.plan.serialize(code)
 
     def deserialize(self, *arguments: Any, handle: Handle | None = None, code: bool = False) -> Graph:
-        """Loads a saved plan: deserialize(data) or deserialize(handle, data). The graph then runs it by uids
-        and names. code: use the machine code that the bytes carry; do so only with plans from people you
-        trust. Without it kernels are compiled anew.
+        """Loads a saved plan: deserialize(data) or deserialize(handle, data), without a handle for the first
+        device that its engine serves. The graph then runs it by uids and names. code: use the machine code
+        that the bytes carry; do so only with plans from people you trust. Without it kernels are compiled
+        anew.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -963,9 +1010,9 @@ class Graph(Sugar):
         handle = before[0] if before else handle
         self._handle = handle or self._handle
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
-        if self._device_property is None:
-            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
-        else:
+        if self._handle is not None:
+            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
+        elif self._device_property is not None:
             properties = [self._device_property.descriptor]
             made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", properties)
         if code:

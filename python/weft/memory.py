@@ -161,6 +161,13 @@ class DeviceArray:
         return f"DeviceArray({called}, {self.handle.device.name.lower()}:{self.handle.ordinal})"
 
 
+def _form(array: DeviceArray) -> tuple[Any, ...]:
+    return array.dtype, array.dims, array.strides, array.handle.device, array.handle.ordinal
+
+
+buffers.add_form(DeviceArray, _form, lambda array: array._address)
+
+
 def empty_like_kind(
     dims: tuple[int, ...], strides: tuple[int, ...], type_: Any, like: Any, handle: backend.Handle
 ) -> Any:

@@ -12,6 +12,7 @@ from weft.devices import DeviceProperties, KernelCache
 from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
 from weft.errors import BadParameterError, NotSupportedError, WeftError
 from weft.plan import Plan
+from weft.progress import Waiting
 
 Wrapper: TypeAlias = "Callable[[Descriptor, Callable[[], Descriptor]], Plan]"
 """Makes a plan from its descriptor and from what makes the same with its kernels' code."""
@@ -23,6 +24,9 @@ class Candidate(NamedTuple):
     config: Descriptor
     engine: Descriptor
     tag: str
+    engine_id: int
+    knobs: dict[int, int]
+    """The values that were chosen, by knob type."""
 
     @property
     def name(self) -> str:
@@ -73,6 +77,7 @@ class Planner:
         self.failures: list[str] = []
         self.label = "graph"
         self._handle, self._device, self._cache, self._sm_count = handle, device, kernel_cache, sm_count
+        self._filters: list[Callable[[Candidate], str]] = []
 
     def support(self) -> list[dict[str, Any]]:
         """Every engine's answer: a predicted time, or why it declines."""
@@ -125,8 +130,8 @@ class Planner:
             for info in infos
         ]
 
-    def choose(self, engine_id: int, knobs: Mapping[int | str, int]) -> None:
-        """Adds an engine with knobs set by hand."""
+    def choose(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> int:
+        """Adds an engine with knobs set by hand, if it is not among the candidates yet; its index."""
         config = Descriptor(descriptor_type.ENGINECFG_DESCRIPTOR)
         config.set(attribute_name.ENGINECFG_ENGINE, "BACKEND_DESCRIPTOR", [self.engine(engine_id)])
         choices = []
@@ -140,25 +145,32 @@ class Planner:
         if choices:
             config.set(attribute_name.ENGINECFG_KNOB_CHOICES, "BACKEND_DESCRIPTOR", choices)
         config.finalize()
-        self._add(config)
+        return self._add(config)
 
-    def _add(self, config: Descriptor) -> None:
+    def _add(self, config: Descriptor) -> int:
         kind = descriptor_type.ENGINE_DESCRIPTOR
         (engine,) = config.get_descriptors(attribute_name.ENGINECFG_ENGINE, kind)
-        tag = f"eng{engine.get_one(attribute_name.ENGINE_GLOBAL_INDEX, 'INT64')}"
+        engine_id, knobs = int(engine.get_one(attribute_name.ENGINE_GLOBAL_INDEX, "INT64")), {}
         kind = descriptor_type.KNOB_CHOICE_DESCRIPTOR
         for choice in config.get_descriptors(attribute_name.ENGINECFG_KNOB_CHOICES, kind):
             knob = int(choice.get_one(attribute_name.KNOB_CHOICE_KNOB_TYPE, "KNOB_TYPE"))
-            tag += f"_k{knob}={choice.get_one(attribute_name.KNOB_CHOICE_KNOB_VALUE, 'INT64')}"
-        if all(candidate.tag != tag for candidate in self.candidates):
-            self.candidates.append(Candidate(config, engine, tag))
+            knobs[knob] = int(choice.get_one(attribute_name.KNOB_CHOICE_KNOB_VALUE, "INT64"))
+        tag = f"eng{engine_id}" + "".join(f"_k{knob}={value}" for knob, value in knobs.items())
+        tags = [candidate.tag for candidate in self.candidates]
+        if tag not in tags:
+            self.candidates.append(Candidate(config, engine, tag, engine_id, knobs))
             self.plans.append(None)
+        return [*tags, tag].index(tag)
+
+    def refusal(self, candidate: Candidate) -> str:
+        """Why the filters that keep was given drop a candidate; empty if they do not."""
+        return next((text for text in (refuse(candidate) for refuse in self._filters) if text), "")
 
     def keep(self, filters: Sequence[Callable[[Candidate], str]]) -> None:
         """Drops the candidates for which a filter names a reason; fails when none is left."""
-        kept = []
+        kept, self._filters = [], list(filters)
         for candidate in self.candidates:
-            reason = next((text for text in (refuse(candidate) for refuse in filters) if text), "")
+            reason = self.refusal(candidate)
             if reason:
                 self.failures.append(f"{candidate.name} ({candidate.tag}): deselected by {reason}.")
             else:
@@ -206,7 +218,8 @@ class Planner:
             made.set(attribute_name.EXECUTION_PLAN_KERNEL_CACHE, "BACKEND_DESCRIPTOR", cache)
         if with_code:
             made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
-        made.finalize()
+        with Waiting(f"{self.label}: compiling kernels"):
+            made.finalize()
         return made
 
     def checked(self, index: int) -> int:

@@ -1,13 +1,26 @@
-"""A progress bar: one line that is rewritten on a terminal, a line per finished part elsewhere."""
+"""Progress on a terminal: one line that is rewritten. Elsewhere a line per finished part, or nothing."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from types import TracebackType
 from typing import TextIO
 
 BAR = 24
 INTERVAL = 0.05  # seconds between two drawings
+PATIENCE = 1.0  # seconds that pass before waiting is worth a word
+
+
+def bar(share: float) -> str:
+    """A bar of eighths of characters.
+
+    >>> bar(0.5).rstrip()
+    '████████████'
+    """
+    eighths = round(min(max(share, 0), 1) * BAR * 8)
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(BAR)
 
 
 class Progress:
@@ -38,10 +51,60 @@ class Progress:
         self.stream.flush()
 
     def _draw(self, share: float, part: int, words: str) -> None:
-        eighths = round(share * BAR * 8)
-        bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(BAR)
         spent = time.perf_counter() - self.start
         left = f"{spent / share - spent:3.0f} s left" if 0 < share < 1 else f"{spent:4.1f} s    "
         count = f"{self.label} {part:>{len(str(self.parts))}}/{self.parts}"
-        self.stream.write(f"\r  {bar} {count}  {words}  {left}\x1b[K")
+        self.stream.write(f"\r  {bar(share)} {count}  {words}  {left}\x1b[K")
         self.stream.flush()
+
+
+class Line:
+    """A line on a terminal that comes, changes and goes; nothing where there is no terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self.is_shown = self._stream is not None and self._stream.isatty()
+        self._is_drawn = False
+
+    def show(self, words: str) -> None:
+        """Replaces what the line says."""
+        if self.is_shown:
+            self._is_drawn = True
+            self._stream.write(f"\r  {words}\x1b[K")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Leaves the terminal as it was."""
+        if self._is_drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_drawn = False
+
+
+class Waiting:
+    """Says on a terminal what is waited for, and how long already, once that is more than a second."""
+
+    def __init__(self, words: str, stream: TextIO | None = None, patience: float = PATIENCE) -> None:
+        self._words, self._line, self._patience = words, Line(stream), patience
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Waiting:
+        if self._line.is_shown:
+            self._thread = threading.Thread(target=self._tell, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._line.clear()
+
+    def _tell(self) -> None:
+        start, pause = time.perf_counter(), self._patience
+        while not self._done.wait(pause):
+            self._line.show(f"{self._words}  {time.perf_counter() - start:.0f} s")
+            pause = self._patience / 5

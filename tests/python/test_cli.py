@@ -35,7 +35,7 @@ positional arguments:
 
 
 def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), *sys.path])
     env = os.environ | {"PYTHONPATH": paths, "COLUMNS": "100"} | environment
     line = [sys.executable, "-m", "weft", *map(str, words)]
     return subprocess.run(line, env=env, capture_output=True, text=True)

@@ -34,7 +34,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), *sys.path])
     env = os.environ | {"PYTHONPATH": paths} | environment
     line = [sys.executable, *map(str, words)]
     return subprocess.run(line, env=env, cwd=ROOT, capture_output=True, text=True)

@@ -481,7 +481,7 @@ def test_buffers_by_tensor_uid_and_name() -> None:
 
 
 def test_scalars_by_value() -> None:
-    g = weft.Graph()
+    g = weft.Graph(handle=weft.create_handle("cpu"))
     x = g.tensor([3], data_type="f32")
     s = g.tensor([1], [1], "f32", is_pass_by_value=True, name="s")
     r = g.tensor_scalar(10.0, name="r")
@@ -506,7 +506,7 @@ def test_scalars_of_any_type(dtype: str) -> None:
 
 
 def test_numbers_of_numpy_are_scalars() -> None:
-    g = weft.Graph()
+    g = weft.Graph(handle=weft.create_handle("cpu"))
     x = g.tensor([3], data_type="f32", name="x")
     s = g.tensor([1], data_type="f32", is_pass_by_value=True, name="s")
     y = g.mul(x, s)
@@ -736,7 +736,7 @@ def test_a_small_buffer_is_refused() -> None:
 
 
 def test_a_packed_buffer_is_too_small_for_strides_with_gaps() -> None:
-    g = weft.Graph()
+    g = weft.Graph(handle=weft.create_handle("cpu"))
     x = g.tensor([2, 3], [8, 1], "f32", name="x")
     y = g.neg(x).set_dim([2, 3]).set_stride([3, 1])
     g.build()

@@ -39,7 +39,7 @@ def test_given_outputs_are_written() -> None:
 
 
 def test_an_operation_names_its_only_output() -> None:
-    g = weft.Graph()
+    g = weft.Graph(handle=weft.create_handle("cpu"))
     g.relu(g.tensor([2, 3], data_type="f32", name="x"), name="act")
     out = np.empty_like(X)
     g.build().plan(X, out={"act": out})

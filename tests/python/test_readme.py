@@ -31,7 +31,8 @@ def library() -> Path:
 
 
 def run(*words: object, cwd: Path) -> str:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings")])}
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), *sys.path])
+    env = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

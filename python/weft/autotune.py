@@ -1,0 +1,232 @@
+"""Autotuning: the candidates of a graph are timed on the device, knob by knob, and the fastest is kept. What
+was found is remembered on disk, so that the next process takes it without measuring.
+
+The file is <kernel cache>/autotune/<key>.json, where the key stands for graph, device and version;
+WEFT_CACHE_DIR and WEFT_CACHE rule it as they rule the kernel cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft import backend, dtypes
+from weft.devices import DeviceProperties
+from weft.errors import WeftError
+from weft.memory import DeviceArray
+from weft.plan import BoundPlan, Plan
+from weft.planning import Knob, Planner
+from weft.progress import Line, bar
+
+SETTINGS = 8  # values of a knob that are tried at most, evenly spread
+ROUNDS = 3
+ROUND_SECONDS = 5e-3  # that one round of runs is to take
+clock = time.perf_counter
+
+Knobs = dict[int, int]
+"""Values by knob type."""
+
+
+class Trial(NamedTuple):
+    """A plan that was timed."""
+
+    tag: str
+    seconds: float
+    """Of one run; infinite if it cannot be built."""
+
+
+# ---- Timing ------------------------------------------------------------------------------------------------
+
+
+def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
+    """Seconds of one run: the best mean of a few rounds, by events on a GPU and by the clock on the CPU."""
+    run = BoundPlan(plan, {plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
+    run()
+    repeats = max(1, min(1000, math.ceil(ROUND_SECONDS / max(run.measure(), 1e-9))))
+    return min(run.measure(repeats) for _ in range(ROUNDS))
+
+
+def made_up_arrays(plan: Plan, known: Mapping[int, Any]) -> dict[int, Any]:
+    """Memory for the inputs of a plan that the caller gives none for: numbers around zero; whole ones, which
+    may be lengths and indices, are all zero."""
+    import numpy as np
+
+    random, made = np.random.default_rng(0), dict(known)
+    for slot in plan.slots:
+        if slot.is_output or slot.uid in made or slot.uid in plan.values:
+            continue
+        if slot.is_by_value:
+            made[slot.uid] = 1.0 if dtypes.is_floating(slot.data_type) else 1
+            continue
+        array = DeviceArray(slot.dims, slot.data_type, slot.strides, plan.handle)
+        values: Any = np.zeros(array.dims)
+        if dtypes.is_floating(slot.data_type) and array.dims == slot.dims:
+            values = random.normal(0, 0.5, array.dims)
+        made[slot.uid] = array.copy_from(values.astype(dtypes.numpy_dtype(array.dtype)))
+    return made
+
+
+# ---- Searching ---------------------------------------------------------------------------------------------
+
+
+class Search:
+    """Times candidates until the time is up: first what heuristics advise, then each engine's knobs, one
+    after another, each from the best setting found so far."""
+
+    def __init__(self, planner: Planner, build: Callable[[int], float], seconds: float) -> None:
+        self._planner, self._build, self._budget = planner, build, seconds
+        self._start, self._line = clock(), Line()
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What was timed, fastest first."""
+        made = [Trial(self._planner.candidates[i].tag, each) for i, each in self._seconds.items()]
+        return sorted(made, key=lambda trial: trial.seconds)
+
+    def run(self) -> int:
+        """The index of the fastest candidate."""
+        for i in range(len(self._planner.candidates)):
+            self._try(i)
+        for i in sorted(self._seconds, key=self._seconds.__getitem__):
+            if self._seconds[i] < math.inf:
+                self._turn_knobs(i)
+        self._line.clear()
+        best = min(self._seconds, key=self._seconds.__getitem__)
+        if self._seconds[best] == math.inf:
+            raise self._planner.not_supported()
+        return best
+
+    def _is_over(self) -> bool:
+        return clock() - self._start >= self._budget
+
+    def _try(self, index: int) -> float:
+        """Times a candidate, unless there is no time left; the first one is timed in any case."""
+        if index in self._seconds:
+            return self._seconds[index]
+        if self._seconds and self._is_over():
+            return math.inf
+        tag = self._planner.candidates[index].tag
+        share = (clock() - self._start) / self._budget if self._budget > 0 else 1.0
+        self._line.show(f"{bar(share)} autotune: plan {len(self._seconds) + 1}, {tag}")
+        try:
+            self._seconds[index] = self._build(index)
+        except WeftError as error:
+            self._planner.failures.append(f"{self._planner.candidates[index].name} ({tag}): {error}")
+            self._seconds[index] = math.inf
+        return self._seconds[index]
+
+    def _turn_knobs(self, index: int) -> None:
+        candidate = self._planner.candidates[index]
+        best, chosen = self._seconds[index], dict(candidate.knobs)
+        for knob in self._planner.knobs(candidate.engine_id):
+            for value in _settings(knob):
+                if self._is_over():
+                    return
+                tried = {**chosen, int(knob.type): value}
+                seconds = self._try_knobs(candidate.engine_id, tried)
+                if seconds < best:
+                    best, chosen = seconds, tried
+
+    def _try_knobs(self, engine_id: int, knobs: Knobs) -> float:
+        try:
+            index = self._planner.choose(engine_id, knobs)
+        except WeftError:  # no such setting for this graph
+            return math.inf
+        return math.inf if self._planner.refusal(self._planner.candidates[index]) else self._try(index)
+
+
+def _settings(knob: Knob) -> Sequence[int]:
+    """The values of a knob to try, evenly spread."""
+    values = range(knob.min, knob.max + 1, max(knob.stride, 1))
+    if len(values) <= SETTINGS:
+        return values
+    return [values[i * (len(values) - 1) // (SETTINGS - 1)] for i in range(SETTINGS)]
+
+
+# ---- Remembering -------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """What was found for one graph, on one device, by one version of the library."""
+
+    def __init__(self, key: int, planner: Planner, device: DeviceProperties) -> None:
+        disk = backend.describe_machine()["cache"]["disk"]
+        self._mode = disk["mode"]
+        words = f"{key} {device.serialize()} {backend.get_version()} {_offer(planner)}"
+        name = hashlib.sha256(words.encode()).hexdigest()
+        self._path = Path(disk["folder"]) / "autotune" / f"{name}.json"
+
+    def recall(self) -> tuple[str, Knobs] | None:
+        """Engine and knobs; None where nothing fitting is remembered."""
+        if self._mode == "off":
+            return None
+        try:
+            kept = json.loads(self._path.read_text())
+            return str(kept["engine"]), {int(knob): int(value) for knob, value in kept["knobs"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def keep(self, engine: str, knobs: Knobs, seconds: float) -> None:
+        """Remembers a choice; other processes see all of it or nothing. A disk that cannot be written to
+        keeps nothing."""
+        if self._mode != "rw":
+            return
+        kept = {"engine": engine, "knobs": knobs, "seconds": seconds}
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file, name = tempfile.mkstemp(dir=self._path.parent)
+            with os.fdopen(file, "w") as stream:
+                json.dump(kept, stream)
+            os.replace(name, self._path)
+
+
+def _offer(planner: Planner) -> str:
+    """The engines and knobs that there are to choose from: with others a choice is no longer the best."""
+    offered = ((c.name, planner.knobs(c.engine_id)) for c in planner.candidates)
+    return repr(sorted((name, [tuple(map(int, knob)) for knob in knobs]) for name, knobs in offered))
+
+
+# ---- The whole ---------------------------------------------------------------------------------------------
+
+
+def tune(
+    planner: Planner,
+    build: Callable[[int], Plan],
+    arrays: Mapping[int, Any],
+    seconds: float,
+    memory: Memory | None,
+) -> tuple[int, list[Trial]]:
+    """The index of the fastest candidate, and what was timed: nothing when it was remembered."""
+    known = memory.recall() if memory is not None else None
+    if known is not None:
+        with contextlib.suppress(WeftError):  # what was remembered cannot be built: measure anew
+            index = _find(planner, *known)
+            if index is not None:
+                build(index)
+                return index, []
+
+    def build_and_time(index: int) -> float:
+        plan = build(index)
+        return time_plan(plan, made_up_arrays(plan, arrays))
+
+    search = Search(planner, build_and_time, seconds)
+    index = search.run()
+    if memory is not None:
+        best = planner.candidates[index]
+        memory.keep(best.name, best.knobs, search.trials[0].seconds)
+    return index, search.trials
+
+
+def _find(planner: Planner, engine: str, knobs: Knobs) -> int | None:
+    """The candidate that a memory names, added if need be."""
+    same = next((c for c in planner.candidates if c.name == engine), None)
+    return None if same is None else planner.choose(same.engine_id, knobs)
