@@ -684,8 +684,9 @@ class Graph(Sugar):
     def _repr_svg_(self) -> str:
         return self.plot()
 
-    def support(self) -> list[dict[str, Any]]:
-        """Every engine's answer for this graph: a predicted time, or why it declines.
+    def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
+        """Every engine's answer for this graph: a predicted time, or why it declines. device: default the
+        graph's own.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -693,7 +694,7 @@ class Graph(Sugar):
         >>> [answer["supported"] for answer in g.support() if answer["engine"] == "cpu.reference"]
         [True]
         """
-        return self._planner().support()
+        return self._planner().support(device)
 
     def explain(self) -> str:
         """The chosen plan in words, and what every other engine answered.

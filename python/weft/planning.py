@@ -79,10 +79,10 @@ class Planner:
         self._handle, self._device, self._cache, self._sm_count = handle, device, kernel_cache, sm_count
         self._filters: list[Callable[[Candidate], str]] = []
 
-    def support(self) -> list[dict[str, Any]]:
-        """Every engine's answer: a predicted time, or why it declines."""
-        device = self._device or DeviceProperties(handle=self._handle)
-        return backend.query_support(self.graph, device.descriptor)
+    def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
+        """Every engine's answer: a predicted time, or why it declines. device: default the planner's own."""
+        asked = device or self._device or DeviceProperties(handle=self._handle)
+        return backend.query_support(self.graph, asked.descriptor)
 
     # ---- Candidates ----
 
