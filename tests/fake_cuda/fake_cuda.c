@@ -365,20 +365,30 @@ static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
     return 0;
 }
 
+/* Section headers lie at any address. */
+static Elf64_Shdr section_at(const unsigned char *image, int index) {
+    Elf64_Ehdr header;
+    Elf64_Shdr section;
+    memcpy(&header, image, sizeof header);
+    memcpy(&section, image + header.e_shoff + (size_t)index * sizeof section, sizeof section);
+    return section;
+}
+
 /* A real cubin: its kernels are the sections .text.<name>. */
 static int read_elf(struct module *module, const unsigned char *image) {
-    const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
-    const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
-    const char *names = (const char *)image + sections[header->e_shstrndx].sh_offset;
-    for (int i = 0; i < header->e_shnum; i++) {
-        const char *name = names + sections[i].sh_name;
+    Elf64_Ehdr header;
+    memcpy(&header, image, sizeof header);
+    const char *names = (const char *)image + section_at(image, header.e_shstrndx).sh_offset;
+    for (int i = 0; i < header.e_shnum; i++) {
+        const char *name = names + section_at(image, i).sh_name;
         struct function *function = NULL;
         if (strncmp(name, ".text.", 6) == 0)
             function = add_function(module, name + 6, strlen(name + 6));
-        for (int k = 0; function && k < header->e_shnum; k++) {
-            const char *other = names + sections[k].sh_name;
+        for (int k = 0; function && k < header.e_shnum; k++) {
+            Elf64_Shdr section = section_at(image, k);
+            const char *other = names + section.sh_name;
             if (strncmp(other, ".nv.info.", 9) == 0 && strcmp(other + 9, function->name) == 0)
-                function->argument_bytes = read_parameter_bytes(image + sections[k].sh_offset, sections[k].sh_size);
+                function->argument_bytes = read_parameter_bytes(image + section.sh_offset, section.sh_size);
         }
     }
     return OK;
