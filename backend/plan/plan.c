@@ -258,6 +258,9 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     weftStatus_t status = build(plan);
     if (status)
         release_steps(plan);
+    if (status == WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING && plan->has_unused_code)
+        status_prefix(status, "%s: it carries its code, but with_code is not set, so that it is compiled anew: ",
+                      descriptor_label(descriptor));
     if (status && loads) { /* the next attempt may have another blob */
         descriptor_release(&plan->config->base);
         plan->config = NULL;

@@ -35,6 +35,7 @@ struct plan {
     int64_t workspace_limit;
     bool with_code;
     struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
+    bool has_unused_code;         /* the blob carries code that nobody asked to use */
 
     struct draft draft;
     int slot_count;

@@ -384,6 +384,7 @@ static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     if (body->bad || body->position != body->length)
         return fail_damaged("it does not end where it should");
     plan->carried = (struct carried_codes){.count = plan->with_code ? count : 0, .items = codes};
+    plan->has_unused_code = count && !plan->with_code;
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -233,7 +233,11 @@ static void compiles_else(void) {
 static void refused_unasked(void) {
     weftHandle_t handle = gpu();
     desc plan = open_file(handle, false);
-    CHECK(weftBackendFinalize(plan) == WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING, "%s", last_error());
+    REFUSED(
+        weftBackendFinalize(plan), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+        "execution plan: it carries its code, but with_code is not set, so that it is compiled anew: NVRTC: WEFT_NVRTC "
+        "is '/nowhere', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, or unset "
+        "WEFT_NVRTC.");
     drop(plan);
     MUST(weftDestroy(handle));
 }
