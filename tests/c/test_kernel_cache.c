@@ -116,6 +116,20 @@ static void nothing_there(void) {
             "NVRTC: 'h100' names no GPU architecture. Write it as \"sm_90\".");
 }
 
+/* The usual places hold none. */
+static void none_found(void) {
+    struct nvrtc_choice choice;
+    if (nvrtc_choose(&choice, "sm_90a") == WEFT_STATUS_SUCCESS) {
+        printf("not observed: a machine without NVRTC (this one has one)\n");
+        return;
+    }
+    EXACTLY(
+        last_error(),
+        "NVRTC: kernels are compiled by libnvrtc.so.12 or newer, and none was found among loaded libraries, wheels, "
+        "conda, the system's libraries and CUDA toolkits. Fix: %s; or set WEFT_NVRTC to its folder.",
+        "pip install nvidia-cuda-nvrtc (needs driver 580 or newer; nvidia-cuda-nvrtc-cu12 needs 525)");
+}
+
 /* Missing, too old, too new, wrong chip, broken: the status is that of the newest copy. */
 static void refused_choice(const char *folder, weftStatus_t status, const char *verdict, const char *install) {
     struct nvrtc_choice choice;
@@ -235,6 +249,7 @@ static void test_choosing(void) {
     IN_CHILD(first_of_equals, four, none);
     IN_CHILD(nothing_there, place_variable("WEFT_NVRTC", "empty"), none);
     IN_CHILD(nothing_there, "WEFT_NVRTC=/nowhere", none);
+    IN_CHILD(none_found, none);
     IN_CHILD(too_old, place_variable("WEFT_NVRTC", "11"), none);
     IN_CHILD(too_new, place_variable("WEFT_NVRTC", "13"), driver, "FAKE_CUDA_VERSION=12090");
     IN_CHILD(wrong_chip, place_variable("WEFT_NVRTC", "later"), none);
