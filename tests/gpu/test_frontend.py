@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_host_arrays_are_copied() -> None:
 
 
 def test_execute_is_strict() -> None:
-    with pytest.raises(weft.BadParameterError, match=r"must be on a CUDA device, its buffer is on the host\."):
+    with pytest.raises(weft.BadParameterError, match=r"must be on a CUDA device, its buffer is on the host"):
         softmax_graph().execute({"x": X, "y": torch.empty(4, 6, device="cuda")})
 
 
@@ -144,25 +145,31 @@ def test_code_for_this_chip_compiled_as_if_it_were_elsewhere() -> None:
     close(loaded.plan(x=X))
 
 
-def command(*words: str) -> str:
+def run(*words: str) -> str:
     paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), *sys.path])
     env = os.environ | {"PYTHONPATH": paths, "WEFT_DEVICE": "cuda"}
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", *words], env=env, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_doctor_is_content() -> None:
-    text = command("doctor")
+    text = run("-m", "weft", "doctor")
     assert "smoke test    cuda:0: ok in" in text
     assert text.endswith("All is well.\n")
 
 
+def test_the_program_of_the_readme(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    _, program = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "program.py").write_text(program)
+    output = run(str(tmp_path / "program.py"))
+    assert output.startswith("True graph 'rmsnorm_silu' on cuda ")
+
+
 def test_the_demo_trains_on_the_gpu(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    text = command("demo", "--out", str(tmp_path))
+    text = run("-m", "weft", "demo", "--out", str(tmp_path))
     assert " on cuda:0, " in text.splitlines()[0]
     assert "graph 'digits: forward' on cuda " in text
     assert text.count("   ok   ") == 2
