@@ -51,12 +51,16 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     """The options of bench."""
-    bench.add_argument("groups", nargs="*", metavar="group", help="matmul, conv, norm, mem, sdpa (all)")
+    bench.add_argument(
+        "groups", nargs="*", metavar="group", help="matmul, conv, norm, mem, rows, move, pool, sdpa (all)"
+    )
     bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
     bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")
     bench.add_argument("--quick", action="store_true", help="the smallest case of each group, fewer rounds")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="", help="default: the first usable GPU")
-    bench.add_argument("--peer", default="", metavar="MODULE", help="time this module beside, such as cudnn")
+    bench.add_argument(
+        "--peer", default="", metavar="MODULES", help="time these beside: cudnn, torch or cudnn,torch"
+    )
     bench.add_argument("--csv", type=Path, help="write the table into this file")
     bench.add_argument("--svg", type=Path, help="draw the roofline into this file")
     shown = "show tables that --csv wrote instead of measuring; groups stand before it"

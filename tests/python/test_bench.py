@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import weft
 from weft.__main__ import main
-from weft.bench import cases, families, measure, results, roofline
+from weft.bench import cases, measure, norms, products, results, roofline, streams
+from weft.bench.case import GROUPS, Case
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.results import Roof, Row, Table
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand, Pool, Window
@@ -61,9 +62,25 @@ WORK = {
     "norm/batchnorm_bwd_n128c64hw112": (13 * IMAGES, 2 * 3 * IMAGES + 4 * 5 * 64),
     "mem/bias_gelu_residual_16384x4096": (3 * R * C, 2 * (3 * R * C + C)),
     "mem/reduce_rows_16384x4096": (R * C, 2 * R * C + 4 * R),
-    "mem/softmax_16384x4096": (5 * R * C, 2 * 2 * R * C),
-    "mem/transpose_16384x4096": (0, 2 * 2 * R * C),
-    "mem/maxpool_3x3s2_n128c64hw112": (9 * IMAGES // 4, 2 * (IMAGES + IMAGES // 4)),
+    "mem/bias_gelu_residual_f32_8192x4096": (3 * 8192 * C, 4 * (3 * 8192 * C + C)),
+    "mem/relu_64M_odd": (64 * MILLION - 1, 2 * 2 * (64 * MILLION - 1)),
+    "rows/softmax_16384x4097": (5 * R * 4097, 2 * 2 * R * 4097),
+    "rows/sum_columns_16384x4096": (R * C, 2 * R * C + 4 * C),
+    "move/transpose_16384x8192_i8": (0, 2 * R * 8192),
+    "move/transpose_3210": (0, 2 * 2 * 64 * 96 * 128 * 80),
+    "move/nchw_nhwc_256x3x224x224_f32": (0, 2 * 4 * 256 * 3 * 224 * 224),
+    "move/add_relu_nhwc_nchw": (2 * 128 * 256 * 56 * 56, 2 * 3 * 128 * 256 * 56 * 56),
+    "move/concat_rows": (0, 2 * 2 * (8192 + 4096 + 1) * 4096),
+    "pool/max3x3s2": (9 * IMAGES // 4, 2 * (IMAGES + IMAGES // 4)),
+    "pool/max3x3s2_index": (9 * IMAGES // 4, 2 * (IMAGES + IMAGES // 4) + IMAGES // 4),
+    "pool/avg7x7": (49 * 128 * 2048, 2 * 128 * 2048 * 50),
+    "pool/max3x3s2_bwd": (IMAGES // 4, 2 * (IMAGES + IMAGES // 4) + IMAGES // 4),
+    "pool/max3x3s2_bwd_from_x": (9 * IMAGES // 4, 2 * (2 * IMAGES + IMAGES // 4)),
+    "pool/avg3x3s2_bwd": (9 * IMAGES // 4, 2 * (IMAGES + IMAGES // 4)),
+    "norm/instancenorm_fwd_nchw_128x256x56": (
+        7 * 128 * 256 * 56 * 56,
+        2 * 2 * 128 * 256 * 56 * 56 + 4 * (2 * 256 + 2 * 128 * 256),
+    ),
     "sdpa/fwd_d64_s512_full": (4 * 32 * 32 * 512**2 * 64, 2 * 4 * 32 * 32 * 512 * 64),
     "sdpa/bwd_d128_s8192_causal": (
         10 * 2 * 16 * 8192**2 * 128 // 2,
@@ -94,17 +111,17 @@ def test_work(name: str) -> None:
 def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
-    assert (
-        {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(families.GROUPS)
-    )
-    assert len(gpu) == 9 + 3 * 9 + 2 + 1 + 12 + 6 + 4 + 2 + 2 * 10 + 2
+    assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
+    assert len(gpu) == 9 + 3 * 9 + 3 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
 def test_the_library_counts_the_same(name: str) -> None:
     case = cases.cpu()[name]
     extra = 2 * 4 * 32 * 28 * 28 if "bias_relu" in name else 0  # the library counts the epilogue, too
-    report = measure.Side(weft, case, machine("cpu")).graph.plan.report
+    report = measure.Side(
+        measure.Library("weft", weft, weft.create_handle("cpu")), case, machine("cpu")
+    ).graph.plan.report
     assert report["flops"] == case.flops + extra
     assert report["bytes"] == case.bytes
 
@@ -121,25 +138,34 @@ def test_shapes() -> None:
 
 # ---- Cases run, and are right ------------------------------------------------------------------------------
 
+MAXIMUM, MEAN = (Pool(2, 3, (5, 6), 3, 2, 1, is_max=is_max) for is_max in (True, False))
 SMALL = [
-    families.matmul("t", "f32", 5, 7, 6, "relu"),
-    families.conv("fprop", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2), has_bias=True),
-    families.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
-    families.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),
-    *(
-        families.row_norm(k, "f32", 3, 8, is_bwd)
-        for k in ("layernorm", "rmsnorm")
-        for is_bwd in (False, True)
-    ),
-    *(families.batch_norm("f32", 2, 3, 4, is_backward) for is_backward in (False, True)),
-    *families.memory("f32", 3, 8),
-    *(families.pool("f32", Pool(2, 3, (5, 5), 3, 2, 1, is_max=is_max)) for is_max in (True, False)),
-    *(families.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
-    families.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
+    products.matmul("t", "f32", 5, 7, 6, "relu"),
+    products.conv("fprop", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2), has_bias=True),
+    products.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
+    products.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),
+    *(norms.row_norm(k, "f32", 3, 8, is_bwd) for k in ("layernorm", "rmsnorm") for is_bwd in (False, True)),
+    *(norms.batch_norm("f32", 2, 3, 4, is_backward) for is_backward in (False, True)),
+    *(norms.planar_norm(kind, "f32", 2, 3, 4) for kind in ("batchnorm", "instancenorm")),
+    streams.bias_gelu_residual("t", "f32", 3, 8),
+    streams.relu("t", "f32", 7),
+    *(streams.sums("rows/sum", "f32", 3, 5, axis) for axis in (1, 2)),
+    streams.softmax("f32", 3, 5),
+    streams.transpose("t", "f32", (2, 3, 4), (2, 0, 1)),
+    streams.transpose("i8", "i8", (3, 5), (1, 0)),
+    *(streams.layout("f32", (2, 3, 4, 5), is_to_last) for is_to_last in (False, True)),
+    streams.add_relu_across("f32", (2, 3, 4, 5)),
+    streams.concat("t", "f32", [(2, 3, 4, 4), (2, 5, 4, 4)], 1, True),
+    *(streams.pool("t", "f32", p) for p in (MAXIMUM, MEAN)),
+    streams.pool("index", "f32", MAXIMUM, has_index=True, is_last=False),
+    *(streams.pool_backward("t_bwd", "f32", p) for p in (MAXIMUM, MEAN)),
+    streams.pool_backward("from_x_bwd", "f32", MAXIMUM, has_index=False),
+    *(products.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
+    products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
 ]
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, peer: Any = None) -> measure.Bench:
+def quick(monkeypatch: pytest.MonkeyPatch, **peers: Any) -> measure.Bench:
     """A bench on the CPU that runs each set once, and says 2 ms."""
     cpu = machine("cpu")
 
@@ -149,12 +175,13 @@ def quick(monkeypatch: pytest.MonkeyPatch, peer: Any = None) -> measure.Bench:
         return 0.002
 
     monkeypatch.setattr(cpu, "seconds", seconds)
-    monkeypatch.setattr(measure, "_peer", lambda name, at: peer)
-    return measure.Bench(cpu, "twin" if peer else "")
+    handle = weft.create_handle("cpu")
+    monkeypatch.setattr(measure, "_peer", lambda name, at: measure.Library(name, peers[name], handle))
+    return measure.Bench(cpu, list(peers))
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_case_is_right(case: families.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     row = quick(monkeypatch).row(case)
     assert row.notes == ()
     assert row.weft == 0.002
@@ -163,9 +190,9 @@ def test_case_is_right(case: families.Case, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = families.matmul("t", "f32", 5, 7, 6)
+    case = products.matmul("t", "f32", 5, 7, 6)
     doubled = vars(case) | {"oracle": lambda xp, t: {"C": 2 * (t["A"] @ t["B"])}}
-    row = quick(monkeypatch).row(families.Case(**doubled))
+    row = quick(monkeypatch).row(Case(**doubled))
     assert row.weft is None
     assert row.error == pytest.approx(0.5)
     assert row.notes == ("weft: the result is wrong: its error is 5.0e-01",)
@@ -173,30 +200,39 @@ def test_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unwritten_output_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.Side, "run", lambda side, memory: None)
-    row = quick(monkeypatch).row(families.matmul("t", "f32", 5, 7, 6))
+    row = quick(monkeypatch).row(products.matmul("t", "f32", 5, 7, 6))
     assert row.weft is None
     assert row.error == float("inf")
 
 
 def test_refusal_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = families.matmul("t", "f32", 5, 7, 6)
-    row = quick(monkeypatch).row(families.Case(**vars(case) | {"build": lambda lib, g, t: g.dance()}))
+    case = products.matmul("t", "f32", 5, 7, 6)
+    row = quick(monkeypatch).row(Case(**vars(case) | {"build": lambda lib, g, t: g.dance()}))
     assert row.weft is row.error is None
     assert row.notes == ("weft: 'Graph' object has no attribute 'dance'",)
 
 
-def test_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weft's own methods, as another module would offer them; one of them is missing there."""
-    names = ("pygraph", "data_type", "heur_mode", "set_stream", "destroy_handle", "backend_version_string")
+def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weft's own methods, as another module would offer them, but for one; and torch, which has programs."""
+    names = ("pygraph", "data_type", "heur_mode", "set_stream", "backend_version_string")
     twin = SimpleNamespace(**{name: getattr(weft, name) for name in names})
-    twin.create_handle = lambda: weft.create_handle("cpu")
-    bench = quick(monkeypatch, twin)
-    assert bench.device.endswith(f", twin {weft.backend_version_string()}")
-    row = bench.row(families.matmul("t", "f32", 5, 7, 6))
+    torch = SimpleNamespace(sum=np.sum, float32="f4", __version__="9.9")
+    bench = quick(monkeypatch, twin=twin, torch=torch)
+    assert bench.device.endswith(f", twin {weft.backend_version_string()}, torch 9.9")
+    row = bench.row(products.matmul("t", "f32", 5, 7, 6))
     assert (row.weft, row.peer, row.ratio, row.notes) == (0.002, 0.002, 1.0, ())
-    row = bench.row(families.memory("f32", 3, 8)[1])  # asks for the module's reduction_mode
-    assert (row.weft, row.peer, row.ratio) == (0.002, None, None)
-    assert row.notes == ("twin: 'types.SimpleNamespace' object has no attribute 'reduction_mode'",)
+    lacks = "twin: 'types.SimpleNamespace' object has no attribute 'reduction_mode'"
+    row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))  # asks for reduction_mode
+    assert (row.weft, row.peer) == (0.002, None)
+    assert row.notes[0] == lacks
+    assert row.notes[1].startswith("torch: sum() got an unexpected keyword argument 'keepdim'")
+    torch.sum = lambda x, axis, keepdim, dtype, out: np.sum(x, axis, dtype, out, keepdim)
+    row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))
+    assert (row.weft, row.peer, row.notes) == (0.002, 0.002, (lacks,))
+    row = bench.row(
+        Case(**vars(products.matmul("t", "f32", 5, 7, 6)) | {"build": lambda lib, g, t: lib.dance})
+    )
+    assert row.notes[2] == "torch: the case has no program of its own."
 
 
 def test_memory_of_the_cpu() -> None:
@@ -213,7 +249,7 @@ def test_memory_of_the_cpu() -> None:
 def test_repetition() -> None:
     assert [repeats(0.001, 3), repeats(1.0, 2), repeats(1e-6, 7), repeats(0.0, 1)] == [18, 2, 56, 60]
     cpu = machine("cpu")
-    counts = [sets_of(families.matmul("t", "f32", n, n, n), cpu) for n in (32, 2048, 4096)]
+    counts = [sets_of(products.matmul("t", "f32", n, n, n), cpu) for n in (32, 2048, 4096)]
     assert counts == [12, 2, 1]  # 12 KB, 48 MB and 192 MB towards 64 MB
     waited = cpu.seconds(lambda i: None, 3, 3)
     assert 0 <= waited < 1
@@ -260,7 +296,7 @@ ROWS = [
     Row("ceiling/bf16_8192", peer=0.0015, device="Chip, cudnn 9", date="2026-11-21"),
     Row("matmul/bf16_8192", 0.0016, 0.0015, 0.0017, "Chip, cudnn 9", "2026-11-21"),
     Row("mem/reduce_rows_16384x4096", 3.115e-5, None, 4.8e-8, "Chip, cudnn 9", "2026-11-21"),
-    Row("mem/transpose_16384x4096", 9e-5, 1.2e-4, 0.0, "Chip, cudnn 9", "2026-11-21"),
+    Row("move/transpose_8192x8192", 9e-5, 1.2e-4, 0.0, "Chip, cudnn 9", "2026-11-21"),
     Row("norm/rmsnorm_fwd_16384x4096", None, 7e-5, 0.25, "Chip, cudnn 9", "2026-11-21"),
     Row("norm/rmsnorm_fwd_16384x1024", 2e-5, 1.9e-5, 0.0017, "Chip, cudnn 9", "2026-11-21"),
 ]
@@ -270,7 +306,7 @@ ceiling/copy_1GiB,,500.00,,,"Chip, cudnn 9",2026-11-21
 ceiling/bf16_8192,,1500.00,,,"Chip, cudnn 9",2026-11-21
 matmul/bf16_8192,1600.00,1500.00,0.938,1.7e-03,"Chip, cudnn 9",2026-11-21
 mem/reduce_rows_16384x4096,31.15,,,4.8e-08,"Chip, cudnn 9",2026-11-21
-mem/transpose_16384x4096,90.00,120.00,1.333,0.0e+00,"Chip, cudnn 9",2026-11-21
+move/transpose_8192x8192,90.00,120.00,1.333,0.0e+00,"Chip, cudnn 9",2026-11-21
 norm/rmsnorm_fwd_16384x4096,,70.00,,2.5e-01,"Chip, cudnn 9",2026-11-21
 norm/rmsnorm_fwd_16384x1024,20.00,19.00,0.950,1.7e-03,"Chip, cudnn 9",2026-11-21
 """
@@ -280,12 +316,12 @@ roof: memory 4.29 TB/s, bf16 733 TFLOP/s (measured: a large copy, large products
 case                            weft µs      peer µs  ratio   TFLOP/s     TB/s  roofline    error
 matmul/bf16_8192                1600.00      1500.00   0.94       687    0.252      94 %  1.7e-03
 mem/reduce_rows_16384x4096        31.15            -      -      2.15     4.31     100 %  4.8e-08
-mem/transpose_16384x4096          90.00       120.00   1.33         -     2.98      69 %  0.0e+00
+move/transpose_8192x8192          90.00       120.00   1.33         -     2.98      69 %  0.0e+00
 norm/rmsnorm_fwd_16384x4096           -        70.00      -         -        -         -  2.5e-01
 norm/rmsnorm_fwd_16384x1024       20.00        19.00   0.95      3.36     3.36      78 %  1.7e-03
 
 matmul: peer time / weft time is 0.938 in the geometric mean of 1 case, 0.938 in the worst (bf16_8192)
-mem: peer time / weft time is 1.333 in the geometric mean of 1 case, 1.333 in the worst (transpose_16384x4096)
+move: peer time / weft time is 1.333 in the geometric mean of 1 case, 1.333 in the worst (transpose_8192x8192)
 norm: peer time / weft time is 0.950 in the geometric mean of 1 case, 0.950 in the worst \
 (rmsnorm_fwd_16384x1024)
 """
@@ -309,7 +345,7 @@ def test_csv(table: Path) -> None:
 
 def test_table_without_a_peer() -> None:
     lines = Table(["norm/x"], Roof(4e12, {}, True))
-    case = cases.gpu()["mem/softmax_16384x4096"]
+    case = cases.gpu()["rows/softmax_16384x4096"]
     assert lines.header() == "case       weft µs   TFLOP/s     TB/s  roofline    error"
     assert lines.line(Row("norm/x", 1e-3, None, 1e-3), case) == (
         "norm/x     1000.00     0.336    0.268     6.7 %  1.0e-03"
@@ -318,13 +354,13 @@ def test_table_without_a_peer() -> None:
 
 def test_summary() -> None:
     rows = [
-        Row("mem/softmax_16384x4096", 1.0, 2.0),
-        Row("mem/reduce_rows_16384x4096", 1.0, 0.5),
-        Row("mem/transpose_16384x4096", 1.0, None),
+        Row("rows/softmax_16384x4096", 1.0, 2.0),
+        Row("rows/sum_rows_16384x4096", 1.0, 0.5),
+        Row("rows/sum_rows_16384x4097", 1.0, None),
     ]
     assert results.summary(rows, cases.gpu(), "cudnn") == [
-        "mem: cudnn time / weft time is 1.000 in the geometric mean of 2 cases, 0.500 in the worst "
-        "(reduce_rows_16384x4096)"
+        "rows: cudnn time / weft time is 1.000 in the geometric mean of 2 cases, 0.500 in the worst "
+        "(sum_rows_16384x4096)"
     ]
 
 
@@ -351,8 +387,8 @@ def test_picture() -> None:
     assert {"memory 4.29 TB/s", "bf16", "733 TFLOP/s", "hollow: the peer"} <= set(words)
     for row in ROWS[2:]:
         assert row.case in words  # the list has those without a point, too
-    listed = words[words.index("mem/transpose_16384x4096") - 1 :][:5]
-    assert listed == ["–", "mem/transpose_16384x4096", "2.98 TB/s", "69 %", "52 %"]
+    listed = words[words.index("move/transpose_8192x8192") - 1 :][:5]
+    assert listed == ["–", "move/transpose_8192x8192", "2.98 TB/s", "69 %", "52 %"]
 
 
 def test_picture_has_every_case() -> None:
@@ -390,12 +426,12 @@ case                            FLOP  bytes  FLOP/byte
 matmul/bf16_8192               1.1 T  403 M   2.73e+03
 matmul/bf16_m16_n8192_k8192   2.15 G  135 M       15.9
 matmul/bf16_m128_n8192_k8192  17.2 G  138 M        124
-mem/transpose_16384x4096           0  268 M          0
+move/transpose_8192x8192           0  268 M          0
 """
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--list", "--device", "cuda", "matmul", "mem", "--only", "8192$|transpose"]) == 0
+    assert main(["bench", "--list", "--device", "cuda", "matmul", "move", "--only", "8192$"]) == 0
     assert capsys.readouterr().out == LIST
 
 
@@ -424,7 +460,7 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     with written.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["case", "weft_us", "peer_us", "ratio", "error", "device", "date"]
-    names = ["ceiling/copy_256MiB", "ceiling/f32_1024", "matmul/f32_m16_n1024_k1024", "mem/softmax_256x512"]
+    names = ["ceiling/copy_256MiB", "ceiling/f32_1024", "matmul/f32_m16_n1024_k1024", "rows/softmax_256x512"]
     assert [row["case"] for row in rows] == names
     for row in rows[2:]:
         assert float(row["weft_us"]) > 0
@@ -439,7 +475,7 @@ def test_a_case_that_fails_shows_in_the_status(
 ) -> None:
     monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", ())
     monkeypatch.setattr(measure, "LARGEST_ERRORS", {"f32": 0.0})
-    assert main(["bench", "--device", "cpu", "--quick", "mem"]) == 0  # maxima are exact
+    assert main(["bench", "--device", "cpu", "--quick", "move"]) == 0  # copies are exact
     assert main(["bench", "--device", "cpu", "--only", "m16"]) == 1
     assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
 
@@ -458,7 +494,10 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["dance"], "bench: there is no group 'dance'. Use some of matmul, conv, norm, mem, sdpa."),
+        (
+            ["dance"],
+            "bench: there is no group 'dance'. Use some of matmul, conv, norm, mem, rows, move, pool, sdpa.",
+        ),
         (["--only", "("], "bench: --only '(' is no regular expression: "),
         (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import weft
 from weft.bench import cases, results, roofline
-from weft.bench.families import GROUPS, Case
+from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
 from weft.bench.results import CEILINGS, Row, Table
@@ -82,16 +82,18 @@ def listing(chosen: Iterable[Case]) -> list[str]:
 
 def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     """Prints each row when it is measured."""
-    bench = Bench(machine(kind), options.peer, QUICK_ROUNDS if options.quick else ROUNDS)
+    peers = [name for name in options.peer.split(",") if name]
+    bench = Bench(machine(kind), peers, QUICK_ROUNDS if options.quick else ROUNDS)
+    beside = peers[0] if len(peers) == 1 else "peer" if peers else ""
     print(bench.device)
     rows = bench.ceilings()
     roof = results.roof_of(rows, chosen)
-    lines = Table(chosen, roof, options.peer)
+    lines = Table(chosen, roof, beside)
     print("\n".join([*results.roof_lines(roof), "", lines.header()]), flush=True)
     for case in chosen.values():
         rows.append(bench.row(case))
         print("\n".join([lines.line(rows[-1], case), *(f"  {note}" for note in rows[-1].notes)]), flush=True)
-    print("\n".join(["", *results.summary(rows, chosen, options.peer)]).rstrip())
+    print("\n".join(["", *results.summary(rows, chosen, beside)]).rstrip())
     if options.csv:
         results.write_csv(options.csv, rows)
     _draw(rows, chosen, roof, options.svg)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
-from weft.bench import families
-from weft.bench.families import Case
+from weft.bench import norms, products, streams
+from weft.bench.case import Case
 from weft.bench.shapes import Attention, Convolution, Pool
 
 # ---- For GPUs: the sizes that networks have ----------------------------------------------------------------
@@ -46,61 +47,148 @@ def _gpu_attention() -> list[Case]:
                 for mask in ("full", "causal"):
                     heads, batch = 2048 // width, 16384 // length
                     a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
-                    made.append(families.sdpa(f"{way}_d{width}_s{length}_{mask}", "bf16", a, is_backward))
+                    made.append(products.sdpa(f"{way}_d{width}_s{length}_{mask}", "bf16", a, is_backward))
         llama = Attention(1, 64, 8, 8192, 8192, 128, 128, True)
         mla = Attention(2, 32, 32, 4096, 4096, 192, 128, True)
-        made.append(families.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
-        made.append(families.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
+        made.append(products.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
+        made.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
     for batch, keys in (64, 4096), (8, 32768):
         decode = Attention(batch, 32, 8, 1, keys, 128, 128)
-        made.append(families.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))
+        made.append(products.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))
     return made
+
+
+_STEM = Pool(128, 64, (112, 112), 3, 2, 1)
+_HALF = Pool(128, 256, (56, 56), 2, 2)
+
+
+def _mean(p: Pool) -> Pool:
+    return replace(p, is_max=False)
+
+
+def _gpu_products() -> list[Case]:
+    made = [products.matmul(*row) for row in _GPU_MATMULS]
+    for kind in ("fprop", "dgrad", "wgrad"):
+        made += [products.conv(kind, tag, "bf16", c) for tag, c in _GPU_CONVOLUTIONS.items()]
+    for tag in ("3x3_256_14", "1x1_64_256_56"):
+        made.append(products.conv("fprop", tag, "bf16", _GPU_CONVOLUTIONS[tag], has_bias=True))
+    return [*made, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
+
+
+def _gpu_norms() -> list[Case]:
+    made = []
+    for kind in ("layernorm", "rmsnorm"):
+        for rows, columns in _NORM_ROWS:
+            made += [
+                norms.row_norm(kind, "bf16", rows, columns, is_backward) for is_backward in (False, True)
+            ]
+    for is_backward in (False, True):
+        made += [norms.batch_norm("bf16", *shape, is_backward) for shape in _NORM_IMAGES]
+    return made + [norms.planar_norm(kind, "bf16", 128, 256, 56) for kind in ("batchnorm", "instancenorm")]
+
+
+def _gpu_streams() -> list[Case]:
+    """Large and small, whole and odd lengths."""
+    images, deep = (128, 64, 112, 112), (128, 2048, 7, 7)
+    return [
+        streams.bias_gelu_residual("16384x4096", "bf16", 16384, 4096),
+        streams.bias_gelu_residual("f32_8192x4096", "f32", 8192, 4096),
+        streams.bias_gelu_residual("16384x4097", "bf16", 16384, 4097),
+        streams.bias_gelu_residual("1024x1024", "bf16", 1024, 1024),
+        streams.bias_gelu_residual("64x1024", "bf16", 64, 1024),
+        streams.relu("64M", "bf16", 1 << 26),
+        streams.relu("64M_odd", "bf16", (1 << 26) - 1),
+        streams.relu("512K", "bf16", 1 << 19),
+        streams.sums("mem/reduce_rows", "bf16", 16384, 4096, 2),
+        *(streams.softmax("bf16", 16384, columns) for columns in (4096, 4097)),
+        *(streams.sums("rows/sum_rows", "bf16", 16384, columns, 2) for columns in (4096, 4097)),
+        streams.sums("rows/sum_rows", "bf16", 256, 262144, 2),
+        *(streams.sums("rows/sum_columns", "bf16", 16384, columns, 1) for columns in (4096, 4097)),
+        streams.transpose("8192x8192", "bf16", (8192, 8192), (1, 0)),
+        streams.transpose("8192x8192_f32", "f32", (8192, 8192), (1, 0)),
+        streams.transpose("16384x8192_i8", "i8", (16384, 8192), (1, 0)),
+        streams.transpose("8191x8193", "bf16", (8191, 8193), (1, 0)),
+        streams.transpose("64x1024x1024", "bf16", (64, 1024, 1024), (0, 2, 1)),
+        streams.transpose("bshd_bhsd", "bf16", (16, 4096, 16, 64), (0, 2, 1, 3)),
+        streams.transpose("3210", "bf16", (64, 96, 128, 80), (3, 2, 1, 0)),
+        streams.transpose("1024x1024", "bf16", (1024, 1024), (1, 0)),
+        *(
+            streams.layout("bf16", dims, is_to_last)
+            for dims in (images, deep)
+            for is_to_last in (True, False)
+        ),
+        streams.layout("f32", (256, 3, 224, 224), True, "_f32"),
+        streams.add_relu_across("bf16", (128, 256, 56, 56)),
+        streams.concat("nhwc_64_192_56", "bf16", [(128, 64, 56, 56), (128, 192, 56, 56)], 1, True),
+        streams.concat("nhwc_12_20_112", "bf16", [(128, 12, 112, 112), (128, 20, 112, 112)], 1, True),
+        streams.concat("rows", "bf16", [(8192, 4096), (4096, 4096), (1, 4096)], 0),
+        streams.concat("columns_odd", "bf16", [(8192, 4095), (8192, 2049)], 1),
+    ]
+
+
+def _gpu_pools() -> list[Case]:
+    same, whole = Pool(128, 256, (28, 28), 3, 1, 1), Pool(128, 2048, (7, 7), 7)
+    return [
+        streams.pool("max3x3s2", "bf16", _STEM),
+        streams.pool("max3x3s2_index", "bf16", _STEM, has_index=True),
+        streams.pool("max3x3s1", "bf16", same),
+        streams.pool("max2x2s2", "bf16", _HALF),
+        streams.pool("avg3x3s2", "bf16", _mean(_STEM)),
+        streams.pool("avg3x3s1", "bf16", _mean(same)),
+        streams.pool("avg7x7", "bf16", _mean(whole)),
+        streams.pool("max3x3s2_nchw", "bf16", _STEM, is_last=False),
+        streams.pool_backward("max3x3s2_bwd", "bf16", _STEM),
+        streams.pool_backward("max3x3s2_bwd_from_x", "bf16", _STEM, has_index=False),
+        streams.pool_backward("max2x2s2_bwd", "bf16", _HALF),
+        streams.pool_backward("avg3x3s2_bwd", "bf16", _mean(_STEM)),
+        streams.pool_backward("avg3x3s1_bwd", "bf16", _mean(same)),
+    ]
 
 
 @cache
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
-    made = [families.matmul(*row) for row in _GPU_MATMULS]
-    for kind in ("fprop", "dgrad", "wgrad"):
-        made += [families.conv(kind, tag, "bf16", c) for tag, c in _GPU_CONVOLUTIONS.items()]
-    for tag in ("3x3_256_14", "1x1_64_256_56"):
-        made.append(families.conv("fprop", tag, "bf16", _GPU_CONVOLUTIONS[tag], has_bias=True))
-    made.append(families.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE))
-    for kind in ("layernorm", "rmsnorm"):
-        for rows, columns in _NORM_ROWS:
-            made += [
-                families.row_norm(kind, "bf16", rows, columns, is_backward) for is_backward in (False, True)
-            ]
-    for is_backward in (False, True):
-        made += [families.batch_norm("bf16", *shape, is_backward) for shape in _NORM_IMAGES]
-    made += families.memory("bf16", 16384, 4096)
-    made += [
-        families.pool("bf16", Pool(128, 64, (112, 112), 3, 2, 1, is_max=is_max)) for is_max in (True, False)
-    ]
-    return {case.name: case for case in made + _gpu_attention()}
+    made = [*_gpu_products(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools(), *_gpu_attention()]
+    return {case.name: case for case in made}
 
 
 # ---- For CPUs: the same graphs, small enough for one core --------------------------------------------------
 
 
+def _cpu_products() -> list[Case]:
+    three = Convolution(4, 32, (28, 28), 3, padding=1, filters=32)
+    one = Convolution(4, 64, (28, 28), 1, filters=128)
+    depthwise = Convolution(4, 32, (14, 14), 7, padding=3, filters=32, groups=32)
+    attention = Attention(1, 4, 2, 64, 64, 32, 32, True)
+    return [
+        products.matmul("512", "f32", 512, 512, 512),
+        products.matmul("m16_n1024_k1024", "f32", 16, 1024, 1024),
+        products.matmul("256_bias_gelu", "f32", 256, 256, 256, "gelu"),
+        *(products.conv(kind, "3x3_32_28", "f32", three) for kind in ("fprop", "dgrad", "wgrad")),
+        products.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),
+        products.conv("fprop", "1x1_64_128_28", "f32", one),
+        products.conv("fprop", "depthwise_7x7_32", "f32", depthwise),
+        *(products.sdpa(f"{way}_d32_s64_causal", "f32", attention, way == "bwd") for way in ("fwd", "bwd")),
+    ]
+
+
 @cache
 def cpu() -> dict[str, Case]:
     """The cases for CPUs."""
-    three = Convolution(4, 32, (28, 28), 3, padding=1, filters=32)
-    attention = Attention(1, 4, 2, 64, 64, 32, 32, True)
+    small, ways = Pool(4, 16, (28, 28), 3, 2, 1), (False, True)
     made = [
-        families.matmul("512", "f32", 512, 512, 512),
-        families.matmul("m16_n1024_k1024", "f32", 16, 1024, 1024),
-        families.matmul("256_bias_gelu", "f32", 256, 256, 256, "gelu"),
-        *(families.conv(kind, "3x3_32_28", "f32", three) for kind in ("fprop", "dgrad", "wgrad")),
-        families.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),
-        families.conv("fprop", "1x1_64_128_28", "f32", Convolution(4, 64, (28, 28), 1, filters=128)),
-        families.conv("fprop", "depthwise_7x7_32", "f32", Convolution(4, 32, (14, 14), 7, 1, 3, 1, 32, 32)),
+        *_cpu_products(),
+        *(norms.row_norm(kind, "f32", 256, 512, way) for kind in ("layernorm", "rmsnorm") for way in ways),
+        *(norms.batch_norm("f32", 4, 32, 28, way) for way in ways),
+        norms.planar_norm("instancenorm", "f32", 4, 32, 28),
+        streams.bias_gelu_residual("256x512", "f32", 256, 512),
+        streams.sums("rows/sum_rows", "f32", 256, 512, 2),
+        streams.sums("rows/sum_columns", "f32", 256, 512, 1),
+        streams.softmax("f32", 256, 512),
+        streams.transpose("256x512", "f32", (256, 512), (1, 0)),
+        streams.layout("f32", (4, 16, 28, 28), True),
+        streams.concat("128_384", "f32", [(256, 128), (256, 384)], 1),
+        *(streams.pool(f"{kind}3x3s2_n4", "f32", p) for kind, p in (("max", small), ("avg", _mean(small)))),
+        streams.pool_backward("max3x3s2_n4_bwd", "f32", small),
     ]
-    for kind in ("layernorm", "rmsnorm"):
-        made += [families.row_norm(kind, "f32", 256, 512, is_backward) for is_backward in (False, True)]
-    made += [families.batch_norm("f32", 4, 32, 28, is_backward) for is_backward in (False, True)]
-    made += families.memory("f32", 256, 512)
-    made += [families.pool("f32", Pool(4, 16, (28, 28), 3, 2, 1, is_max=is_max)) for is_max in (True, False)]
-    made += [families.sdpa(f"{way}_d32_s64_causal", "f32", attention, way == "bwd") for way in ("fwd", "bwd")]
     return {case.name: case for case in made}

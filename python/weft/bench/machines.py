@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from weft import buffers, dtypes, gpu_health
 from weft.backend import describe_machine
-from weft.bench.families import Case
+from weft.bench.case import Case
 from weft.bench.results import CPU_CEILINGS, GPU_CEILINGS, Ceiling
 from weft.bench.shapes import Operand
 from weft.devices import DeviceProperties
@@ -48,7 +48,7 @@ class Machine(Protocol):
         """Memory filled with normal random values; a scalar that is passed by value is in the host's."""
 
     def poisoned(self, operand: Operand) -> Any:
-        """Memory filled with NaN."""
+        """Memory filled with what no result is."""
 
     def copy(self, array: Any) -> Any:
         """The same values in the same layout elsewhere."""
@@ -85,6 +85,11 @@ def type_of(operand: Operand) -> Any:
     return found
 
 
+def poison(operand: Operand) -> float:
+    """What fills outputs before they are written: NaN, or the least of integers."""
+    return math.nan if dtypes.is_floating(type_of(operand)) else -128
+
+
 def repeats(once: float, sets: int) -> int:
     """How often a round runs: about ROUND_SECONDS, every set equally often.
 
@@ -116,7 +121,7 @@ class _Cpu:
 
     def poisoned(self, operand: Operand) -> Any:
         made = buffers.empty(operand.dims, operand.strides, type_of(operand))
-        made[...] = math.nan
+        made[...] = poison(operand)
         return made
 
     def copy(self, array: Any) -> Any:
@@ -184,7 +189,7 @@ class _Gpu:
     def poisoned(self, operand: Operand) -> Any:
         type_ = dtypes.torch_dtype(type_of(operand))
         made = self.torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
-        return made.fill_(math.nan)
+        return made.fill_(poison(operand))
 
     def copy(self, array: Any) -> Any:
         return self.torch.empty_strided(

@@ -6,14 +6,15 @@ from __future__ import annotations
 import datetime
 import importlib
 import textwrap
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import weft
-from weft.bench.families import Case
+from weft.bench.case import Case
 from weft.bench.machines import Machine, sets_of, type_of
 from weft.bench.results import Ceiling, Row
-from weft.errors import BadParameterError, UnavailableError
+from weft.errors import BadParameterError, NotSupportedError, UnavailableError
 
 # The largest error of a right result, by arithmetic: a few roundings of the operands' or the results' type.
 LARGEST_ERRORS = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-4}
@@ -21,19 +22,27 @@ LARGEST_ERRORS = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-4}
 Memory = dict[str, Any]
 
 
-class Side:
-    """A case's graph as one module builds it; `graph` is the module's own."""
+class Library(NamedTuple):
+    """A module to measure: Weft, one that has cuDNN's methods, or torch, whose programs cases may bring."""
 
-    def __init__(self, module: Any, case: Case, machine: Machine) -> None:
-        self._module, self._machine = module, machine
-        self._handle = weft.create_handle(machine.kind) if module is weft else module.create_handle()
+    name: str
+    module: Any
+    handle: Any = None
+
+
+class Side:
+    """A case's graph as a library builds it; `graph` is the library's own."""
+
+    def __init__(self, library: Library, case: Case, machine: Machine) -> None:
+        self._library, self._machine = library, machine
+        module = library.module
         types = {
             operand: getattr(module.data_type, type_of(operand).name)
             for operand in (*case.inputs.values(), *case.outputs.values())
         }
         floats = module.data_type.FLOAT
         g = self.graph = module.pygraph(
-            handle=self._handle,
+            handle=library.handle,
             io_data_type=types[next(iter(case.outputs.values()))],
             intermediate_data_type=floats,
             compute_data_type=floats,
@@ -58,24 +67,21 @@ class Side:
 
     def run(self, memory: Mapping[str, Any]) -> None:
         """Enqueues the graph once."""
-        self._module.set_stream(handle=self._handle, stream=self._machine.stream())
+        self._library.module.set_stream(handle=self._library.handle, stream=self._machine.stream())
         pack = {tensor: memory[name] for name, tensor in self._tensors.items()}
-        self.graph.execute(pack, self._workspace, handle=self._handle)
-
-    def close(self) -> None:
-        """Gives the module's handle back."""
-        self._module.destroy_handle(self._handle)
+        self.graph.execute(pack, self._workspace, handle=self._library.handle)
 
 
 class Bench:
-    """A machine and the modules that stand side by side on it."""
+    """A machine, and the libraries that stand side by side on it. Of the peers the first that runs a case is
+    the one beside Weft."""
 
-    def __init__(self, machine: Machine, peer: str = "", rounds: int = 7) -> None:
-        self.machine, self.rounds, self.peer = machine, rounds, peer
-        self._peer = _peer(peer, machine) if peer else None
+    def __init__(self, machine: Machine, peers: Sequence[str] = (), rounds: int = 7) -> None:
+        self.machine, self.rounds = machine, rounds
+        self._weft = Library("weft", weft, weft.create_handle(machine.kind))
+        self._peers = [_peer(name, machine) for name in peers]
         self._date = datetime.date.today().isoformat()
-        version = getattr(self._peer, "backend_version_string", None)
-        self.device = machine.name + (f", {peer} {version()}" if version else "")
+        self.device = ", ".join([machine.name, *map(_version, self._peers)])
 
     def ceilings(self) -> list[Row]:
         """What the machine reaches without Weft."""
@@ -94,13 +100,14 @@ class Bench:
         sets = [memory]
         while len(sets) < sets_of(case, self.machine):
             sets.append({name: self.machine.copy(array) for name, array in memory.items()})
-        seconds, error, note = self._side(weft, case, sets, wanted)
-        notes = [f"weft: {note}"] if note else []
-        peer_seconds = None
-        if self._peer is not None:
-            peer_seconds, _, note = self._side(self._peer, case, sets, wanted)
-            notes += [f"{self.peer}: {note}"] if note else []
-        return Row(case.name, seconds, peer_seconds, error, self.device, self._date, tuple(notes))
+        seconds, error, notes = self._time(self._weft, case, sets, wanted)
+        beside = None
+        for peer in self._peers:
+            beside, _, refusal = self._time(peer, case, sets, wanted)
+            notes += refusal
+            if beside is not None:
+                break
+        return Row(case.name, seconds, beside, error, self.device, self._date, tuple(notes))
 
     def _inputs(self, case: Case) -> Memory:
         """Random values, and those that follow from them."""
@@ -121,48 +128,62 @@ class Bench:
             if case.inputs[name].value is None
         }
 
-    def _side(
-        self, module: Any, case: Case, sets: list[Memory], wanted: Memory
-    ) -> tuple[float | None, float | None, str]:
-        """Seconds and error of one module, and why they are missing."""
+    def _time(
+        self, library: Library, case: Case, sets: list[Memory], wanted: Memory
+    ) -> tuple[float | None, float | None, list[str]]:
+        """Seconds and error of one library, and why they are missing."""
+        error = None
         try:
-            side = Side(module, case, self.machine)
-            try:
-                return self._checked(side, case, sets, wanted)
-            finally:
-                side.close()
-        except Exception as refusal:  # each module raises its own kinds, and may lack a method
-            return None, None, textwrap.shorten(str(refusal), 240, placeholder=" …")
+            if library.name == "torch":
+                run = _program(library, case)
+            else:
+                run = Side(library, case, self.machine).run
+                error = self._error(run, case, sets[0], wanted)
+                if not error <= LARGEST_ERRORS[case.arithmetic]:
+                    return None, error, [f"{library.name}: the result is wrong: its error is {error:.1e}"]
+            seconds = self.machine.seconds(lambda i: run(sets[i]), len(sets), self.rounds)
+        except Exception as refusal:  # each library raises its own kinds, and may lack a method
+            return None, error, [f"{library.name}: {textwrap.shorten(str(refusal), 200, placeholder=' …')}"]
+        return seconds, error, []
 
-    def _checked(
-        self, side: Side, case: Case, sets: list[Memory], wanted: Memory
-    ) -> tuple[float | None, float | None, str]:
+    def _error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
+        """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite where one holds what is no number."""
         for name, operand in case.outputs.items():
-            self.machine.fill(sets[0][name], self.machine.poisoned(operand))
-        side.run(sets[0])
+            self.machine.fill(memory[name], self.machine.poisoned(operand))
+        run(memory)
         self.machine.wait()
-        error = max(self._error(sets[0][name], wanted[name]) for name in case.outputs)
-        if not error <= LARGEST_ERRORS[case.arithmetic]:
-            return None, error, f"the result is wrong: its error is {error:.1e}"
-        seconds = self.machine.seconds(lambda i: side.run(sets[i]), len(sets), self.rounds)
-        return seconds, error, ""
-
-    def _error(self, got: Any, wanted: Any) -> float:
-        """‖got − wanted‖ / ‖wanted‖; infinite where something is no number, as what nothing wrote."""
-        difference = self.machine.double(got) - wanted
-        squares = float((difference * difference).sum()), float((wanted * wanted).sum())
-        ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
-        return ratio if ratio == ratio else float("inf")
+        errors = []
+        for name, values in wanted.items():
+            if name in case.outputs:
+                difference = self.machine.double(memory[name]) - values
+                squares = float((difference * difference).sum()), float((values * values).sum())
+                ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
+                errors.append(ratio if ratio == ratio else float("inf"))
+        return max(errors)
 
 
-def _peer(name: str, machine: Machine) -> Any:
+def _program(torch: Library, case: Case) -> Callable[[Memory], object]:
+    """What torch runs for a case. Its results are its own, and are not judged."""
+    program = case.program
+    if program is None:
+        raise NotSupportedError("the case has no program of its own.")
+    return partial(program, torch.module)
+
+
+def _version(library: Library) -> str:
+    version = getattr(library.module, "backend_version_string", lambda: library.module.__version__)
+    return f"{library.name} {version()}"
+
+
+def _peer(name: str, machine: Machine) -> Library:
     if machine.kind == "cpu":
         raise BadParameterError(
             f"bench: --peer {name} runs on NVIDIA GPUs, this is the CPU. Leave it out, or use --device cuda."
         )
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise UnavailableError(
             f"bench: --peer {name} cannot be imported ({error}). Install it, or leave --peer out."
         ) from None
+    return Library(name, module, None if name == "torch" else module.create_handle())

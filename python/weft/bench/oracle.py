@@ -203,3 +203,29 @@ def pool(xp: Any, x: Any, p: Pool) -> Any:
     taps = [window for _, _, window in _windows(_padded(xp, p, x, -math.inf if p.is_max else 0.0), p)]
     combined = reduce(xp.maximum if p.is_max else operator.add, taps)
     return xp.moveaxis(combined if p.is_max else combined / len(taps), -1, 1)
+
+
+def indices(xp: Any, x: Any, p: Pool) -> Any:
+    """The first of the largest elements of each window, as its number in the window, [N,P,Q,C]."""
+    most, found = -math.inf, 0.0
+    for r, s, window in _windows(_padded(xp, p, x, -math.inf), p):
+        is_more = window > most
+        found = xp.where(is_more, float(r * p.window + s), found)
+        most = xp.where(is_more, window, most)
+    return found
+
+
+def some_indices(xp: Any, t: Arrays, p: Pool) -> Arrays:
+    """Indices that a forward pass could give."""
+    x = xp.sin(xp.arange(math.prod(p.x), dtype=xp.float64) * 12.9898).reshape(p.x)
+    return {"index": xp.moveaxis(indices(xp, x, p), -1, 1)}
+
+
+def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
+    """dx: what dy gives back to the elements of its window."""
+    dy, padded = xp.moveaxis(t["dy"], 1, -1), _padded(xp, p)
+    chosen = xp.moveaxis(t["index"], 1, -1) if "index" in t else indices(xp, t["x"], p) if p.is_max else None
+    for r, s, window in _windows(padded, p):
+        window += dy / p.window**2 if chosen is None else dy * (chosen == r * p.window + s)
+    (height, width), edge = p.image, p.padding
+    return {"dx": xp.moveaxis(padded[:, edge : edge + height, edge : edge + width], -1, 1)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.bench.families import Case
+from weft.bench.case import Case
 from weft.errors import BadParameterError
 from weft.explain import amount
 

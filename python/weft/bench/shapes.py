@@ -63,6 +63,16 @@ class Window:
         height, width = ((extent + 2 * self.padding - reach) // self.stride + 1 for extent in self.image)
         return height, width
 
+    @property
+    def x(self) -> tuple[int, ...]:
+        """The images' dims."""
+        return self.n, self.channels, *self.image
+
+    @property
+    def y(self) -> tuple[int, ...]:
+        """The result's dims."""
+        return self.n, self.channels, *self.result
+
 
 @dataclass(frozen=True)
 class Convolution(Window):
@@ -79,18 +89,13 @@ class Convolution(Window):
         return 2.0 * self.n * p * q * self.filters * taps
 
     @property
-    def x(self) -> tuple[int, ...]:
-        """The images' dims."""
-        return self.n, self.channels, *self.image
-
-    @property
     def w(self) -> tuple[int, ...]:
         """The filters' dims."""
         return self.filters, self.channels // self.groups, self.window, self.window
 
     @property
     def y(self) -> tuple[int, ...]:
-        """The result's dims."""
+        """The result's dims: as many channels as filters."""
         return self.n, self.filters, *self.result
 
 

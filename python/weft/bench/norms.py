@@ -1,0 +1,142 @@
+"""Cases of normalisation, forward and backward: a function per family makes one from its sizes."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from weft.bench import oracle
+from weft.bench.case import Case, Tensors
+from weft.bench.shapes import NHWC, Operand
+
+EPSILON, MOMENTUM = 1e-5, 0.1
+# Operations per element: each addition, multiplication and function of the definition counts one.
+_NORM_FLOPS = {("layernorm", False): 7, ("layernorm", True): 13, ("rmsnorm", False): 4, ("rmsnorm", True): 9}
+
+
+def row_norm(kind: str, dtype: str, rows: int, columns: int, is_backward: bool) -> Case:
+    """Layer and RMS normalisation of rows."""
+    is_centred = kind == "layernorm"
+    whole, parameter = Operand((rows, columns, 1, 1), dtype), Operand((1, columns, 1, 1), dtype)
+    statistics = {"mean": Operand((rows, 1, 1, 1), "f32"), "inv": Operand((rows, 1, 1, 1), "f32")}
+    if not is_centred:
+        del statistics["mean"]
+    name = f"norm/{kind}_{'bwd' if is_backward else 'fwd'}_{rows}x{columns}"
+    flops = float(_NORM_FLOPS[kind, is_backward] * rows * columns)
+    axes = (1, 2, 3)
+    if not is_backward:
+        inputs = {"x": whole, "scale": parameter} | ({"bias": parameter} if is_centred else {})
+        inputs["eps"] = Operand((1, 1, 1, 1), "f32", value=EPSILON)
+        judge = partial(oracle.norm_forward, axes=axes, is_centred=is_centred, epsilon=EPSILON)
+        build = partial(_build_forward, kind)
+        return Case(name, dtype, flops, inputs, {"y": whole} | statistics, build, judge)
+    gradients = ("dscale", "dbias") if is_centred else ("dscale",)
+    return Case(
+        name,
+        dtype,
+        flops,
+        {"x": whole, "dy": whole, "scale": parameter} | statistics,
+        {"dx": whole} | dict.fromkeys(gradients, parameter),
+        partial(_build_backward, kind),
+        partial(oracle.norm_backward, axes=axes, parameter_axes=(0,)),
+        partial(_statistics, axes=axes, is_centred=is_centred),
+    )
+
+
+def _statistics(xp: Any, t: dict[str, Any], axes: tuple[int, ...], is_centred: bool) -> dict[str, Any]:
+    return oracle.statistics(xp, t["x"], axes, is_centred, EPSILON)
+
+
+def _build_forward(kind: str, lib: Any, g: Any, t: Tensors) -> Tensors:
+    options = {"bias": t["bias"]} if "bias" in t else {}
+    phase = lib.norm_forward_phase.TRAINING
+    y, *found = getattr(g, kind)(
+        norm_forward_phase=phase, input=t["x"], scale=t["scale"], epsilon=t["eps"], **options
+    )
+    return dict(zip(("y", "mean", "inv") if options else ("y", "inv"), (y, *found), strict=True))
+
+
+def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
+    options = {"mean": t["mean"]} if "mean" in t else {"has_dbias": False}
+    made = getattr(g, f"{kind}_backward")(
+        grad=t["dy"], input=t["x"], scale=t["scale"], inv_variance=t["inv"], **options
+    )
+    return {
+        name: tensor
+        for name, tensor in zip(("dx", "dscale", "dbias"), made, strict=True)
+        if tensor is not None
+    }
+
+
+def batch_norm(dtype: str, n: int, channels: int, size: int, is_backward: bool) -> Case:
+    """Batch normalisation of images that lie channels-last, in training."""
+    whole, each = Operand((n, channels, size, size), dtype, NHWC), Operand((1, channels, 1, 1), "f32")
+    name = f"norm/batchnorm_{'bwd' if is_backward else 'fwd'}_n{n}c{channels}hw{size}"
+    flops = float(_NORM_FLOPS["layernorm", is_backward] * math.prod(whole.dims))
+    axes = (0, 2, 3)
+    if is_backward:
+        return Case(
+            name,
+            dtype,
+            flops,
+            {"x": whole, "dy": whole, "scale": each, "mean": each, "inv": each},
+            {"dx": whole, "dscale": each, "dbias": each},
+            partial(_build_backward, "batchnorm"),
+            partial(oracle.norm_backward, axes=axes, parameter_axes=axes),
+            partial(_statistics, axes=axes, is_centred=True),
+        )
+    inputs = {"x": whole} | dict.fromkeys(("scale", "bias", "running_mean", "running_var"), each)
+    for key, number in ("eps", EPSILON), ("momentum", MOMENTUM):
+        inputs[key] = Operand((1, 1, 1, 1), "f32", value=number)
+    outputs = {"y": whole} | dict.fromkeys(("mean", "inv", "new_mean", "new_var"), each)
+    return Case(name, dtype, flops, inputs, outputs, _build_batch_norm, _judge_batch_norm)
+
+
+def _build_batch_norm(_: Any, g: Any, t: Tensors) -> Tensors:
+    made = g.batchnorm(
+        input=t["x"],
+        scale=t["scale"],
+        bias=t["bias"],
+        in_running_mean=t["running_mean"],
+        in_running_var=t["running_var"],
+        epsilon=t["eps"],
+        momentum=t["momentum"],
+    )
+    return dict(zip(("y", "mean", "inv", "new_mean", "new_var"), made, strict=True))
+
+
+def _judge_batch_norm(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    found = oracle.norm_forward(xp, t, (0, 2, 3), True, EPSILON)
+    return found | oracle.running(t, found, MOMENTUM, EPSILON)
+
+
+def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case:
+    """Batch and instance normalisation, forward, of images whose channels are planes."""
+    whole, each = Operand((n, channels, size, size), dtype), Operand((1, channels, 1, 1), "f32")
+    is_batch = kind == "batchnorm"
+    statistic = Operand((1 if is_batch else n, channels, 1, 1), "f32")
+    axes = (0, 2, 3) if is_batch else (2, 3)
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        phase = {} if is_batch else {"norm_forward_phase": lib.norm_forward_phase.TRAINING}
+        made = getattr(g, kind)(input=t["x"], scale=t["scale"], bias=t["bias"], epsilon=t["eps"], **phase)
+        return dict(zip(("y", "mean", "inv"), made, strict=False))
+
+    def program(torch: Any, m: Tensors) -> object:
+        scale, bias = m["scale"].view(-1), m["bias"].view(-1)
+        if is_batch:
+            return torch.nn.functional.batch_norm(m["x"], None, None, scale, bias, True)
+        scale, bias = scale.to(m["x"].dtype), bias.to(m["x"].dtype)
+        return torch.nn.functional.instance_norm(m["x"], None, None, scale, bias)
+
+    return Case(
+        f"norm/{kind}_fwd_nchw_{n}x{channels}x{size}",
+        dtype,
+        float(_NORM_FLOPS["layernorm", False] * math.prod(whole.dims)),
+        {"x": whole, "scale": each, "bias": each, "eps": Operand((1, 1, 1, 1), "f32", value=EPSILON)},
+        {"y": whole, "mean": statistic, "inv": statistic},
+        build,
+        partial(oracle.norm_forward, axes=axes, is_centred=True, epsilon=EPSILON),
+        program=program,
+    )

@@ -1,0 +1,215 @@
+"""Cases that stream memory: pointwise chains, rows and columns, movement, pooling. A function per family
+makes a case from its sizes; every addition, comparison and function of an element counts as one operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from weft.bench import oracle
+from weft.bench.case import Case, Tensors
+from weft.bench.shapes import NHWC, Operand, Pool
+
+# ---- Pointwise chains --------------------------------------------------------------------------------------
+
+
+def bias_gelu_residual(tag: str, dtype: str, rows: int, columns: int) -> Case:
+    """gelu(x + bias) + r."""
+    whole = Operand((1, rows, columns), dtype)
+    return Case(
+        f"mem/bias_gelu_residual_{tag}",
+        dtype,
+        3.0 * rows * columns,
+        {"x": whole, "bias": Operand((1, 1, columns), dtype), "r": whole},
+        {"y": whole},
+        lambda _, g, t: {
+            "y": g.add(a=g.gelu_approx_tanh(input=g.bias(input=t["x"], bias=t["bias"])), b=t["r"])
+        },
+        lambda xp, t: {"y": oracle.gelu(xp, t["x"] + t["bias"]) + t["r"]},
+    )
+
+
+def relu(tag: str, dtype: str, elements: int) -> Case:
+    """One read, one write."""
+    whole = Operand((1, 1, elements), dtype)
+    return Case(
+        f"mem/relu_{tag}",
+        dtype,
+        float(elements),
+        {"x": whole},
+        {"y": whole},
+        lambda _, g, t: {"y": g.relu(input=t["x"])},
+        lambda _, t: {"y": oracle.relu(t["x"])},
+    )
+
+
+# ---- Rows and columns --------------------------------------------------------------------------------------
+
+
+def sums(name: str, dtype: str, rows: int, columns: int, axis: int) -> Case:
+    """Sums along axis 1, down the columns, or 2, along the rows."""
+    return Case(
+        f"{name}_{rows}x{columns}",
+        dtype,
+        float(rows * columns),
+        {"x": Operand((1, rows, columns), dtype)},
+        {"y": Operand((1, 1, columns) if axis == 1 else (1, rows, 1), "f32")},
+        lambda lib, g, t: {"y": g.reduction(input=t["x"], mode=lib.reduction_mode.ADD)},
+        lambda _, t: {"y": t["x"].sum(axis=axis, keepdims=True)},
+        program=lambda torch, m: torch.sum(m["x"], axis, keepdim=True, dtype=torch.float32, out=m["y"]),
+    )
+
+
+def softmax(dtype: str, rows: int, columns: int) -> Case:
+    """Softmax of rows, written out in the operations that every frontend has."""
+    whole = Operand((1, rows, columns), dtype)
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        most = g.reduction(input=t["x"], mode=lib.reduction_mode.MAX).set_dim([1, rows, 1])
+        weights = g.exp(input=g.sub(a=t["x"], b=most))
+        total = g.reduction(input=weights, mode=lib.reduction_mode.ADD).set_dim([1, rows, 1])
+        return {"y": g.div(a=weights, b=total)}
+
+    return Case(
+        f"rows/softmax_{rows}x{columns}",
+        dtype,
+        5.0 * rows * columns,
+        {"x": whole},
+        {"y": whole},
+        build,
+        lambda xp, t: {"y": oracle.softmax(xp, t["x"])},
+        program=lambda torch, m: torch.softmax(m["x"], 2, out=m["y"]),
+    )
+
+
+# ---- Movement: no operations -------------------------------------------------------------------------------
+
+
+def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...]) -> Case:
+    """A packed copy with the dimensions in another order."""
+    scale = 20.0 if dtype == "i8" else 1.0
+    places = tuple(range(len(order)))
+    return Case(
+        f"move/transpose_{tag}",
+        "bf16" if dtype == "i8" else dtype,
+        0.0,
+        {"x": Operand(dims, dtype, scale=scale)},
+        {"y": Operand(tuple(dims[i] for i in order), dtype)},
+        lambda _, g, t: {"y": g.transpose(t["x"], list(order))},
+        lambda xp, t: {"y": xp.moveaxis(t["x"], order, places)},
+        program=lambda torch, m: m["y"].copy_(m["x"].permute(order)),
+    )
+
+
+def layout(dtype: str, dims: tuple[int, ...], is_to_last: bool, tag: str = "") -> Case:
+    """Images from planes to channels-last, or back."""
+    forms = Operand(dims, dtype), Operand(dims, dtype, NHWC)
+    x, y = forms if is_to_last else forms[::-1]
+    name = f"move/{'nchw_nhwc' if is_to_last else 'nhwc_nchw'}_{'x'.join(map(str, dims))}{tag}"
+    return Case(
+        name,
+        dtype,
+        0.0,
+        {"x": x},
+        {"y": y},
+        lambda _, g, t: {"y": g.identity(input=t["x"])},
+        lambda _, t: {"y": t["x"]},
+        program=lambda _, m: m["y"].copy_(m["x"]),
+    )
+
+
+def add_relu_across(dtype: str, dims: tuple[int, ...]) -> Case:
+    """relu(x + r) of images whose channels are last, with r in planes."""
+    last = Operand(dims, dtype, NHWC)
+    return Case(
+        "move/add_relu_nhwc_nchw",
+        dtype,
+        2.0 * math.prod(dims),
+        {"x": last, "r": Operand(dims, dtype)},
+        {"y": last},
+        lambda _, g, t: {"y": g.relu(input=g.add(a=t["x"], b=t["r"]))},
+        lambda _, t: {"y": oracle.relu(t["x"] + t["r"])},
+        program=lambda torch, m: torch.relu_(torch.add(m["x"], m["r"], out=m["y"])),
+    )
+
+
+def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is_last: bool = False) -> Case:
+    """Tensors side by side; is_last: they are images that lie channels-last."""
+    order = NHWC if is_last else ()
+    made = list(parts[0])
+    made[axis] = sum(dims[axis] for dims in parts)
+    names = [f"x{i}" for i in range(len(parts))]
+    return Case(
+        f"move/concat_{tag}",
+        dtype,
+        0.0,
+        {name: Operand(dims, dtype, order) for name, dims in zip(names, parts, strict=True)},
+        {"y": Operand(tuple(made), dtype, order)},
+        lambda _, g, t: {"y": g.concatenate([t[name] for name in names], axis)},
+        lambda xp, t: {"y": xp.concatenate([t[name] for name in names], axis)},
+        program=lambda torch, m: torch.cat([m[name] for name in names], axis, out=m["y"]),
+    )
+
+
+# ---- Pooling -----------------------------------------------------------------------------------------------
+
+
+def _resampling(lib: Any, p: Pool) -> dict[str, Any]:
+    mode = lib.resample_mode.MAXPOOL if p.is_max else lib.resample_mode.AVGPOOL_INCLUDE_PADDING
+    sizes = {"window": p.window, "stride": p.stride, "pre_padding": p.padding, "post_padding": p.padding}
+    return {"mode": mode} | {name: [size] * 2 for name, size in sizes.items()}
+
+
+def _torch_pool(torch: Any, x: Any, p: Pool) -> Any:
+    run = torch.nn.functional.max_pool2d if p.is_max else torch.nn.functional.avg_pool2d
+    return run(x, p.window, p.stride, p.padding)
+
+
+def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool = True) -> Case:
+    """Pooling forward. Indices are written and not judged: of equal elements each is right."""
+    order = NHWC if is_last else ()
+    outputs = {"y": Operand(p.y, dtype, order)}
+    if has_index:
+        outputs["index"] = Operand(p.y, "i8", order)
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        edge = lib.padding_mode.NEG_INF_PAD if p.is_max else lib.padding_mode.ZERO_PAD
+        options = _resampling(lib, p)
+        made = g.resample(input=t["x"], padding_mode=edge, generate_index=has_index, **options)
+        return {name: tensor for name, tensor in zip(("y", "index"), made, strict=True) if name in outputs}
+
+    return Case(
+        f"pool/{tag}",
+        dtype,
+        float(math.prod(p.y) * p.window**2),
+        {"x": Operand(p.x, dtype, order)},
+        outputs,
+        build,
+        lambda xp, t: {"y": oracle.pool(xp, t["x"], p)},
+        program=None if has_index else lambda torch, m: _torch_pool(torch, m["x"], p),
+    )
+
+
+def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True) -> Case:
+    """Its gradient: the mean's, or the maximum's by the forward's indices or found again in x."""
+    inputs = {"dy": Operand(p.y, dtype, NHWC)}
+    if p.is_max:
+        inputs |= {"index": Operand(p.y, "i8", NHWC)} if has_index else {"x": Operand(p.x, dtype, NHWC)}
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        options = _resampling(lib, p)
+        return {"dx": g.resample_backward(t["dy"], t.get("index"), t.get("x"), **options)}
+
+    return Case(
+        f"pool/{tag}",
+        dtype,
+        float(math.prod(p.y) * (1 if "index" in inputs else p.window**2)),
+        inputs,
+        {"dx": Operand(p.x, dtype, NHWC)},
+        build,
+        partial(oracle.pool_backward, p=p),
+        partial(oracle.some_indices, p=p) if "index" in inputs else None,
+    )
