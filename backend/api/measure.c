@@ -60,8 +60,8 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
     if (!seconds)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftMeasure: seconds is NULL. Give the address of a double.");
     if (repeats < 1)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "weftMeasure: repeats is %lld; it must be 1 or more.",
-             (long long)repeats);
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "weftMeasure: repeats is %lld; it must be 1 or more. Give how often to run the plan.", (long long)repeats);
     const struct device *device = &((struct plan *)descriptor)->draft.device;
     const struct call call = {plan, count, pointers, workspace, stream};
     if (device->kind == WEFT_DEVICE_CPU) {
