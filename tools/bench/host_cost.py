@@ -1,8 +1,8 @@
 """What one execution costs on the host, from C and from Python: relu on four floats, so that the call is what
 counts. Builds host_cost.c against this tree's header and library; the best of several rounds is printed.
 
-    python tools/bench/host_cost.py                          on the CPU
-    python tools/bench/host_cost.py --device cuda --csv FILE on the first GPU, also as a table
+    python tools/bench/host_cost.py                  on the first GPU, else on the CPU
+    python tools/bench/host_cost.py --device cpu --csv FILE    on the CPU, also as a table
 """
 
 from __future__ import annotations
@@ -66,18 +66,17 @@ def arrays(handle: Any) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def measure(device: str) -> dict[str, float]:
+def measure(handle: Any) -> dict[str, float]:
     """Nanoseconds by what is called."""
     import weft
     from weft import backend
 
-    handle = weft.create_handle(device)
     with weft.Graph(io_data_type="f32", handle=handle) as g:
         x = g.tensor([4], name="x")
         y = g.relu(x).set_name("y").set_output(True)
     library = Path(os.environ.get("WEFT_LIBRARY", ROOT / "python/weft/lib/libweft.so.1"))
     with tempfile.TemporaryDirectory() as folder:
-        rows = {"C: weftExecute": cost_in_c(g.serialize(), Path(folder), library, device)}
+        rows = {"C: weftExecute": cost_in_c(g.serialize(), Path(folder), library, handle.device.name.lower())}
 
     def wait() -> None:
         backend.synchronize(handle, 0)
@@ -95,17 +94,21 @@ def measure(device: str) -> dict[str, float]:
 def main() -> None:
     """Prints the costs."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    ask.add_argument("--device", choices=["cpu", "cuda"], help="default: the first GPU, else the CPU")
     ask.add_argument("--csv", type=Path, help="also write a table")
     given = ask.parse_args()
-    rows = measure(given.device)
+    import weft
+
+    handle = weft.create_handle(given.device)
+    rows = measure(handle)
     for what, nanoseconds in rows.items():
         print(f"{what:<52}{nanoseconds / 1e3:7.2f} µs")
     if given.csv:
         with given.csv.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["call", "device", "microseconds"])
-            table.writerows([what, given.device, f"{each / 1e3:.2f}"] for what, each in rows.items())
+            device = handle.device.name.lower()
+            table.writerows([what, device, f"{each / 1e3:.2f}"] for what, each in rows.items())
 
 
 if __name__ == "__main__":
