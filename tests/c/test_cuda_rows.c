@@ -1,48 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA rows family without a GPU: which walk it chooses for sizes that people run, what it declines and in which
-   words, and that every kernel it prints compiles for all generations of chips with no spills. Without a copy of NVRTC
-   the last is not observed, and said so. */
-#include "engines/cuda/families.h"
-#include "engines/cuda/kernel.h"
-#include "graph/graph.h"
-#include "harness.h"
-#include "runtime/device.h"
-#include "runtime/nvrtc.h"
+   words, and that every kernel it prints compiles for all generations of chips with no spills. */
+#include "cuda_family.h"
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-enum { OPS_MAX = 8 };
-
-struct model {
-    int64_t next_uid;
-    int count;
-    desc ops[OPS_MAX];
-};
-
-static desc typed(struct model *m, struct extents dims, weftDataType_t type) {
-    desc made = open_tensor(m->next_uid++, dims);
-    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, type));
-    return finalized(made);
-}
-
-static desc strided(struct model *m, struct extents dims, struct extents strides, weftDataType_t type,
-                    int64_t alignment) {
-    desc made = open_tensor(m->next_uid++, dims);
-    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, type));
-    if (strides.count)
-        MUST(set_numbers(made, WEFT_ATTR_TENSOR_STRIDES, strides.count, strides.at));
-    MUST(set_number(made, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, alignment));
-    return finalized(made);
-}
-
-static desc epsilon(struct model *m) { return constant(m->next_uid++, 1e-5f); }
-static desc inner(struct model *m) { return virtual_tensor(m->next_uid++); }
-
-static void add(struct model *m, desc op) { m->ops[m->count++] = finalized(op); }
-
-static void add_pointwise(struct model *m, weftPointwiseMode_t mode, desc x, desc b, desc y) {
-    m->ops[m->count++] = pointwise(mode, x, b, y);
-}
+static desc epsilon(struct model *m) { return number(m, 1e-5f); }
 
 static void add_reduction(struct model *m, weftReduceTensorOp_t mode, weftDataType_t math, desc x, desc y) {
     desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
@@ -114,10 +77,6 @@ static void add_norm_backward(struct model *m, const struct norm *norm) {
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
-#define BF16 WEFT_DATA_BFLOAT16
-#define F16 WEFT_DATA_HALF
-#define F32 WEFT_DATA_FLOAT
-#define F64 WEFT_DATA_DOUBLE
 #define NHWC(n, c, h, w) DIMS((int64_t)(h) * (w) * (c), 1, (int64_t)(w) * (c), (c))
 
 static void layer_norm_of(struct model *m, int64_t rows, int64_t length, weftDataType_t type, weftDataType_t scale) {
@@ -268,128 +227,42 @@ static void product_double(struct model *m) {
     reduce_of(m, WEFT_REDUCE_TENSOR_MUL_NO_ZEROS, F64, DIMS(100, 333), DIMS(100, 1), F64, F64);
 }
 
-static const struct {
-    void (*fill)(struct model *m);
-    const char *name, *walk; /* what the step's detail begins with, on an H200 */
-} cases[] = {
-    {layer_norm, "layer norm 16384x4096", "rows in registers"},
-    {layer_norm_short, "layer norm 131072x128", "rows in registers"},
-    {layer_norm_wide, "layer norm 4096x16384", "rows in registers"},
-    {layer_norm_65536, "layer norm 1024x65536", "rows "},
-    {layer_norm_long, "layer norm 512x262144", "rows streamed"},
-    {layer_norm_odd, "layer norm 1000x4097", "rows "},
-    {layer_norm_double, "layer norm 1024x1024 double", "rows in registers"},
-    {fused_rms_norm, "residual, RMS norm, SiLU, fp8", "rows in registers"},
-    {layer_backward, "layer norm backward 16384x4096", "rows in registers"},
-    {layer_backward_short, "layer norm backward 131072x128", "rows in registers"},
-    {layer_backward_8192, "layer norm backward 8192x8192", "rows in registers"},
-    {layer_backward_12288, "layer norm backward 1024x12288", "rows in registers"},
-    {rms_backward_16384, "RMS norm backward 4096x16384", "rows in registers"},
-    {layer_backward_long, "layer norm backward 256x262144", "rows streamed"},
-    {batch_norm_nhwc, "batch norm NHWC", "rows side by side streamed"},
-    {batch_norm_nchw, "batch norm NCHW", "rows streamed"},
-    {batch_backward_nhwc, "batch norm backward NHWC", "rows side by side streamed"},
-    {batch_backward_nchw, "batch norm backward NCHW", "rows streamed"},
-    {group_norm, "group norm NHWC", "rows "},
-    {group_backward, "group norm backward NHWC", "rows "},
-    {instance_norm, "instance norm NHWC", "rows side by side"},
-    {instance_backward, "instance norm backward NHWC", "rows side by side"},
-    {softmax, "softmax 16384x4096", "rows in registers"},
-    {softmax_float, "softmax 4096x16384 float", "rows in registers"},
-    {softmax_long, "softmax 512x262144", "rows streamed"},
-    {softmax_few, "softmax 4x1048576", "rows streamed"},
-    {softmax_channels, "softmax over channels", "rows side by side in registers"},
-    {softmax_unaligned, "softmax unaligned", "rows "},
-    {sum_rows, "sum of rows", "rows in registers"},
-    {sum_all, "sum of everything", "rows streamed"},
-    {sum_columns, "sum of columns", "rows side by side streamed"},
-    {largest_of_groups, "largest of groups", "rows side by side"},
-    {exact_norm, "norm in integers", "rows "},
-    {product_double, "product in double", "rows "},
+static const struct family_case cases[] = {
+    {&cuda_rows, layer_norm, "layer norm 16384x4096", "rows in registers"},
+    {&cuda_rows, layer_norm_short, "layer norm 131072x128", "rows in registers"},
+    {&cuda_rows, layer_norm_wide, "layer norm 4096x16384", "rows in registers"},
+    {&cuda_rows, layer_norm_65536, "layer norm 1024x65536", "rows "},
+    {&cuda_rows, layer_norm_long, "layer norm 512x262144", "rows streamed"},
+    {&cuda_rows, layer_norm_odd, "layer norm 1000x4097", "rows "},
+    {&cuda_rows, layer_norm_double, "layer norm 1024x1024 double", "rows in registers"},
+    {&cuda_rows, fused_rms_norm, "residual, RMS norm, SiLU, fp8", "rows in registers"},
+    {&cuda_rows, layer_backward, "layer norm backward 16384x4096", "rows in registers"},
+    {&cuda_rows, layer_backward_short, "layer norm backward 131072x128", "rows in registers"},
+    {&cuda_rows, layer_backward_8192, "layer norm backward 8192x8192", "rows in registers"},
+    {&cuda_rows, layer_backward_12288, "layer norm backward 1024x12288", "rows in registers"},
+    {&cuda_rows, rms_backward_16384, "RMS norm backward 4096x16384", "rows in registers"},
+    {&cuda_rows, layer_backward_long, "layer norm backward 256x262144", "rows streamed"},
+    {&cuda_rows, batch_norm_nhwc, "batch norm NHWC", "rows side by side streamed"},
+    {&cuda_rows, batch_norm_nchw, "batch norm NCHW", "rows streamed"},
+    {&cuda_rows, batch_backward_nhwc, "batch norm backward NHWC", "rows side by side streamed"},
+    {&cuda_rows, batch_backward_nchw, "batch norm backward NCHW", "rows streamed"},
+    {&cuda_rows, group_norm, "group norm NHWC", "rows "},
+    {&cuda_rows, group_backward, "group norm backward NHWC", "rows "},
+    {&cuda_rows, instance_norm, "instance norm NHWC", "rows side by side"},
+    {&cuda_rows, instance_backward, "instance norm backward NHWC", "rows side by side"},
+    {&cuda_rows, softmax, "softmax 16384x4096", "rows in registers"},
+    {&cuda_rows, softmax_float, "softmax 4096x16384 float", "rows in registers"},
+    {&cuda_rows, softmax_long, "softmax 512x262144", "rows streamed"},
+    {&cuda_rows, softmax_few, "softmax 4x1048576", "rows streamed"},
+    {&cuda_rows, softmax_channels, "softmax over channels", "rows side by side in registers"},
+    {&cuda_rows, softmax_unaligned, "softmax unaligned", "rows "},
+    {&cuda_rows, sum_rows, "sum of rows", "rows in registers"},
+    {&cuda_rows, sum_all, "sum of everything", "rows streamed"},
+    {&cuda_rows, sum_columns, "sum of columns", "rows side by side streamed"},
+    {&cuda_rows, largest_of_groups, "largest of groups", "rows side by side"},
+    {&cuda_rows, exact_norm, "norm in integers", "rows "},
+    {&cuda_rows, product_double, "product in double", "rows "},
 };
-
-/* ---- Building and compiling -------------------------------------------------------------------------------------- */
-
-struct built {
-    desc graph;
-    int nodes[OPS_MAX];
-    struct step step;
-    struct arena arena;
-};
-
-static weftStatus_t build(struct built *built, void (*fill)(struct model *m), const struct device *device) {
-    struct model m = {.next_uid = 1};
-    struct knob_choices none = {0};
-    double seconds = -1;
-    *built = (struct built){0};
-    fill(&m);
-    built->graph = graph_of(m.count, m.ops);
-    const struct graph *graph = (const struct graph *)built->graph;
-    for (int i = 0; i < graph->node_count; i++)
-        built->nodes[i] = i;
-    built->step.family = &cuda_rows;
-    built->step.region = (struct region){graph, graph->node_count, built->nodes};
-    TRY(cuda_rows.accepts(&built->step.region, device, &seconds));
-    CHECK(seconds > 0 && seconds < 1, "%g seconds", seconds);
-    return cuda_rows.build(&built->step, device, &none, &built->arena);
-}
-
-static void release(struct built *built) {
-    arena_free(&built->arena);
-    drop(built->graph);
-}
-
-static void compile(const char *name, const struct built *built, const struct device *device) {
-    static const char *const options[] = {"-std=c++17", "--ptxas-options=-v"};
-    const struct cuda_step *state = built->step.state;
-    struct nvrtc_choice choice;
-    char arch[16];
-    device_arch(arch, device);
-    if (nvrtc_choose(&choice, arch)) {
-        static bool is_said;
-        if (!is_said)
-            printf("not observed: whether kernels compile: %s\n", status_text());
-        is_said = true;
-        status_clear();
-        return;
-    }
-    for (int i = 0; i < state->count; i++) {
-        struct compiled compiled;
-        struct program program = {
-            .name = "rows.cu", .text = state->kernels[i].program, .option_count = 2, .options = options};
-        program.headers = kernel_files(&program.header_count);
-        weftStatus_t status = nvrtc_compile(&compiled, &choice, &program);
-        CHECK(status == WEFT_STATUS_SUCCESS, "%s for %s: %s", name, arch, status_text());
-        bool spills = false;
-        for (const char *at = compiled.log; at && (at = strstr(at, "bytes stack frame, ")) != NULL; at++)
-            spills = spills || strncmp(at, "bytes stack frame, 0 bytes spill", 32) != 0;
-        CHECK(!spills, "%s for %s, kernel %d spills:\n%s", name, arch, i, compiled.log);
-        const char *used = compiled.log ? strstr(compiled.log, "Used ") : NULL;
-        if (getenv("WEFT_TEST_VERBOSE"))
-            printf("%-34s %-8s kernel %d of %d: %.18s | grid %u x %u | %s\n", name, arch, i, state->count,
-                   used ? used : "", state->kernels[i].grid[0], state->kernels[i].block, built->step.detail);
-        compiled_free(&compiled);
-        status_clear();
-    }
-}
-
-static void cases_build_and_compile(void) {
-    static const int archs[][2] = {{8, 0}, {9, 0}, {10, 0}, {12, 0}};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
-        for (int a = 0; a < 4; a++) {
-            struct device device;
-            struct built built;
-            MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
-            weftStatus_t status = build(&built, cases[c].fill, &device);
-            CHECK(status == WEFT_STATUS_SUCCESS, "%s: %s", cases[c].name, status_text());
-            if (!status && a == 1)
-                CHECK(strncmp(built.step.detail, cases[c].walk, strlen(cases[c].walk)) == 0, "%s: %s", cases[c].name,
-                      built.step.detail);
-            if (!status)
-                compile(cases[c].name, &built, &device);
-            release(&built);
-        }
-}
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
@@ -407,29 +280,14 @@ static void packed_bits(struct model *m) {
     reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(4, 8), DIMS(4, 1), WEFT_DATA_INT4, F32);
 }
 
-static void refusals_are_worded(void) {
-    static const struct {
-        void (*fill)(struct model *m);
-        const char *reason;
-    } refused[] = {
-        {only_pointwise, "no operation of the region combines elements to rows"},
-        {two_row_spaces, "has other rows than the operations before it"},
-        {packed_bits, "which kernels cannot store"},
-    };
-    struct device device;
-    MUST(device_describe_cuda(&device, 9, 0));
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        struct built built;
-        weftStatus_t status = build(&built, refused[i].fill, &device);
-        CHECK(status != WEFT_STATUS_SUCCESS && strstr(status_text(), refused[i].reason), "got %d: %s", (int)status,
-              status_text());
-        status_clear();
-        release(&built);
-    }
-}
+static const struct refused_case refusals[] = {
+    {&cuda_rows, only_pointwise, "no operation of the region combines elements to rows"},
+    {&cuda_rows, two_row_spaces, "reduction has other rows than the operations before it"},
+    {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
+};
 
 int main(void) {
-    cases_build_and_compile();
-    refusals_are_worded();
-    return harness_end();
+    build_cases(cases, COUNT(cases));
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(true);
 }
