@@ -17,10 +17,38 @@ import weft
 
 torch = checks.need_gpu()
 SEEDS = range(int(os.environ.get("WEFT_TEST_SEEDS", "48")))
-CASES_PER_SEED = 6
+CASES_PER_SEED = 8
+TILES = 24  # rows of the Hopper family's table; a row that does not fit leaves the choice to the library
 GUARD, POISON = 64, -77.0
 HALVES = [torch.float16, torch.bfloat16]
-SIZES = [1, 2, 3, 7, 8, 15, 16, 24, 33, 40, 63, 64, 65, 72, 127, 128, 130, 160, 192, 256, 257, 264, 384, 520]
+SIZES = [
+    1,
+    2,
+    3,
+    7,
+    8,
+    15,
+    16,
+    24,
+    33,
+    40,
+    63,
+    64,
+    65,
+    72,
+    127,
+    128,
+    130,
+    160,
+    192,
+    256,
+    257,
+    264,
+    384,
+    520,
+    1000,
+    1536,
+]
 
 Operands = list[Any]
 Build = Callable[..., Any]
@@ -137,23 +165,36 @@ def conv_case(draw: random.Random) -> tuple[str, Operands, Build, Any, Any, list
     return name, [dy, x], filter_, want, magnitude, order, 1
 
 
-def check(draw: random.Random) -> str:
+def check(draw: random.Random, case: Any) -> str:
     """Runs one random case; what is wrong with it, or nothing."""
-    name, inputs, product, want, magnitude, order, channel = draw.choice([matmul_case, conv_case])(draw)
+    name, inputs, product, want, magnitude, order, channel = case
     out_type = draw.choice([inputs[0].dtype, torch.float32])
     what, more, nodes, expected, growth = epilogue(draw, tuple(want.shape), channel, order, inputs[0].dtype)
     want = expected(want, *(t.double() for t in more))
-    g = weft.Graph(intermediate_data_type="f32", compute_data_type="f32")
-    given = [g.tensor_like(t) for t in (*inputs, *more)]
-    result = nodes(g, product(g, *given[: len(inputs)]), *given[len(inputs) :])
     sized = values(draw, tuple(want.shape), order, out_type)
-    result.set_output(True).set_data_type(out_type).set_dim(list(sized.shape)).set_stride(
-        list(sized.stride())
-    )
-    g.build()
+    tile = draw.choice([0, 0, *range(1, TILES + 1)])
+
+    def build(tile: int) -> tuple[weft.Graph, Operands]:
+        g = weft.Graph(intermediate_data_type="f32", compute_data_type="f32")
+        given = [g.tensor_like(t) for t in (*inputs, *more)]
+        result = nodes(g, product(g, *given[: len(inputs)]), *given[len(inputs) :])
+        result.set_output(True).set_data_type(out_type).set_dim(list(sized.shape)).set_stride(
+            list(sized.stride())
+        )
+        g.validate()
+        g.build_operation_graph()
+        g.create_execution_plan(0, {"TILE_SIZE": tile})
+        g.check_support()
+        g.build_plans()
+        return g, [*given, result]
+
+    try:
+        g, tensors = build(tile)
+    except weft.NotSupportedError:  # the tile does not fit
+        g, tensors = build(tile := 0)
     outs = [guarded(sized, out_type) for _ in range(2)]
     for out, _ in outs:
-        g.execute(dict(zip((*given, result), (*inputs, *more, out), strict=True)))
+        g.execute(dict(zip(tensors, (*inputs, *more, out), strict=True)))
     torch.cuda.synchronize()
     got = outs[0][0].double()
     wrong = ~((got - want).abs() <= growth * bound(want, magnitude, out_type))
@@ -164,11 +205,15 @@ def check(draw: random.Random) -> str:
         faults.append("not repeatable")
     if not all(guards_hold(memory) for _, memory in outs):
         faults.append("wrote outside")
-    return f"{name}, {what}, to {out_type}: {', '.join(faults)}" if faults else ""
+    return f"{name}, {what}, to {out_type}, tile {tile}: {', '.join(faults)}" if faults else ""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_products(seed: int) -> None:
     draw = random.Random(seed)
-    faults = [fault for _ in range(CASES_PER_SEED) if (fault := check(draw))]
+    faults = [
+        fault
+        for _ in range(CASES_PER_SEED)
+        if (fault := check(draw, draw.choice([matmul_case, conv_case])(draw)))
+    ]
     assert not faults, "\n".join(faults)

@@ -87,7 +87,8 @@ int64_t contraction_elements(const struct contraction *c) {
     return digits_extent(&c->digits[BATCH]) * digits_extent(&c->digits[ROW]) * digits_extent(&c->digits[COLUMN]);
 }
 
-void contraction_print_common(struct kernel_print *print, const struct contraction *c) {
+/* What all three kernels are printed with. */
+static void print_common(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     kernel_print_init(print, c->region->graph);
     text_add(&print->constants, "using sum_t = %s;\nusing index = %s;\n", row->sum, c->is_small ? "u32" : "i64");
@@ -141,7 +142,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     int64_t tiles_m = (digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows;
     int64_t tiles_n = (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns;
     int64_t batches = digits_extent(&c->digits[BATCH]), tiles = tiles_m * tiles_n * batches * c->splits;
-    contraction_print_common(&print, c);
+    print_common(&print, c);
     if (row->is_mma)
         print_constant(&print, "HAS_K16", c->has_k16);
     print_constant(&print, "BLOCK_M", tile->rows);
@@ -173,7 +174,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->finish.run;
-    contraction_print_common(&print, c);
+    print_common(&print, c);
     print_constant(&print, "THREADS", DIRECT_THREADS);
     contraction_print_factors(&print, c);
     contraction_print_end(&print, c);
@@ -189,7 +190,7 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
 weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->finish.run;
-    contraction_print_common(&print, c);
+    print_common(&print, c);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
     finish_print(&print, c);

@@ -110,8 +110,6 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
 int64_t contraction_elements(const struct contraction *c);
 /* A run is read before it is written, by one thread; what the product reads may be read by all. */
 bool contraction_may_alias(const struct region *region, int in, int out);
-/* What all kernels of products are printed with. */
-void contraction_print_common(struct kernel_print *print, const struct contraction *c);
 /* Where the sum goes: to finish(), or, split, to the workspace. */
 void contraction_print_end(struct kernel_print *print, const struct contraction *c);
 /* The kernel that adds the parts of split sums. */
@@ -133,8 +131,11 @@ void contraction_flatten(struct contraction *c);
 
 /* Finds operands, merges their digits; NOT_SUPPORTED and a sentence for what cannot follow. */
 weftStatus_t finish_analyse(struct contraction *c);
-/* fetch(p, z, i, j): what finish reads; finish(p, z, i, j, sum[, fetched]): stores a run of results. */
+/* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
+   stores it. */
 void finish_print(struct kernel_print *print, const struct contraction *c);
+/* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
+void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
 
 /* ---- contraction_plan.c: arithmetic, tile, splits ---- */
 

@@ -299,9 +299,9 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
         print_offset(print, finish, k);
         if (stride <= 1)
-            text_add(&print->code, ", out%d);\n", k);
+            text_add(&print->code, ", out.f%d);\n", k);
         else
-            text_add(&print->code, ")[e * p.f%d_%c%d] = out%d.at[e];\n", k, letters[finish->lead], lead_digit(finish),
+            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, letters[finish->lead], lead_digit(finish),
                      k);
     }
 }
@@ -324,9 +324,8 @@ static void print_arguments(struct kernel_print *print, const struct finish *fin
     }
 }
 
-/* The beginning of both functions: the digits, and out where a phase has no such element. */
-static void print_beginning(struct kernel_print *print, const struct finish *finish, const char *out) {
-    print_digits(print, finish);
+/* Out where a phase has no such element. */
+static void print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_LIMIT) {
             text_add(&print->code, "    if (0");
@@ -335,7 +334,7 @@ static void print_beginning(struct kernel_print *print, const struct finish *fin
         }
 }
 
-/* fetch(): what finish() reads of memory, apart from it so that kernels can read ahead. */
+/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. */
 static void print_fetch(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
     text_add(&print->code, "struct fetched {\n");
@@ -345,22 +344,22 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
                      lead_stride(finish, &finish->at[k]) ? "RUN" : "1", k);
     text_add(&print->code, "};\n\nDEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n"
                            "    fetched in;\n");
-    print_beginning(print, finish, "return in");
+    print_digits(print, finish);
+    print_limits(print, finish, "return in");
     print_loads(print, c);
     text_add(&print->code, "    return in;\n}\n\n");
 }
 
-void finish_print(struct kernel_print *print, const struct contraction *c) {
+/* evaluate(): from sums to what is stored, converted. */
+static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
-    print_constant(print, "RUN", finish->run);
-    print_arguments(print, finish);
-    print_fetch(print, c);
-    text_add(&print->code, "DEVICE void finish(const arguments& p, index z, index i, index j, "
-                           "const run<sum_t, RUN>& sum, const fetched& in) {\n");
-    print_beginning(print, finish, "return");
+    text_add(&print->code, "struct finished {\n");
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
-            text_add(&print->code, "    run<%s, RUN> out%d;\n", cuda_type_name(finish->at[k].type), k);
+            text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(finish->at[k].type), k);
+    text_add(&print->code, "};\n\nDEVICE finished evaluate(const arguments& p, index z, index i, index j, "
+                           "const run<sum_t, RUN>& sum, const fetched& in) {\n    finished out;\n");
+    print_digits(print, finish);
     text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
     print_values(print, c);
     print_result(print, c);
@@ -371,12 +370,35 @@ void finish_print(struct kernel_print *print, const struct contraction *c) {
     }
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
-            text_add(&print->code, "        out%d.at[e] = from<%s>::number(v%d);\n", k,
+            text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(finish->at[k].type), finish->at[k].value);
-    text_add(&print->code, "    }\n");
+    text_add(&print->code, "    }\n    return out;\n}\n\n");
+}
+
+void finish_print(struct kernel_print *print, const struct contraction *c) {
+    print_constant(print, "RUN", c->finish.run);
+    print_arguments(print, &c->finish);
+    print_fetch(print, c);
+    print_evaluate(print, c);
+    text_add(&print->code, "DEVICE void finish(const arguments& p, index z, index i, index j, "
+                           "const run<sum_t, RUN>& sum, const fetched& in) {\n");
+    print_digits(print, &c->finish);
+    print_limits(print, &c->finish, "return");
+    text_add(&print->code, "    const finished out = evaluate(p, z, i, j, sum, in);\n");
     print_stores(print, c);
     text_add(&print->code,
              "}\n\n"
              "DEVICE void finish(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
              "    finish(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
+}
+
+void finish_print_place(struct kernel_print *print, const struct contraction *c, int k) {
+    const struct finish *finish = &c->finish;
+    const char *type = cuda_type_name(finish->at[k].type);
+    text_add(&print->code, "DEVICE %s* place_of_result(const arguments& p, index z, index i, index j) {\n", type);
+    print_digits(print, finish);
+    print_limits(print, finish, "return nullptr");
+    text_add(&print->code, "    return p.f%d", k);
+    print_offset(print, finish, k);
+    text_add(&print->code, ";\n}\n\n");
 }

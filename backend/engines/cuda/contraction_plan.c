@@ -205,6 +205,8 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     int64_t block = arithmetic_rows[c->arithmetic].block_depth;
     int64_t steps = (digits_extent(&c->digits[DEPTH]) + block - 1) / block;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    if (chosen > TILE_ROWS) /* a row of another family's table */
+        chosen = 0;
     bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
     c->tile = NULL;
     for (int t = 0; t < TILE_ROWS; t++) {

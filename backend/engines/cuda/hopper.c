@@ -14,6 +14,7 @@ enum {
                          factors meet in L2 */
     BARRIER_BYTES = 16, /* of a slot */
     SKINNY_COLUMNS = 128,
+    SHARED_MAX = 232448, /* all that a block can have */
 };
 
 /* ---- Accepting
@@ -47,30 +48,29 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(check_arithmetic(&h->c));
     TRY(hopper_shape(h));
     hopper_plan(h, device, knobs);
-    if (!h->tile)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
-             descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The product as it stands or turned: few rows are the columns of a turned
- * product, whose tiles may be narrow. */
+/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
+    struct hopper turned;
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
              device->cuda.minor);
+    weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, true);
     TRY(analyse_turned(h, region, device, knobs, false));
-    bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if (!lead_is_row && !is_skinny)
-        return WEFT_STATUS_SUCCESS;
-    struct hopper turned;
-    weftStatus_t status = analyse_turned(&turned, region, device, knobs, true);
-    if (!status && turned.seconds < h->seconds)
-        *h = turned;
-    if (status)
+    if (turned_status) {
         status_clear();
+        return WEFT_STATUS_SUCCESS;
+    }
+    bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
+    if ((lead_is_row || is_skinny) && (!h->tile || (turned.tile && turned.seconds < h->seconds)))
+        *h = turned;
+    if (!h->tile)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
+             descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -81,11 +81,59 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
 
 static int math_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
+
+static int shared_bytes(const struct hopper *h) {
+    const struct hopper_tile *tile = h->tile;
+    int slab = tile->columns % 64 == 0 ? 64 : 32;
+    int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * 16 * slab * 2 : 0;
+    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs;
+}
+
+/* The one result of 16 bits whose rows are made of whole accesses of 16 bytes; NULL: there is more, or it lies otherwise. */
+static const struct finisher *find_staged(const struct hopper *h) {
+    const struct finish *finish = &h->c.finish;
+    const struct finisher *store = NULL;
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_STORE) {
+            if (store)
+                return NULL;
+            store = &finish->at[k];
+        }
+    if (!store || dtype_bytes(store->type, 1) != 2 || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
+        store->strides[COLUMN][0] != 1 || finish->run < 2 || h->splits > 1 ||
+        digits_extent(&h->c.digits[COLUMN]) % 8 != 0)
+        return NULL;
+    for (int index = BATCH; index <= ROW; index++)
+        for (int d = 0; d < finish->digit_count[index]; d++)
+            if (store->strides[index][d] <= 0 || store->strides[index][d] % 8 != 0)
+                return NULL;
+    return h->c.region->graph->values[store->value].tensor->alignment % 16 == 0 ? store : NULL;
+}
+
+/* Whether the result is a matrix per batch entry, as the copy engine stores them. */
+static bool stores_boxes(const struct hopper *h) {
+    return h->store && h->c.phase_count == 0 && h->c.finish.digit_count[ROW] <= 1 &&
+           h->c.finish.digit_count[BATCH] <= 1;
+}
+
+/* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
+static void plan_end(struct hopper *h) {
+    h->stages = h->tile->stages;
+    h->slabs_in_flight = 2;
+    h->store = find_staged(h);
+    h->stores_boxes = stores_boxes(h);
+    if (h->store)
+        h->c.finish.run = 2; /* as the sums lie */
+    else if (h->c.finish.lead == ROW)
+        h->c.finish.run = 1; /* neighbours of a column are in other threads */
+    if (shared_bytes(h) > SHARED_MAX)
+        h->slabs_in_flight = 1;
+    if (shared_bytes(h) > SHARED_MAX)
+        h->stages--;
+}
 
 static void print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
@@ -93,7 +141,10 @@ static void print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
-    print_constant(print, "STAGES", tile->stages);
+    print_constant(print, "STAGES", h->stages);
+    print_constant(print, "IS_STAGED", h->store != NULL);
+    print_constant(print, "STORES_BOXES", h->stores_boxes);
+    print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "GROUP_TILES", GROUP_TILES);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
@@ -119,24 +170,27 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
                                 struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     struct kernel_print print;
-    struct contraction c = h->c;
     int64_t clusters = device->cuda.multiprocessors / tile->cluster, tiles = hopper_tiles(h, tile) * h->splits;
-    if (c.finish.lead == ROW) /* neighbours of a column are in other threads */
-        c.finish.run = 1;
-    contraction_print_common(&print, &c);
+    kernel_print_init(&print, h->c.region->graph);
+    /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
+    text_add(&print.constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n\n");
+    print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
     print_tile(&print, h);
+    hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
     hopper_print_product(&print, h);
     print_walk(&print, h);
-    contraction_print_end(&print, &c);
+    contraction_print_end(&print, &h->c);
+    if (h->store)
+        hopper_print_result(&print, h);
     TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
     kernel->grid[0] = (uint32_t)((tiles < clusters ? tiles : clusters) * tile->cluster);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
     kernel->cluster = tile->cluster > 1 ? (uint32_t)tile->cluster : 0;
     kernel->is_dependent = true;
-    kernel->shared_bytes =
-        (uint32_t)(tile->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES));
+    kernel->shared_bytes = (uint32_t)shared_bytes(h);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -144,10 +198,11 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     const struct hopper_tile *tile = h->tile;
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     return arena_print(arena, &step->detail,
-                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s, %d "
+                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s, %d "
                        "operations behind",
-                       tile->rows, tile->columns, h->is_turned ? " turned" : "", tile->stages, tile->cluster, h->splits,
-                       has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "", h->c.region->count - 1);
+                       tile->rows, tile->columns, h->is_turned ? " turned" : "", h->stages, tile->cluster, h->splits,
+                       has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
+                       h->store ? ", staged" : "", h->c.region->count - 1);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -160,11 +215,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t elements = contraction_elements(&h.c);
     if (elements == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    TRY(build_tiles(&state->kernels[state->count++], &h, device, arena));
     if (h.splits > 1) {
-        TRY(contraction_build_combine(&state->kernels[state->count++], &h.c, arena));
+        TRY(contraction_build_combine(&state->kernels[1], &h.c, arena));
         step->workspace_bytes = (elements * h.splits * (int64_t)sizeof(float) + 63) / 64 * 64;
     }
+    plan_end(&h); /* after the other kernel, which has runs of its own */
+    TRY(build_tiles(&state->kernels[0], &h, device, arena));
+    state->count = h.splits > 1 ? 2 : 1;
     return describe(step, &h, arena);
 }
 

@@ -50,12 +50,16 @@ struct hopper {
     struct contraction c;
     bool is_turned; /* A and B have changed places */
     struct map_view view[FACTORS];
+    bool is_matrix; /* both factors are plain matrices */
     int entry_count;
     int64_t channels;                        /* of the depth, within a tap */
     int64_t taps[COORDINATES];               /* of the depth */
     struct positions positions[COORDINATES]; /* of the image, if there is one */
     bool depth_is_pixels;
     const struct hopper_tile *tile;
+    bool stores_boxes; /* the staged result is a matrix for the copy engine */
+    const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
+    int stages, slabs_in_flight;  /* of the tile; of results */
     int splits;
     int64_t steps, steps_per_split;
     double seconds;
@@ -78,7 +82,11 @@ int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 
 /* ---- hopper_print.c: text, maps and arguments ---- */
 
+/* Tensor maps: the first fields of the arguments. */
+void hopper_print_maps(struct kernel_print *print, const struct hopper *h);
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h);
+/* How the one staged result leaves; after finish(). */
+void hopper_print_result(struct kernel_print *print, const struct hopper *h);
 void hopper_print_product(struct kernel_print *print, const struct hopper *h);
 
 #endif

@@ -124,18 +124,22 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
  * -----------------------------------------------------------------------------------------
  */
 
-/* The taps that a phase sees: of a stride, every tap_step-th from the first one whose pixel is a multiple of it. */
-static void print_phase(struct kernel_print *print, const struct phase *phase, int i) {
-    print_number(print, phase->stride, named("phases%d", i).text);
-    print_number(print, phase->pre, named("pre%d", i).text);
-    print_number(print, phase->taps, named("taps%d", i).text);
-    print_number(print, phase->dilation, named("dilation%d", i).text);
+/* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and how far
+   from the corner it reads. Finding them takes divisions. */
+static void print_phases(struct kernel_print *print, const struct positions *at, int i) {
+    const struct phase *phase = at->phase;
     print_number(print, phase->tap_step, named("filter_step%d", i).text);
-    text_add(
-        &print->code,
-        "    at.tap[%d] = find_taps((i32)phase%d + (i32)p.pre%d, (i32)p.taps%d, (i32)p.dilation%d, (i32)p.phases%d, "
-        "(i32)p.filter_step%d, (i32)p.start%d, (i32)p.offset_step%d);\n",
-        i, i, i, i, i, i, i, i, i);
+    for (int64_t z = 0; z < phase->stride; z++) {
+        int64_t first = 0;
+        while (first < phase->taps && (z + phase->pre - first * phase->dilation) % phase->stride != 0)
+            first++;
+        int64_t count = first < phase->taps ? (phase->taps - 1 - first) / phase->tap_step + 1 : 0;
+        int64_t offset = count ? (z + phase->pre - first * phase->dilation) / phase->stride - at->corner : 0;
+        print_number(print, count | first << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
+    }
+    text_add(&print->code,
+             "    at.tap[%d] = unpack_taps((&p.phase%d_0)[phase%d], (i32)p.filter_step%d, (i32)p.offset_step%d);\n", i,
+             i, i, i, i);
 }
 
 static void print_taps(struct kernel_print *print, const struct hopper *h, int i) {
@@ -145,7 +149,7 @@ static void print_taps(struct kernel_print *print, const struct hopper *h, int i
     print_number(print, at->corner, named("start%d", i).text);
     print_number(print, at->tap_step, named("offset_step%d", i).text);
     if (at->phase) {
-        print_phase(print, at->phase, i);
+        print_phases(print, at, i);
         return;
     }
     print_number(print, h->taps[i], named("taps%d", i).text);
@@ -186,14 +190,53 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
     text_add(&print->code, "}\n\n");
 }
 
+/* The one result as slabs leave shared memory. */
+static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) {
+    const struct finish *finish = &h->c.finish;
+    int64_t bytes = dtype_bytes(store->type, 1), slab = h->tile->columns % 64 == 0 ? 64 : 32;
+    struct tensor_map_form form = {.type = map_type(store->type),
+                                   .rank = finish->digit_count[BATCH] ? 3 : 2,
+                                   .dims = {(uint64_t)digits_extent(&h->c.digits[COLUMN]),
+                                            (uint64_t)digits_extent(&h->c.digits[ROW]),
+                                            (uint64_t)digits_extent(&h->c.digits[BATCH])},
+                                   .box = {(uint32_t)slab, 16, 1},
+                                   .swizzle = slab == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B};
+    static const enum index outer[] = {ROW, BATCH};
+    for (int i = 0; i < form.rank - 1; i++)
+        form.strides[i] = finish->digit_count[outer[i]] ? (uint64_t)(store->strides[outer[i]][0] * bytes) : 16;
+    return form;
+}
+
+void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
+    static const char *const names[] = {"a_map", "b_map"};
+    for (int f = 0; f < FACTORS; f++) {
+        struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
+        map.offset = h->is_matrix ? h->c.factor[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
+        print_map(print, h->c.factor[f].value, &map, names[f]);
+    }
+    if (h->stores_boxes) {
+        struct cuda_map map = {.form = result_form(h, h->store)};
+        print_map(print, h->store->value, &map, "c_map");
+    }
+}
+
+void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
+    int k = (int)(h->store - h->c.finish.at);
+    text_add(&print->code, "DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.f%d; }\n\n", k);
+    if (h->stores_boxes)
+        text_add(&print->code,
+                 "DEVICE void store_result(const arguments& p, const place& at, u32 src, i32 column, i32 row) {\n"
+                 "    store_box(p.c_map, src, column, row%s);\n}\n\n",
+                 h->c.finish.digit_count[BATCH] ? ", (i32)at.z" : "");
+    else
+        finish_print_place(print, &h->c, k);
+}
+
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
     for (int f = 0; f < FACTORS; f++) {
-        struct tensor_map_form form = form_of(h, f);
         char letter = "AB"[f];
-        print_map(print, h->c.factor[f].value, &form, h->view[f].is_image, f == FACTOR_A ? "a_map" : "b_map");
         print_constant(print, named("%c_BOXES", letter).text, box_count(h, f));
-        /* Slabs stand side by side, [128 bytes of k][64]; 32 bytes of k are 2 units
-     * of 16 bytes, or 16 rows of 128 bytes. */
+        /* Slabs stand side by side, [128 bytes of k][64]; 32 bytes of k are 2 units of 16 bytes, or 16 rows of 128 bytes. */
         print_constant(print, named("%c_SLAB", letter).text, h->view[f].along_depth ? 0 : HOPPER_DEPTH_BYTES * 64);
         print_constant(print, named("%c_STEP", letter).text, h->view[f].along_depth ? 2 : 128);
     }

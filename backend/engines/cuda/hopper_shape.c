@@ -240,7 +240,8 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
 
 static weftStatus_t check_view(const struct hopper *h, int factor) {
     const struct tensor *tensor = h->c.factor[factor].tensor;
-    if (tensor->is_by_value || tensor->is_constant || tensor->alignment % MAP_ALIGNMENT != 0)
+    int64_t offset = h->is_matrix ? h->c.factor[factor].first * element_bytes(h, factor) : 0;
+    if (tensor->is_by_value || tensor->is_constant || tensor->alignment % MAP_ALIGNMENT || offset % MAP_ALIGNMENT)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is not in memory aligned to %d bytes. Set its alignment.",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), MAP_ALIGNMENT);
     for (int i = 0; i < h->view[factor].count; i++)
@@ -257,7 +258,8 @@ weftStatus_t hopper_shape(struct hopper *h) {
     const struct node *node = h->c.node;
     for (int i = 0; i < COORDINATES; i++)
         h->taps[i] = 1;
-    if (is_matrix(&h->c)) {
+    h->is_matrix = is_matrix(&h->c);
+    if (h->is_matrix) {
         TRY(shape_matrices(h));
     } else if (op_of(node->op) == &matmul_op) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its batch entries do not lie evenly apart.",

@@ -70,15 +70,14 @@ void print_scratch(struct kernel_print *print, const char *type, int64_t offset_
     add_argument(print, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
 }
 
-void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
-               const char *name) {
+void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name) {
     if (print->map_count == 0)
         text_add(&print->constants, "#include \"lib/ptx_sm90.cuh\"\n");
     text_add(&print->fields, "    tensor_map %s;\n", name);
     add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
     for (int i = 1; i < MAP_WORDS; i++)
         add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
-    print->maps[print->map_count++] = (struct cuda_map){*form, is_im2col};
+    print->maps[print->map_count++] = *map;
 }
 
 void print_number(struct kernel_print *print, int64_t number, const char *name) {

@@ -31,6 +31,7 @@ enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8, MAPS_MAX = 4, MAP_WORDS = 16 };
 struct cuda_map {
     struct tensor_map_form form;
     bool is_im2col;
+    int64_t offset; /* bytes from the value's address */
 };
 
 struct cuda_kernel {
@@ -80,8 +81,7 @@ const char *cuda_type_name(weftDataType_t type);
 const char *cuda_element_name(weftDataType_t type);
 
 /* A field that is a tensor map, 64-byte aligned: printed before all others. */
-void print_map(struct kernel_print *print, int value, const struct tensor_map_form *form, bool is_im2col,
-               const char *name);
+void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
 
 /* Fields of the arguments. The pointer of a by-value scalar or constant is printed as held<T>, which holds the number and
    turns into a pointer to it wherever one is wanted: code reads both alike. */

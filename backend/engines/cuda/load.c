@@ -57,7 +57,7 @@ static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kerne
             break;
         const struct cuda_map *map = &kernel->maps[argument->number];
         struct cuda_tensor_map *encoded = (struct cuda_tensor_map *)&words[i];
-        uint64_t address = (uint64_t)(uintptr_t)values[argument->value];
+        uint64_t address = (uint64_t)(uintptr_t)values[argument->value] + (uint64_t)map->offset;
         TRY(map->is_im2col ? tensor_map_im2col(encoded, kernel->loaded->driver, &map->form, address)
                            : tensor_map_tiled(encoded, kernel->loaded->driver, &map->form, address));
     }

@@ -9,10 +9,13 @@
              math           |mma 0 |mma 1 |mma 2 |mma 3 |...        finished[s]: slot s may be refilled, in every block of the cluster
    Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
-   End       quads of lanes exchange sums, so that a thread finishes 8 neighbours of one row: no shared memory, no barrier
+   End       one result of 16 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
+             (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread;
+             else quads of lanes exchange sums, so that a thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB B_SLAB A_STEP
-             B_STEP PIXELS HAS_PHASES RUN LEAD_IS_ROW IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+             B_STEP
+             DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups: all
              within noise or slower; releasing arrivals at peers: half the speed */
 
@@ -24,7 +27,11 @@ constexpr int STEPS_PER_SLOT = 4;                        /* products of 32 bytes
 constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
-constexpr u32 BARRIERS = STAGES * SLOT_BYTES;
+constexpr int SLAB_N = BLOCK_N % 64 == 0 ? 64 : 32;              /* results leave in slabs of 16 rows x SLAB_N columns, */
+constexpr u32 SLAB_ROW_BYTES = SLAB_N * 2;                       /* so their swizzle is 128 or 64 bytes wide */
+constexpr u32 SLAB_BYTES = IS_STAGED ? 16 * SLAB_ROW_BYTES : 0;
+constexpr u32 STAGING = STAGES * SLOT_BYTES;
+constexpr u32 BARRIERS = STAGING + MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES;
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
 static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
@@ -137,9 +144,9 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
    printed is not looked up. */
 template <class P, bool SPLIT = IS_SPLIT> struct ending {
     using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
-    static DEVICE fetched read(const P& p, const place& at, i32 row, i32 column) { return fetch(p, at.z, (index)row, (index)column); }
+    static DEVICE fetched read(const P& p, const place& at, i32 row, i32 column) { return fetch(p, at.z, row, column); }
     static DEVICE void write(const P& p, const place& at, i32 row, i32 column, const run<sum_t, RUN>& sum, const fetched& in) {
-        finish(p, at.z, (index)row, (index)column, sum, in);
+        finish(p, at.z, row, column, sum, in);
     }
 };
 template <class P> struct ending<P, true> {
@@ -179,6 +186,67 @@ DEVICE void gather_octet(sum_t (&pair)[4][2]) {
                 const sum_t received = __shfl_xor_sync(~0u, is_high ? pair[s][e] : pair[s | bit][e], bit);
                 (is_high ? pair[s][e] : pair[s | bit][e]) = received;
             }
+}
+
+/* Slab rows whose places only arithmetic knows, 16 bytes per thread and access. */
+template <class P> DEVICE void scatter_slab(const P& p, const place& at, u32 s_slab, i32 column, i32 row) {
+    constexpr u32 CHUNKS = SLAB_N / 8, ROWS_AT_ONCE = 32 / CHUNKS;
+    const u32 chunk = lane_index() % CHUNKS;
+    column += chunk * 8;
+    #pragma unroll
+    for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
+        const u32 slab_row = first + lane_index() / CHUNKS, swizzle = (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16);
+        if (row + (i32)slab_row >= (i32)p.rows || column >= (i32)p.columns) continue;
+        auto* to = place_of_result(p, at.z, row + (i32)slab_row, column);
+        if (to) *(words*)to = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ swizzle) * 16);
+    }
+}
+
+/* The other way: pairs of a row are finished as they lie, RUN being 2, and two octets of 16 rows are four blocks of 8 x 8. A template,
+   so that what was not printed is not looked up. */
+template <class P> DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, u32 math_warp, i32 row, u32& turn) {
+    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 80 ? PAIRS : SPARE_REGISTERS >= 50 ? PAIRS / 2 : 1;
+    const u32 lane = lane_index(), staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
+    const u32 swizzle = (lane % 16 * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16);
+    row += math_warp % 4 * 16;
+    #pragma unroll
+    for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab) {
+        const u32 s_slab = staging + turn * SLAB_BYTES; /* [16, SLAB_N], swizzled */
+        turn = (turn + 1) % SLABS_IN_FLIGHT;
+        wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
+        __syncwarp();
+        #pragma unroll
+        for (int first = 0; first < PAIRS; first += FETCHES) {
+            decltype(fetch(p, at.z, index(0), index(0))) in[FETCHES][4];
+            #pragma unroll
+            for (int i = 0; i < FETCHES * 4; ++i) {
+                const i32 to_row = row + lane / 4 + i % 2 * 8, to_column = at.column + slab * SLAB_N + first * 16 + i / 2 * 8 + lane % 4 * 2;
+                if (to_row < (i32)p.rows && to_column < (i32)p.columns) in[i / 4][i % 4] = fetch(p, at.z, to_row, to_column);
+            }
+            #pragma unroll
+            for (int pair = 0; pair < FETCHES; ++pair) {
+                u32 packed[4];
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int r = slab * (SLAB_N / 2) + (first + pair) * 8 + i * 2;
+                    const i32 to_row = row + lane / 4 + i % 2 * 8, to_column = at.column + slab * SLAB_N + (first + pair) * 16 + i / 2 * 8 + lane % 4 * 2;
+                    packed[i] = pair_of(evaluate(p, at.z, to_row, to_column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[pair][i]));
+                }
+                store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + pair) * 2 + lane / 16) ^ swizzle) * 16, packed);
+            }
+        }
+        if constexpr (STORES_BOXES) {
+            publish_to_async_proxy();
+            __syncwarp();
+            if (lane == 0) { /* rows and columns outside C are dropped */
+                store_result(p, at, s_slab, at.column + slab * SLAB_N, row);
+                commit_stores();
+            }
+        } else {
+            __syncwarp();
+            scatter_slab(p, at, s_slab, at.column + slab * SLAB_N, row);
+        }
+    }
 }
 
 /* The sums of a piece, neighbours side by side. */
@@ -224,6 +292,7 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
 DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
     accumulators r_c;
     pipeline_cursor use;
+    u32 turn = 0; /* which slab of a warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
         multiply_tile(r_c, use, math_warp / 4, steps);
@@ -231,9 +300,11 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             #pragma unroll
             for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
-            end_block(r_c[block], p, at, at.row + math_warp / 4 * GROUP_ROWS + block * 64);
+            const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
+            if constexpr (IS_STAGED) stage_block(r_c[block], p, at, math_warp, row, turn); else end_block(r_c[block], p, at, row);
         }
     }
+    if constexpr (IS_STAGED) wait_stores_read<0>(); /* shared memory must outlive the stores that read it */
 }
 
 /* ---- The kernel ---- */

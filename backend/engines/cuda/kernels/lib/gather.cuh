@@ -10,6 +10,12 @@ DEVICE u32 split(u32& rest, const divisor& d) {
     rest = whole;
     return digit;
 }
+DEVICE i32 split(i32& rest, const divisor& d) {
+    u32 whole = (u32)rest;
+    const u32 digit = split(whole, d);
+    rest = (i32)whole;
+    return (i32)digit;
+}
 DEVICE i64 split(i64& rest, const divisor& d) {
     const i64 whole = rest / d.value, digit = rest - whole * d.value;
     rest = whole;

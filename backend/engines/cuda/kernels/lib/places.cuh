@@ -7,11 +7,9 @@ constexpr i32 BLOCK_K = 128 / STORED_BYTES; /* a row of the 128-byte swizzle */
 /* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads. */
 struct taps { i32 count, filter, filter_step, offset, offset_step; };
 
-/* Those that a phase of a strided data gradient sees, `place` being its pixel and the padding: every filter_step-th tap from the
-   first whose pixel is a whole number of strides away. */
-DEVICE taps find_taps(i32 place, i32 count, i32 dilation, i32 stride, i32 filter_step, i32 start, i32 offset_step) {
-    const i32 first = first_tap(place, count, dilation, stride);
-    return {(i32)count_taps(first, count, filter_step), first, filter_step, (place - first * dilation) / stride - start, offset_step};
+/* Those that a phase of a strided data gradient sees, as the host packed them. */
+DEVICE taps unpack_taps(i64 word, i32 filter_step, i32 offset_step) {
+    return {(i32)(word & 0xffff), (i32)(word >> 16 & 0xffff), filter_step, (i32)(word >> 32), offset_step};
 }
 
 struct pixel { i32 image, d, h, w; };

@@ -83,6 +83,28 @@ DEVICE void load_pixels(u32 dst, const tensor_map& map, u32 barrier, i32 c, i32 
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(dst), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"((u16)tap_w), "h"((u16)tap_h), "h"((u16)tap_d) : "memory");
 }
 
+DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(src), "r"(x), "r"(y) : "memory");
+}
+DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y, i32 z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(src), "r"(x), "r"(y), "r"(z) : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int PENDING> DEVICE void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void publish_to_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); } /* what threads stored, before TMA reads it */
+
+/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l / 8. */
+DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+struct alignas(16) words { u32 at[4]; };
+DEVICE words load_words(u32 address) {
+    words r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.at[0]), "=r"(r.at[1]), "=r"(r.at[2]), "=r"(r.at[3]) : "r"(address) : "memory");
+    return r;
+}
+
 /* ---- wgmma: order of use is fence, products, commit, wait ---- */
 
 DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

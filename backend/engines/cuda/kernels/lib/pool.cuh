@@ -1,0 +1,117 @@
+/* pool: windows of a patch of neighbouring positions at once. Steps and taps are constants, so each element of x that the
+   patch sees is loaded once, and nothing is left to branches: places outside are loaded from the nearest one inside and
+   replaced by what padding reads. Rows come first, then rows are combined: the first of the largest stays the first. */
+
+/* The larger of two numbers; a NaN wins, or never does. */
+DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
+DEVICE float larger(float a, float b) {
+    if constexpr (PROPAGATES_NAN && CHIP >= 800) asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    else a = PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmaxf(a, b);
+    return a;
+}
+
+/* What no number of a window has to beat: a NaN where it never wins, else -infinity. */
+DEVICE math_t none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
+DEVICE math_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? none() : (math_t)0; }
+
+/* What windows combine: a channel's best or sum, and the number of the best among the taps. */
+struct found {
+    math_t value[RUN];
+    i32 where[RUN];
+
+    DEVICE void start(const math_t (&values)[RUN], i32 number) {
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) {
+            value[e] = values[e];
+            where[e] = number;
+        }
+    }
+    DEVICE void take(int e, math_t other, i32 number) {
+        if constexpr (!IS_MAXIMUM) value[e] += other;
+        else if constexpr (!WANTS_WHERE) value[e] = larger(value[e], other);
+        else {
+            const bool is_better = PROPAGATES_NAN ? other > value[e] || (other != other && value[e] == value[e]) : !(other <= value[e]) && other == other;
+            value[e] = is_better ? other : value[e];
+            where[e] = is_better ? number : where[e];
+        }
+    }
+};
+
+DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
+
+/* One row of x: into a found for each of the patch's COUNT columns. */
+template <int COUNT, class T> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, i64 stride, bool inside) {
+    constexpr int COLUMNS = (COUNT - 1) * STEP2 + TAPS2;
+    run<T, RUN> loaded[COLUMNS];
+    math_t values[COLUMNS][RUN];
+    #pragma unroll
+    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + nearest_inside(a, first + i) * stride);
+    #pragma unroll
+    for (int i = 0; i < COLUMNS; i++)
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) values[i][e] = inside && is_inside(a, first + i) ? as<math_t>::of(loaded[i].at[e]) : padding();
+    #pragma unroll
+    for (int s = 0; s < COUNT; s++) {
+        row[s].start(values[s * STEP2], 0);
+        #pragma unroll
+        for (int t = 1; t < TAPS2; t++)
+            #pragma unroll
+            for (int e = 0; e < RUN; e++) row[s].take(e, values[s * STEP2 + t][e], t);
+    }
+}
+
+/* The first tap that counts along one axis. */
+DEVICE i32 first_counted(const axis& a, length_t o) {
+    const length_t first = first_of(a, o);
+    return SKIPS_PADDING && first < 0 ? (i32)-first : 0;
+}
+
+/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. */
+template <int ROWS, int COLUMNS> struct patch {
+    found at[ROWS][COLUMNS];
+
+    DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
+        math_t nothing[RUN];
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) nothing[e] = IS_MAXIMUM ? none() : (math_t)0;
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            #pragma unroll
+            for (int s = 0; s < COLUMNS; s++)
+                at[r][s].start(nothing, (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1] + r)) * TAPS2 + first_counted(axes[2], o[2] + s));
+    }
+    template <class T> DEVICE patch(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
+        clear(axes, o);
+        #pragma unroll
+        for (int t0 = 0; t0 < TAPS0; t0++) {
+            const length_t plane = first_of(axes[0], o[0]) + t0, first = first_of(axes[1], o[1]);
+            #pragma unroll
+            for (int j = 0; j < (ROWS - 1) * STEP1 + TAPS1; j++) {
+                const bool inside = is_inside(axes[0], plane) && is_inside(axes[1], first + j);
+                found row[COLUMNS];
+                find_in_row(row, x + (nearest_inside(axes[0], plane) * strides[0] + nearest_inside(axes[1], first + j) * strides[1]), axes[2], first_of(axes[2], o[2]), strides[2], inside);
+                #pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const int t1 = j - r * STEP1;
+                    if (t1 < 0 || t1 >= TAPS1) continue;
+                    #pragma unroll
+                    for (int s = 0; s < COLUMNS; s++)
+                        #pragma unroll
+                        for (int e = 0; e < RUN; e++) at[r][s].take(e, row[s].value[e], (t0 * TAPS1 + t1) * TAPS2 + row[s].where[e]);
+                }
+            }
+        }
+    }
+};
+
+/* How many of a window's taps lie inside along one axis. */
+DEVICE length_t taps_inside(const axis& a, length_t o) {
+    const length_t first = first_of(a, o), from = first > 0 ? first : 0, until = first + a.taps < a.x ? first + a.taps : a.x;
+    return until > from ? until - from : 0;
+}
+
+/* One part of what a mean of `counted` taps sums. Narrow types do not see that the reciprocal is rounded. */
+template <class T> DEVICE math_t share(math_t x, length_t counted) {
+    if (counted == 0) return 0;
+    return sizeof(T) < 4 ? x * ((math_t)1 / (math_t)counted) : x / (math_t)counted;
+}

@@ -1,0 +1,106 @@
+/* pool_bwd: dx of a maximum or mean of small windows, as window_bwd.cuh                           any type, any strides, sm_75 and up
+   Formula   gathers: element i + offset = b * SIDE + e of patch b is tap e - k * STEP of the position k after the patch's first
+   Tile      a thread makes RUN channels of SIDE1 x SIDE2 elements of dx, whole steps of the windows, so that which tap meets
+             which element is known to the compiler; it adds in the order of memory: every run gives the same bits
+   Limits    as pool.cuh
+   Params    as pool.cuh, and HAS_SAVED; PATCH1 and PATCH2 count steps per side */
+
+constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
+/* Positions before the patch's own that reach it, and all that do. */
+constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, BEFORE2 = (TAPS2 - 1) / STEP2;
+constexpr int REACHING1 = BEFORE1 + PATCH1, REACHING2 = BEFORE2 + PATCH2;
+
+DEVICE length_t nearest_position(const axis& a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
+
+/* Adds what position (k1, k2) of those that reach the patch gives back; `again`, where maxima are found again, has their
+   numbers. Templates, so that what was not printed is not looked up. */
+template <class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], length_t t0, int k1, int k2, const A& again) {
+    const bool inside = o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y;
+    const length_t near[3] = {o[0], nearest_position(axes[1], o[1]), nearest_position(axes[2], o[2])};
+    const run<y_t, RUN> dy = load_channels(p.y + (at.n * p.y_n + at.c * p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride));
+    i32 where[RUN] = {};
+    if constexpr (HAS_INDEX) {
+        const run<index_t, RUN> numbers = load_run<index_t, RUN>(p.index + (at.n * p.index_n + at.c * p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride));
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) where[e] = (i32)to_integer(numbers.at[e]);
+    }
+    if constexpr (HAS_SAVED) {
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) where[e] = again.at[k1][k2].where[e];
+    }
+    math_t back[RUN];
+    const length_t counted = EXCLUDES_PADDING ? taps_inside(axes[0], o[0]) * taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2]) : TAPS0 * TAPS1 * TAPS2;
+    #pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        const math_t given = inside ? as<math_t>::of(dy.at[e]) : (math_t)0;
+        back[e] = IS_MAXIMUM ? given : share<x_t>(given, counted);
+    }
+    #pragma unroll
+    for (int e1 = 0; e1 < SIDE1; e1++)
+        #pragma unroll
+        for (int e2 = 0; e2 < SIDE2; e2++) {
+            const int t1 = e1 - (k1 - BEFORE1) * STEP1, t2 = e2 - (k2 - BEFORE2) * STEP2;
+            if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2) continue;
+            #pragma unroll
+            for (int e = 0; e < RUN; e++)
+                if (!IS_MAXIMUM || where[e] == (t0 * TAPS1 + t1) * TAPS2 + t2) sum[e1][e2][e] += back[e];
+        }
+}
+
+template <class P, class A> DEVICE void add_positions(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, const A& again) {
+    #pragma unroll
+    for (int k1 = 0; k1 < REACHING1; k1++)
+        #pragma unroll
+        for (int k2 = 0; k2 < REACHING2; k2++) {
+            const length_t o[3] = {first[0], first[1] + k1, first[2] + k2};
+            add_position(sum, p, axes, at, o, t0, k1, k2, again);
+        }
+}
+
+template <class P> DEVICE void add_plane(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0) {
+    if constexpr (HAS_SAVED) {
+        const i64 strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
+        const patch<REACHING1, REACHING2> again(p.saved + (at.n * p.saved_n + at.c * p.saved_c), axes, strides, first);
+        add_positions(sum, p, axes, at, first, t0, again);
+    } else {
+        add_positions(sum, p, axes, at, first, t0, 0);
+    }
+}
+
+template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const place& at, const length_t (&i)[3], const math_t (&sum)[RUN]) {
+    if (i[1] < 0 || i[1] >= axes[1].x || i[2] < 0 || i[2] >= axes[2].x) return;
+    x_t* dx = p.x + (at.n * p.x_n + at.c * p.x_c + i[0] * axes[0].x_stride + i[1] * axes[1].x_stride + i[2] * axes[2].x_stride);
+    run<x_t, RUN> out, old = {};
+    if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
+    #pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        math_t scaled = (math_t)__longlong_as_double(p.alpha) * sum[e];
+        if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
+        out.at[e] = from<x_t>::number(scaled);
+    }
+    store_run<x_t, RUN>(dx, out);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __grid_constant__ arguments p) {
+    axis axes[3];
+    read_axes(axes, p);
+    for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {
+        const place at = locate(p, (position)turn);
+        const length_t b1 = at.at[1] + (length_t)p.first1, b2 = at.at[2] + (length_t)p.first2;
+        math_t sum[SIDE1][SIDE2][RUN] = {};
+        #pragma unroll
+        for (int back = 0; back < (TAPS0 + STEP0 - 1) / STEP0; back++) {
+            const length_t last = floor_of(at.at[0] + axes[0].offset, STEP0), o[3] = {last - back, b1 * PATCH1 - BEFORE1, b2 * PATCH2 - BEFORE2};
+            const length_t t0 = at.at[0] - first_of(axes[0], o[0]);
+            if (o[0] < 0 || o[0] >= axes[0].y || t0 >= TAPS0) continue;
+            add_plane(sum, p, axes, at, o, t0);
+        }
+        #pragma unroll
+        for (int e1 = 0; e1 < SIDE1; e1++)
+            #pragma unroll
+            for (int e2 = 0; e2 < SIDE2; e2++) {
+                const length_t i[3] = {at.at[0], b1 * SIDE1 + e1 - axes[1].offset, b2 * SIDE2 + e2 - axes[2].offset};
+                store_dx(p, axes, at, i, sum[e1][e2]);
+            }
+    }
+}
