@@ -243,7 +243,7 @@ static void print_find(struct kernel_print *print, int k, const struct side *to)
     text_add(&print->code,
              "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
     for (int i = 0; i < to->rank; i++) {
-        char stride[32], extent[32];
+        char stride[48], extent[48];
         snprintf(stride, sizeof stride, "find%d_stride%d", k, i);
         snprintf(extent, sizeof extent, "find%d_extent%d", k, i);
         print_number(print, to->strides[i], stride);
