@@ -57,7 +57,7 @@ struct hopper {
     struct positions positions[COORDINATES]; /* of the image, if there is one */
     bool depth_is_pixels;
     const struct hopper_tile *tile;
-    bool stores_boxes; /* the staged result is a matrix for the copy engine */
+    bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
     int stages, slabs_in_flight;  /* of the tile; of results */
     int splits;

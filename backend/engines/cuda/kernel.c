@@ -55,10 +55,9 @@ static void add_argument(struct kernel_print *print, struct argument argument) {
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
     const struct tensor *tensor = print->graph->values[value].tensor;
     bool is_held = tensor->is_by_value || tensor->is_constant;
-    const char *field = is_held                ? "    held<%s> %s;\n"
-                        : cuda_type_name(type) ? "    %s* %s;\n"
-                                               : "    packed<%s> %s;\n";
-    text_add(&print->fields, field, cuda_element_name(type), name);
+    const char *element = cuda_element_name(type); /* families ask before they print */
+    const char *form = is_held ? "    held<%s> %s;\n" : cuda_type_name(type) ? "    %s* %s;\n" : "    packed<%s> %s;\n";
+    text_add(&print->fields, form, element ? element : "void", name);
     if (is_held)
         add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
     else
