@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="print what a saved plan does")
     explain.add_argument("file", type=Path, help="the bytes that Graph.serialize gave")
     explain.add_argument("--svg", type=Path, help="also draw the plan into this file")
+    explain.add_argument("--device", help="what it was made for, as sm_90, when that is not here")
 
     support = commands.add_parser("support", help="print which kernel family serves which operation")
     support.add_argument("--markdown", action="store_true", help="as docs/support.md has it")
@@ -67,12 +68,12 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--from", dest="tables", nargs="+", type=Path, default=(), metavar="CSV", help=shown)
 
 
-def _explain(file: Path, svg: Path | None) -> int:
+def _explain(file: Path, svg: Path | None, device: str | None) -> int:
     import weft
     from weft.explain import explain_text
     from weft.plot import plot
 
-    plan = weft.Graph().deserialize(file.read_bytes()).plan
+    plan = weft.Graph(device=device).deserialize(file.read_bytes()).plan
     print(explain_text(plan.report))
     if svg is not None:
         plot(plan, svg)
@@ -115,7 +116,7 @@ def _run(given: argparse.Namespace) -> int:
 
         return demo.run(given.out, given.epochs or demo.EPOCHS)
     if given.command == "explain":
-        return _explain(given.file, given.svg)
+        return _explain(given.file, given.svg, given.device)
     if given.command == "support":
         from weft import support
 

@@ -38,7 +38,13 @@ def library() -> Any:
             f"weft: the library {path} cannot be opened ({error}); {asked}. Build it with `make build`, or "
             "set WEFT_LIBRARY to its path."
         ) from None
-    opened.weftSetSearchPaths(":".join(_nvidia_places()).encode())
+    try:
+        opened.weftSetSearchPaths(":".join(_nvidia_places()).encode())
+    except ffi.error:
+        raise UnavailableError(
+            f"weft: the library {path} is older than this package, whose functions it lacks. Build both with "
+            "`make build`, or set WEFT_LIBRARY to a newer one."
+        ) from None
     return opened
 
 

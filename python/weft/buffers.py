@@ -243,8 +243,8 @@ def _torch_memory(value: Any) -> Memory:
     return value.data_ptr(), value.dtype, size, True, value.get_device() if value.is_cuda else None
 
 
-def _described_memory(value: Any) -> Memory:
-    buffer = describe(value)
+def _described_memory(value: Any, stream: int | None = None) -> Memory:
+    buffer = describe(value, stream)
     ordinal = buffer.ordinal if buffer.device is device_kind.CUDA else None
     item = max(dtypes.of(buffer.data_type).bits // 8, 1)
     size = _reach(buffer.dims, [step * item for step in buffer.strides], item)
@@ -257,13 +257,15 @@ def _no_memory(value: Any) -> Memory:
     )
 
 
-_readers: dict[type, Callable[[Any], Memory]] = {}
+_readers: dict[type, Callable[..., Memory]] = {}
 
 
-def memory_of(value: Any) -> Memory:
-    """The memory of an array."""
-    reader = _readers.get(type(value))
-    return (_add_reader(type(value)) if reader is None else reader)(value)
+def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
+    """The memory of an array. stream: tells where it will be used, for those that ask; see describe."""
+    reader = _readers.get(type(value)) or _add_reader(type(value))
+    if reader is _described_memory and stream is not None:
+        return _described_memory(value, stream())
+    return reader(value)
 
 
 _Form = Callable[[Any], "tuple[Any, ...]"]
@@ -316,9 +318,9 @@ def pointer_of(value: Any) -> int:
     return int(value) if isinstance(value, int) else memory_of(value)[0]
 
 
-def _add_reader(kind: type) -> Callable[[Any], Memory]:
+def _add_reader(kind: type) -> Callable[..., Memory]:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    reader = _described_memory
+    reader: Callable[..., Memory] = _described_memory
     if issubclass(kind, (float, bool)) or (numpy is not None and issubclass(kind, numpy.generic)):
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):

@@ -21,6 +21,7 @@ from weft.lowering import Lowering, Operation, Shape
 from weft.memory import stream_of
 from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner, Wrapper
+from weft.progress import Waiting
 from weft.slots import Slot
 from weft.sugar import Sugar, computed_results, is_statistic
 from weft.tensor import Tensor
@@ -1019,7 +1020,8 @@ class Graph(Sugar):
         if code:
             made.set(attribute_name.EXECUTION_PLAN_WITH_CODE_EXT, "BOOLEAN", [True])
         made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
-        made.finalize()
+        with Waiting(f"{self._label}: compiling kernels of a saved plan"):
+            made.finalize()
         plan = Plan(made, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:

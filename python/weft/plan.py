@@ -314,7 +314,7 @@ class Plan:
         if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
-        pointer, dtype, size, is_writable, place = buffers.memory_of(value)
+        pointer, dtype, size, is_writable, place = buffers.memory_of(value, self._stream)
         slots.check_device("execute", slot, place, self._place, _OTHER_DEVICE_OR_CALL)
         if slot.is_by_value and size and slots.type_of(dtype) is not slot.data_type:
             self.thread.pointers[i] = self._scalar_address(self.thread.frame, "execute", slot, value, i)
@@ -325,6 +325,9 @@ class Plan:
         self.thread.pointers[i] = pointer
         if slot is self.slots[i]:
             self._remember(i, value, pointer)
+
+    def _stream(self) -> int:
+        return stream_of(self.handle)
 
     def _remember(self, i: int, value: Any, pointer: int) -> None:
         """Notes that an array fits slot i, so that it is not checked again while it lives. What NumPy's and

@@ -3,6 +3,7 @@ by test_gpu.py, in a process whose environment names the fakes; alone it is not 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import sys
@@ -238,12 +239,53 @@ def test_dlpack_producers_learn_the_stream() -> None:
     array = DlpackGpu(X.copy())
     g.plan(array)
     g.plan(array, stream=96)
-    assert [stream for stream in array.streams if stream != -1] == [1, 96]
+    g.execute({"x": array, "y": on_device(X)})
+    assert [stream for stream in array.streams if stream != -1] == [1, 96, 1]
 
 
 def test_streams_that_arrays_name_are_followed(streams: list[int]) -> None:
     doubled().plan(CudaArray(X.copy(), stream=64))
     assert streams == [64]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of CuPy as is asked for arrays and streams, on the fake driver's memory."""
+    made: Any = types.ModuleType("cupy")
+
+    class NdArray:
+        def __init__(self, shape: Any, dtype: Any, memptr: Any = None, strides: Any = None) -> None:
+            self.shape, self.dtype, self.strides = tuple(shape), np.dtype(dtype), strides
+            self.data = memptr or memory.DeviceMemory(weft.create_handle("cuda"), 4096)
+            self.device = contextlib.nullcontext()
+            self.device.id = 0  # type: ignore[attr-defined]
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            described = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str}
+            return described | {"data": (self.data.address, False), "version": 3, "stream": 208}
+
+    made.ndarray, made.empty = NdArray, lambda count, dtype: NdArray((count,), dtype)
+    made.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=208))
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+def test_arrays_of_cupy_in_and_out(cupy: Any, copies: list[Any], streams: list[int]) -> None:
+    y = doubled([1, 2]).plan(x=cupy.ndarray((2, 3), "f4", strides=(4, 8)))
+    assert isinstance(y, cupy.ndarray)
+    assert (y.shape, y.dtype, y.strides) == ((2, 3), np.float32, (4, 8))
+    doubled().execute({"x": cupy.ndarray((2, 3), "f4"), "y": on_device(X)})
+    assert streams == [208, 208]
+    assert len(copies) == 1  # on_device
+
+
+def test_types_that_cupy_lacks_come_as_arrays_of_weft(cupy: Any) -> None:
+    g = weft.Graph(handle=weft.create_handle("cuda"))
+    x = g.tensor([2, 3], data_type="f32", name="x")
+    g.identity(x).set_data_type("bf16")
+    y = g.build().plan(cupy.ndarray((2, 3), "f4"))
+    assert repr(y) == "DeviceArray(bf16[2,3], cuda:0)"
 
 
 @pytest.fixture

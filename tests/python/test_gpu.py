@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import weft
 from weft import gpu_health
+from weft.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests/fake_cuda"
@@ -76,6 +77,15 @@ def test_saved_code_is_used_when_asked(fakes: dict[str, str], tmp_path: Path) ->
     for option, compiled in (("code", 0), ("none", 1)):
         done = python("-c", code, option, **fakes, WEFT_CACHE="off")
         assert done.stdout == f"{described} {compiled}\n", done.stderr
+
+
+def test_plans_for_a_described_gpu_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "act.weft"
+    saved.write_bytes(graph_for("sm_90").serialize())
+    assert main(["explain", str(saved), "--device", "sm_90"]) == 0
+    assert capsys.readouterr().out.startswith("graph 'act' on cuda (eng0)\n")
 
 
 def test_a_plan_for_a_described_gpu_does_not_run_here() -> None:
