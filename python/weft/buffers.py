@@ -269,13 +269,14 @@ def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
 
 
 _Form = Callable[[Any], "tuple[Any, ...]"]
-# By type: what is to be compared of an array to know that it fits where another one fitted, and its address.
-_forms: dict[type, tuple[_Form, Callable[[Any], int]]] = {}
+# By type: what is to be compared of an array to know that it fits where another one fitted; its address; and
+# whether that stays as long as the array lives, which torch's need not.
+_forms: dict[type, tuple[_Form, Callable[[Any], int], bool]] = {}
 
 
-def add_form(kind: type, form: _Form, address: Callable[[Any], int]) -> None:
-    """Makes form_of and quick_address_of know a type of arrays."""
-    _forms[kind] = (form, address)
+def add_form(kind: type, form: _Form, address: Callable[[Any], int], is_fixed: bool) -> None:
+    """Makes form_of, quick_address_of and is_fixed know a type of arrays."""
+    _forms[kind] = (form, address, is_fixed)
 
 
 def _numpy_form(value: Any) -> tuple[Any, ...]:
@@ -306,6 +307,12 @@ def quick_address_of(value: Any) -> int:
     return _forms[type(value)][1](value)
 
 
+def is_fixed(value: Any) -> bool | None:
+    """Whether the address of an array that has a form stays as it is; None for arrays without."""
+    found = _forms.get(type(value))
+    return found[2] if found else None
+
+
 def device_of(value: Any) -> int | None:
     """The ordinal of the GPU that has an array's memory, SOME_GPU if it is not known; None for the host."""
     if is_torch(value):
@@ -325,10 +332,10 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
-        add_form(kind, _torch_form, _torch_address)
+        add_form(kind, _torch_form, _torch_address, False)
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        add_form(kind, _numpy_form, _numpy_address)
+        add_form(kind, _numpy_form, _numpy_address, True)
     _readers[kind] = reader
     return reader
 

@@ -165,7 +165,7 @@ def _form(array: DeviceArray) -> tuple[Any, ...]:
     return array.dtype, array.dims, array.strides, array.handle.device, array.handle.ordinal
 
 
-buffers.add_form(DeviceArray, _form, lambda array: array._address)
+buffers.add_form(DeviceArray, _form, lambda array: array._address, True)
 
 
 def empty_like_kind(

@@ -120,7 +120,9 @@ class Plan:
         self._outputs = [self.index[uid] for uid in outputs if uid in self.index] or self._written
         read = [i for i, slot in enumerate(self.slots) if not slot.is_output and slot.uid not in self.values]
         self._inputs = [self.index[uid] for uid in inputs if uid in self.index] or read
-        self._forms: list[tuple[Any, ...] | None] = [None] * len(self.slots)  # of arrays that fitted
+        # The forms of the arrays that were checked last: what fits a call, what is large enough for execute.
+        self._fitting: list[tuple[Any, ...] | None] = [None] * len(self.slots)
+        self._large_enough: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self.thread = Thread(len(self.slots))
         self._run = backend.library().weftExecute
 
@@ -214,7 +216,7 @@ class Plan:
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
             form = buffers.form_of(given.get(i))
-            if form is not None and form == self._forms[i]:
+            if form is not None and form == self._fitting[i]:
                 frame.pointers[i] = buffers.quick_address_of(given[i])
                 continue
             if i not in given:
@@ -231,7 +233,7 @@ class Plan:
                 owners.append(buffer.owner)
                 frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
                 if frame.pointers[i] == buffer.pointer and not slot.is_by_value:
-                    self._forms[i] = form
+                    self._fitting[i] = form
         return owners
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
@@ -311,6 +313,10 @@ class Plan:
         if type(value) is int:
             self.thread.pointers[i] = self._checked_address(slot, value)
             return
+        form = buffers.form_of(value)
+        if form is not None and form == self._large_enough[i] and slot is self.slots[i]:
+            self._remember(i, value, buffers.quick_address_of(value))
+            return
         if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
@@ -323,19 +329,20 @@ class Plan:
         slots.check_type("execute", slot, dtype)
         slots.check_writable("execute", slot, is_writable)
         self.thread.pointers[i] = pointer
-        if slot is self.slots[i]:
+        if slot is self.slots[i] and not slot.is_by_value:
+            self._large_enough[i] = buffers.form_of(value)
             self._remember(i, value, pointer)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
 
     def _remember(self, i: int, value: Any, pointer: int) -> None:
-        """Notes that an array fits slot i, so that it is not checked again while it lives. What NumPy's and
-        Weft's arrays point at stays; torch's tensors may be given other memory, which their address tells."""
-        if buffers.is_torch(value):
-            self.thread.known[i] = (ref(value), pointer, False)
-        elif buffers.is_numpy(value) or isinstance(value, DeviceArray):
-            self.thread.known[i] = (ref(value), pointer, True)
+        """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
+        it lives, or until it has other memory."""
+        self.thread.pointers[i] = pointer
+        is_fixed = buffers.is_fixed(value)
+        if is_fixed is not None:
+            self.thread.known[i] = (ref(value), pointer, is_fixed)
 
     def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""

@@ -65,6 +65,35 @@ def test_types_of_torch_are_checked() -> None:
     np.testing.assert_array_equal(out.numpy(), 2 * X)
 
 
+def test_arrays_are_checked_when_they_change() -> None:
+    torch = pytest.importorskip("torch")
+    g, x, y = doubled()
+    given, out = torch.ones(2, 3), np.zeros((2, 3), "f4")
+    for _ in range(2):
+        g.execute({x: given, y: out})
+    given.data = torch.full((2, 3), 5.0)
+    g.execute({x: given, y: out})
+    np.testing.assert_array_equal(out, 10)
+    given.data = torch.ones(2)
+    with refusal(
+        "execute: input 'x' (uid 1) takes 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
+    ):
+        g.execute({x: given, y: out})
+    out.flags.writeable = False
+    locked = out.view()
+    with refusal("execute: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+        g.execute({x: torch.ones(2, 3), y: locked})
+
+
+def test_many_arrays_take_turns() -> None:
+    g, x, y = doubled()
+    for value in range(4):
+        out = np.zeros((2, 3), "f4")
+        g.execute({x: np.full((2, 3), value, "f4"), y: out})
+        np.testing.assert_array_equal(out, 2 * value)
+        np.testing.assert_array_equal(g.plan(x=np.full((2, 3), value, "f4")), 2 * value)
+
+
 def test_raw_bytes_and_booleans_serve_types_of_8_bits() -> None:
     g, x, y = doubled("e4m3")
     out = np.empty((2, 3), "u1")
