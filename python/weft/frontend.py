@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft import backend
-from weft.devices import DeviceProperties, KernelCache
+from weft.devices import DeviceProperties, KernelCache, device_of
 from weft.enums import heur_mode
 from weft.graph import Graph
 
@@ -36,7 +36,11 @@ def get_last_error_string() -> str:
 
 
 def create_handle(device: int | str | None = None, ordinal: int = 0) -> backend.Handle:
-    """Opens a device: "cpu", "cuda", or the default one, the first usable GPU and else the CPU."""
+    """Opens a device: "cpu", "cuda", "cuda:1", or the default one, the first usable GPU and else the CPU."""
+    if isinstance(device, str) and ":" in device:
+        named = device_of(device)
+        assert isinstance(named, backend.Handle)
+        return backend.Handle(named.device, named.ordinal)
     return backend.Handle(device, ordinal)
 
 

@@ -239,16 +239,15 @@ class Plan:
     def _first_array(self, given: Mapping[int, Any]) -> Any:
         """The array whose library results are to come from: the first one on the GPU, else one of torch or of
         Weft; None for NumPy."""
-        arrays = [
-            value
-            for i, value in given.items()
-            if not self.slots[i].is_by_value and not isinstance(value, (int, float))
-        ]
-        if self._place is not None:
-            on_device = next((value for value in arrays if buffers.device_of(value) is not None), None)
-            if on_device is not None:
-                return on_device
-        return next((v for v in arrays if buffers.is_torch(v) or isinstance(v, DeviceArray)), None)
+        found = None
+        for i, value in given.items():
+            if isinstance(value, (int, float)) or self.slots[i].is_by_value:
+                continue
+            if self._place is not None and buffers.device_of(value) is not None:
+                return value
+            if found is None and (buffers.is_torch(value) or isinstance(value, DeviceArray)):
+                found = value
+        return found
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> dict[int, Any]:
         given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}
@@ -513,8 +512,9 @@ class Plan:
 
 
 class BoundPlan:
-    """A plan and the memory that it runs on, made by Plan.bind: calling it costs little more than the call in
-    C. One thread may use it at a time. On a GPU it is enqueued where Plan's calls are, and nothing waits."""
+    """A plan and the memory that it runs on, made by Plan.bind: calling it costs little more than the call
+    in C. One thread may use it at a time. On a GPU it is enqueued where Plan's calls are, and nothing waits:
+    hold it until its work is done."""
 
     def __init__(self, plan: Plan, given: dict[int, Any], workspace: Any = None) -> None:
         self.plan = plan

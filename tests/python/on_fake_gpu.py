@@ -74,6 +74,14 @@ def test_the_first_gpu_is_the_default_device() -> None:
     assert g.build().plan.device is device_kind.CUDA
 
 
+def test_gpus_by_name() -> None:
+    assert repr(weft.create_handle("cuda:1")) == repr(weft.Graph(device="cuda:1").handle) == "Handle(cuda:1)"
+    with pytest.raises(weft.BadParameterError, match="no device cuda:2 on this machine"):
+        weft.create_handle("cuda:2")
+    with pytest.raises(weft.BadParameterError, match="'gpu:1' is no device"):
+        weft.create_handle("gpu:1")
+
+
 @pytest.mark.parametrize("strides", [None, [1, 2], [8, 2]])
 def test_arrays_go_to_the_device_and_come_back(strides: Any) -> None:
     array = weft.DeviceArray([2, 3], "f32", strides).copy_from(X)
