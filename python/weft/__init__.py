@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.bound import BoundPlan
     from weft.devices import compile_for
     from weft.dtypes import data_type_of
     from weft.enums import (
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from weft.graph import Graph
     from weft.graph import Graph as pygraph
     from weft.memory import DeviceArray
-    from weft.plan import BoundPlan, Plan
+    from weft.plan import Plan
     from weft.tensor import Tensor
 
 __version__ = "0.1.0"
@@ -119,7 +120,7 @@ __all__ = [
 ]
 
 _ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
-_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "plan", "frontend", "graph")
+_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "bound", "plan", "frontend", "graph")
 
 
 def __getattr__(name: str) -> Any:

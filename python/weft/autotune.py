@@ -22,7 +22,7 @@ from weft import backend, dtypes
 from weft.devices import DeviceProperties
 from weft.errors import WeftError
 from weft.memory import DeviceArray
-from weft.plan import BoundPlan, Plan
+from weft.plan import Plan
 from weft.planning import Knob, Planner
 from weft.progress import Line, bar
 
@@ -48,7 +48,7 @@ class Trial(NamedTuple):
 
 def time_plan(plan: Plan, arrays: Mapping[int, Any]) -> float:
     """Seconds of one run: the best mean of a few rounds, by events on a GPU and by the clock on the CPU."""
-    run = BoundPlan(plan, {plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
+    run = plan.bind_slots({plan.index[uid]: array for uid, array in arrays.items() if uid in plan.index})
     run()
     repeats = max(1, min(1000, math.ceil(ROUND_SECONDS / max(run.measure(), 1e-9))))
     return min(run.measure(repeats) for _ in range(ROUNDS))

@@ -4,7 +4,6 @@ its own array of addresses and its own workspace."""
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -14,51 +13,16 @@ from weakref import ref
 from weft_cffi._weft import ffi
 
 from weft import backend, buffers, dtypes, slots
+from weft.bound import BoundPlan
 from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
+from weft.frame import Frame, Thread
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
 """Uids, dims and strides of tensors that have another shape in one run."""
-
-Known = tuple[Callable[[], Any], int, bool]
-"""An array that was checked for a slot: a weak reference, its address, and whether that can never change."""
-
-
-class Frame:
-    """What a run reads: addresses, by-value scalars and scratch memory. Runs reuse it, one at a time."""
-
-    def __init__(self, count: int) -> None:
-        self.pointers = ffi.new("uint64_t[]", max(count, 1))
-        self.scratch = Scratch()
-        self._scalars: dict[int, Any] = {}
-
-    def scalar(self, i: int, packed: bytes) -> int:
-        """The address of slot i's number in host memory."""
-        if i not in self._scalars:
-            self._scalars[i] = ffi.new("double[2]")  # aligned for any element
-        memory = self._scalars[i]
-        ffi.memmove(memory, packed, len(packed))
-        return int(ffi.cast("uintptr_t", memory))
-
-
-class Thread(threading.local):
-    """What one thread reuses from run to run."""
-
-    def __init__(self, count: int) -> None:
-        self.frame = Frame(count)
-        self.pointers = self.frame.pointers
-        self.known: list[Known | None] = [None] * count
-        self.handle: backend.Handle | None = None  # for the streams of frameworks
-        self.stream = (0, ffi.NULL)
-
-    def queue(self, stream: int) -> Any:
-        """A stream as the C API takes it."""
-        if stream != self.stream[0]:
-            self.stream = (stream, ffi.cast("void *", stream))
-        return self.stream[1]
 
 
 class Plan:
@@ -185,8 +149,7 @@ class Plan:
         if staging is not None:
             staging.finish()
         del owners
-        results = [given[i] for i in self._outputs]
-        return results[0] if len(results) == 1 else tuple(results)
+        return self._results(given)
 
     def bind(
         self, *arrays: Any, out: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any
@@ -202,7 +165,20 @@ class Plan:
         >>> run()
         array([-3., -4.], dtype=float32)
         """
-        return BoundPlan(self, self._gather(arrays, {**named, **(out or {})}), workspace)
+        return self.bind_slots(self._gather(arrays, {**named, **(out or {})}), workspace)
+
+    def bind_slots(self, given: dict[int, Any], workspace: Any = None) -> BoundPlan:
+        """The same with arrays by slot."""
+        frame, stream, address, held = Frame(len(self.slots)), stream_of(self.handle), 0, None
+        owners = self._fill(frame, given, self._first_array(given), stream, None)
+        if self.workspace_size:
+            address, held = self._workspace(frame.scratch, workspace, self.workspace_size, stream)
+        return BoundPlan(self, frame, address, self._results(given), (given, owners, held))
+
+    def _results(self, given: Mapping[int, Any]) -> Any:
+        """The outputs as a call returns them."""
+        results = [given[i] for i in self._outputs]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _fill(
         self, frame: Frame, given: dict[int, Any], like: Any, stream: int, staging: Staging | None
@@ -510,43 +486,6 @@ class Plan:
             f"workspace {self.workspace_size} bytes)"
         )
 
-
-class BoundPlan:
-    """A plan and the memory that it runs on, made by Plan.bind: calling it costs little more than the call
-    in C. One thread may use it at a time. On a GPU it is enqueued where Plan's calls are, and nothing waits:
-    hold it until its work is done."""
-
-    def __init__(self, plan: Plan, given: dict[int, Any], workspace: Any = None) -> None:
-        self.plan = plan
-        self._frame, self._workspace = Frame(len(plan.slots)), ffi.NULL
-        like, stream = plan._first_array(given), stream_of(plan.handle)
-        self._kept = [given, plan._fill(self._frame, given, like, stream, None)]
-        if plan.workspace_size:
-            address, held = plan._workspace(self._frame.scratch, workspace, plan.workspace_size, stream)
-            self._kept.append(held)
-            self._workspace = ffi.cast("void *", address)
-        results = [given[i] for i in plan._outputs]
-        self.results = results[0] if len(results) == 1 else tuple(results)
-        """The outputs, as a call returns them."""
-
-    def __call__(self, stream: int | None = None) -> Any:
-        """Runs the plan and returns the outputs, which the next call overwrites."""
-        plan = self.plan
-        queue = plan.thread.queue(stream_of(plan.handle) if stream is None else stream)
-        status = plan._run(
-            plan.descriptor.pointer, len(plan.slots), self._frame.pointers, self._workspace, queue
-        )
-        if status:
-            backend.check(status)
-        return self.results
-
-    def measure(self, repeats: int = 1) -> float:
-        """The mean seconds of some runs where they run, by events of the stream on a GPU; waits for them."""
-        plan = self.plan
-        stream, workspace = stream_of(plan.handle), int(ffi.cast("uintptr_t", self._workspace))
-        return backend.measure(
-            plan.descriptor, self._frame.pointers, len(plan.slots), workspace, stream, repeats
-        )
 
 def _owner(slot: Slot) -> str:
     """The operation that a result is named after."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from weft import backend, buffers, memory
+from weft import backend, buffers, frame, memory
 from weft.enums import device_kind
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -54,13 +54,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stream of every run of a plan."""
     seen: list[int] = []
-    queue = weft.plan.Thread.queue
+    queue = frame.Thread.queue
 
     def note(self: Any, stream: int) -> Any:
         seen.append(stream)
         return queue(self, 0)
 
-    monkeypatch.setattr(weft.plan.Thread, "queue", note)
+    monkeypatch.setattr(frame.Thread, "queue", note)
     return seen
 
 
