@@ -124,7 +124,9 @@ def conv_case(draw: random.Random) -> tuple[str, Operands, Build, Any, Any, list
     direction, spatial = draw.choice(["fprop", "dgrad", "wgrad"]), draw.choice([1, 2, 2, 2, 3])
     images, c = draw.choice([1, 2, 5]), draw.choice([8, 16, 24, 64, 72, 128])
     k = draw.choice([8, 40, 64, 96, 192])
-    filters = [draw.choice([1, 2, 3, 5] if spatial < 3 else [1, 2, 3]) for _ in range(spatial)]
+    groups = c if draw.random() < 0.25 else 1  # depthwise
+    k = c if groups > 1 else k
+    filters = [draw.choice([1, 2, 3, 5, 7] if spatial < 3 else [1, 2, 3]) for _ in range(spatial)]
     stride, dilation = [draw.choice([1, 1, 2, 3])] * spatial, [draw.choice([1, 1, 2])] * spatial
     padding = [draw.choice([0, 1, 2]) for _ in range(spatial)]
     reach = [d * (r - 1) + 1 for d, r in zip(dilation, filters, strict=True)]
@@ -132,9 +134,12 @@ def conv_case(draw: random.Random) -> tuple[str, Operands, Build, Any, Any, list
     least = [max(1, n - 2 * p) for n, p in zip(reach, padding, strict=True)]
     size = [draw.randint(n, n + most) for n in least]
     dtype, order = draw.choice(HALVES), [0, *range(2, 2 + spatial), 1]
-    x, w = values(draw, (images, c, *size), order, dtype), values(draw, (k, c, *filters), order, dtype)
+    x, w = (
+        values(draw, (images, c, *size), order, dtype),
+        values(draw, (k, c // groups, *filters), order, dtype),
+    )
     options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
-    torch_options = (stride, padding, dilation)
+    torch_options = (stride, padding, dilation, groups)
     functional = torch.nn.functional
     forward = [functional.conv1d, functional.conv2d, functional.conv3d][spatial - 1]
     y = forward(x.double(), w.double(), None, *torch_options)
@@ -148,7 +153,7 @@ def conv_case(draw: random.Random) -> tuple[str, Operands, Build, Any, Any, list
         want, magnitude = both(lambda x, w: forward(x, w, None, *torch_options), x, w)
         return name, [x, w], lambda g, x, w: g.conv_fprop(x, w, **options), want, magnitude, order, 1
     grads = torch.ops.aten.convolution_backward
-    shared = (None, stride, padding, dilation, False, [0] * spatial, 1)
+    shared = (None, stride, padding, dilation, False, [0] * spatial, groups)
     if direction == "dgrad":
         outputs = [True, False, False]
         want, magnitude = both(lambda dy, w: grads(dy, x.double(), w, *shared, outputs)[0], dy, w)

@@ -92,27 +92,6 @@ static int shared_bytes(const struct hopper *h) {
     return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs;
 }
 
-/* The one result of 16 bits whose rows are made of whole accesses of 16 bytes; NULL: there is more, or it lies otherwise. */
-static const struct finisher *find_staged(const struct hopper *h) {
-    const struct finish *finish = &h->c.finish;
-    const struct finisher *store = NULL;
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE) {
-            if (store)
-                return NULL;
-            store = &finish->at[k];
-        }
-    if (!store || dtype_bytes(store->type, 1) != 2 || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
-        store->strides[COLUMN][0] != 1 || finish->run < 2 || h->splits > 1 ||
-        digits_extent(&h->c.digits[COLUMN]) % 8 != 0)
-        return NULL;
-    for (int index = BATCH; index <= ROW; index++)
-        for (int d = 0; d < finish->digit_count[index]; d++)
-            if (store->strides[index][d] <= 0 || store->strides[index][d] % 8 != 0)
-                return NULL;
-    return h->c.region->graph->values[store->value].tensor->alignment % 16 == 0 ? store : NULL;
-}
-
 /* Whether the result is a matrix per batch entry, as the copy engine stores them. */
 static bool stores_boxes(const struct hopper *h) {
     return h->store && h->c.phase_count == 0 && h->c.finish.digit_count[ROW] <= 1 &&
@@ -123,7 +102,7 @@ static bool stores_boxes(const struct hopper *h) {
 static void plan_end(struct hopper *h) {
     h->stages = h->tile->stages;
     h->slabs_in_flight = 2;
-    h->store = find_staged(h);
+    h->store = h->splits == 1 ? finish_find_half(&h->c) : NULL;
     h->stores_boxes = stores_boxes(h);
     if (h->store)
         h->c.finish.run = 2; /* as the sums lie */
@@ -179,7 +158,8 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     print_tile(&print, h);
     hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
-    hopper_print_product(&print, h);
+    wgmma_print(&print.code, tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
+                !h->view[FACTOR_A].along_depth, !h->view[FACTOR_B].along_depth);
     print_walk(&print, h);
     contraction_print_end(&print, &h->c);
     if (h->store)

@@ -87,6 +87,9 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h);
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h);
 /* How the one staged result leaves; after finish(). */
 void hopper_print_result(struct kernel_print *print, const struct hopper *h);
-void hopper_print_product(struct kernel_print *print, const struct hopper *h);
+/* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds). Turned operands lie along their own index. */
+void wgmma_print(struct text *code, int columns, weftDataType_t stored, bool a_is_turned, bool b_is_turned);
+/* What lib/slabs.cuh wants to know of the one result. */
+void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
 
 #endif

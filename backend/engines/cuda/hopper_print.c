@@ -220,16 +220,20 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
     }
 }
 
+void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
+    text_add(&print->code, "DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.f%d; }\n\n",
+             (int)(store - c->finish.at));
+}
+
 void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
-    int k = (int)(h->store - h->c.finish.at);
-    text_add(&print->code, "DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.f%d; }\n\n", k);
+    slabs_print(print, &h->c, h->store);
     if (h->stores_boxes)
         text_add(&print->code,
-                 "DEVICE void store_result(const arguments& p, const place& at, u32 src, i32 column, i32 row) {\n"
+                 "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c_map, src, column, row%s);\n}\n\n",
-                 h->c.finish.digit_count[BATCH] ? ", (i32)at.z" : "");
+                 h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
     else
-        finish_print_place(print, &h->c, k);
+        finish_print_place(print, &h->c, (int)(h->store - h->c.finish.at));
 }
 
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
@@ -257,20 +261,17 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
  * -------------------------------------------------------------------------------------------------
  */
 
-void hopper_print_product(struct kernel_print *print, const struct hopper *h) {
-    struct text *code = &print->code;
-    const char *type = h->c.factor[FACTOR_A].tensor->type == WEFT_DATA_HALF ? "f16" : "bf16";
-    int count = h->tile->columns / 2;
+void wgmma_print(struct text *code, int columns, weftDataType_t stored, bool a_is_turned, bool b_is_turned) {
+    const char *type = stored == WEFT_DATA_HALF ? "f16" : "bf16";
+    int count = columns / 2;
     text_add(code,
-             "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 "
-             "adds) {\n"
+             "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 adds) {\n"
              "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
              "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-             count, count + 2, h->tile->columns, type, type);
+             count, count + 2, columns, type, type);
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n        : ", count, count + 1, !h->view[FACTOR_A].along_depth,
-             !h->view[FACTOR_B].along_depth);
+    text_add(code, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n        : ", count, count + 1, a_is_turned, b_is_turned);
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
     text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");

@@ -50,7 +50,10 @@ EMBED(lib_places, "lib/places.cuh")
 EMBED(hopper, "hopper.cuh")
 
 static const struct program_header files[] = {
+EMBED(lib_slabs, "lib/slabs.cuh")
     {"lib/types.cuh", weft_kernel_lib_types},
+EMBED(stem, "stem.cuh")
+EMBED(depthwise, "depthwise.cuh")
     {"lib/index.cuh", weft_kernel_lib_index},
     {"lib/math.cuh", weft_kernel_lib_math},
     {"lib/gather.cuh", weft_kernel_lib_gather},
@@ -59,7 +62,10 @@ static const struct program_header files[] = {
     {"hopper.cuh", weft_kernel_hopper},
     {"lib/mma.cuh", weft_kernel_lib_mma},
     {"lib/staging.cuh", weft_kernel_lib_staging},
+    {"lib/slabs.cuh", weft_kernel_lib_slabs},
     {"lib/tiles.cuh", weft_kernel_lib_tiles},
+    {"stem.cuh", weft_kernel_stem},
+    {"depthwise.cuh", weft_kernel_depthwise},
     {"combine.cuh", weft_kernel_combine},
     {"contraction_fma.cuh", weft_kernel_contraction_fma},
     {"contraction_mma.cuh", weft_kernel_contraction_mma},

@@ -19,6 +19,9 @@
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups: all
              within noise or slower; releasing arrivals at peers: half the speed */
 
+constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
+#include "lib/slabs.cuh"
+
 /* ---- What this kernel demands ---- */
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
@@ -27,11 +30,8 @@ constexpr int STEPS_PER_SLOT = 4;                        /* products of 32 bytes
 constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
-constexpr int SLAB_N = BLOCK_N % 64 == 0 ? 64 : 32;              /* results leave in slabs of 16 rows x SLAB_N columns, */
-constexpr u32 SLAB_ROW_BYTES = SLAB_N * 2;                       /* so their swizzle is 128 or 64 bytes wide */
-constexpr u32 SLAB_BYTES = IS_STAGED ? 16 * SLAB_ROW_BYTES : 0;
 constexpr u32 STAGING = STAGES * SLOT_BYTES;
-constexpr u32 BARRIERS = STAGING + MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES;
+constexpr u32 BARRIERS = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
 static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
@@ -162,7 +162,6 @@ template <class P> struct ending<P, true> {
 /* A thread ends its sums in pieces of neighbours: 8 of a row, after an exchange in its quad; or the pairs as they lie. */
 constexpr int PIECE = LEAD_IS_ROW ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
 /* How many pieces' operands are read ahead of what is finished: what registers allow. */
-constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40;
 constexpr int PIECES_AHEAD = SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4 : SPARE_REGISTERS >= 50 ? 2 : 1;
 
 /* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e. */
@@ -186,67 +185,6 @@ DEVICE void gather_octet(sum_t (&pair)[4][2]) {
                 const sum_t received = __shfl_xor_sync(~0u, is_high ? pair[s][e] : pair[s | bit][e], bit);
                 (is_high ? pair[s][e] : pair[s | bit][e]) = received;
             }
-}
-
-/* Slab rows whose places only arithmetic knows, 16 bytes per thread and access. */
-template <class P> DEVICE void scatter_slab(const P& p, const place& at, u32 s_slab, i32 column, i32 row) {
-    constexpr u32 CHUNKS = SLAB_N / 8, ROWS_AT_ONCE = 32 / CHUNKS;
-    const u32 chunk = lane_index() % CHUNKS;
-    column += chunk * 8;
-    #pragma unroll
-    for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
-        const u32 slab_row = first + lane_index() / CHUNKS, swizzle = (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16);
-        if (row + (i32)slab_row >= (i32)p.rows || column >= (i32)p.columns) continue;
-        auto* to = place_of_result(p, at.z, row + (i32)slab_row, column);
-        if (to) *(words*)to = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ swizzle) * 16);
-    }
-}
-
-/* The other way: pairs of a row are finished as they lie, RUN being 2, and two octets of 16 rows are four blocks of 8 x 8. A template,
-   so that what was not printed is not looked up. */
-template <class P> DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, u32 math_warp, i32 row, u32& turn) {
-    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 80 ? PAIRS : SPARE_REGISTERS >= 50 ? PAIRS / 2 : 1;
-    const u32 lane = lane_index(), staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
-    const u32 swizzle = (lane % 16 * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16);
-    row += math_warp % 4 * 16;
-    #pragma unroll
-    for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab) {
-        const u32 s_slab = staging + turn * SLAB_BYTES; /* [16, SLAB_N], swizzled */
-        turn = (turn + 1) % SLABS_IN_FLIGHT;
-        wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
-        __syncwarp();
-        #pragma unroll
-        for (int first = 0; first < PAIRS; first += FETCHES) {
-            decltype(fetch(p, at.z, index(0), index(0))) in[FETCHES][4];
-            #pragma unroll
-            for (int i = 0; i < FETCHES * 4; ++i) {
-                const i32 to_row = row + lane / 4 + i % 2 * 8, to_column = at.column + slab * SLAB_N + first * 16 + i / 2 * 8 + lane % 4 * 2;
-                if (to_row < (i32)p.rows && to_column < (i32)p.columns) in[i / 4][i % 4] = fetch(p, at.z, to_row, to_column);
-            }
-            #pragma unroll
-            for (int pair = 0; pair < FETCHES; ++pair) {
-                u32 packed[4];
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int r = slab * (SLAB_N / 2) + (first + pair) * 8 + i * 2;
-                    const i32 to_row = row + lane / 4 + i % 2 * 8, to_column = at.column + slab * SLAB_N + (first + pair) * 16 + i / 2 * 8 + lane % 4 * 2;
-                    packed[i] = pair_of(evaluate(p, at.z, to_row, to_column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[pair][i]));
-                }
-                store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + pair) * 2 + lane / 16) ^ swizzle) * 16, packed);
-            }
-        }
-        if constexpr (STORES_BOXES) {
-            publish_to_async_proxy();
-            __syncwarp();
-            if (lane == 0) { /* rows and columns outside C are dropped */
-                store_result(p, at, s_slab, at.column + slab * SLAB_N, row);
-                commit_stores();
-            }
-        } else {
-            __syncwarp();
-            scatter_slab(p, at, s_slab, at.column + slab * SLAB_N, row);
-        }
-    }
 }
 
 /* The sums of a piece, neighbours side by side. */
@@ -292,7 +230,8 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
 DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
     accumulators r_c;
     pipeline_cursor use;
-    u32 turn = 0; /* which slab of a warp is next, over all tiles */
+    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
+    u32 turn = 0; /* which slab of the warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
         multiply_tile(r_c, use, math_warp / 4, steps);
@@ -301,7 +240,8 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
             #pragma unroll
             for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
             const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
-            if constexpr (IS_STAGED) stage_block(r_c[block], p, at, math_warp, row, turn); else end_block(r_c[block], p, at, row);
+            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, (i32)p.rows, at.column, staging, turn);
+            else end_block(r_c[block], p, at, row);
         }
     }
     if constexpr (IS_STAGED) wait_stores_read<0>(); /* shared memory must outlive the stores that read it */

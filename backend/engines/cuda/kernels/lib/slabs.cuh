@@ -1,0 +1,77 @@
+/* slabs: results of 16 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
+     through a slab of shared memory that belongs to one warp, of 16 rows x SLAB_N columns, from where whole rows leave: by TMA
+     (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the places of rows.
+   Demands BLOCK_N SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS. Templates, so that what was not printed is not looked up. */
+
+constexpr int SLAB_N = BLOCK_N % 64 == 0 ? 64 : 32;
+constexpr u32 SLAB_ROW_BYTES = SLAB_N * 2; /* so the swizzle is 128 or 64 bytes wide */
+constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES;
+
+/* Which 16-byte chunk of a slab row is where. */
+DEVICE u32 slab_swizzle(u32 slab_row) { return (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16); }
+
+template <class P> DEVICE void scatter_slab(const P& p, index z, i32 row, i32 row_end, i32 column, u32 s_slab) {
+    constexpr u32 CHUNKS = SLAB_N / 8, ROWS_AT_ONCE = 32 / CHUNKS;
+    const u32 chunk = lane_index() % CHUNKS;
+    column += chunk * 8;
+    #pragma unroll
+    for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
+        const u32 slab_row = first + lane_index() / CHUNKS;
+        if (row + (i32)slab_row >= row_end || column >= (i32)p.columns) continue;
+        auto* to = place_of_result(p, z, row + (i32)slab_row, column);
+        if (to) *(words*)to = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
+    }
+}
+
+/* Where a thread's pairs lie: register 4j + 2h + e is row lane / 4 + 8h of the warp's 16, column 8j + 2 (lane % 4) + e. Two octets of
+   columns are four blocks of 8 x 8. */
+struct pair_place {
+    i32 row, column;
+    DEVICE pair_place(i32 warp_row, i32 block_column, int octets, int number)
+        : row(warp_row + lane_index() / 4 + number % 2 * 8), column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
+};
+
+/* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
+template <class P>
+DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn) {
+    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 80 ? PAIRS : SPARE_REGISTERS >= 50 ? PAIRS / 2 : 1;
+    const u32 lane = lane_index();
+    #pragma unroll
+    for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
+        const u32 s_slab = staging + turn * SLAB_BYTES; /* [16, SLAB_N], swizzled */
+        turn = (turn + 1) % SLABS_IN_FLIGHT;
+        wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
+        __syncwarp();
+        #pragma unroll
+        for (int first = 0; first < PAIRS; first += FETCHES) {
+            decltype(fetch(p, z, index(0), index(0))) in[FETCHES][4]; /* read ahead, as many as registers allow */
+            #pragma unroll
+            for (int i = 0; i < FETCHES * 4; ++i) {
+                const pair_place to(row, column, first + i / 4, i % 4);
+                if (to.row < row_end && to.column < (i32)p.columns) in[i / 4][i % 4] = fetch(p, z, to.row, to.column);
+            }
+            #pragma unroll
+            for (int octets = 0; octets < FETCHES; ++octets) {
+                u32 packed[4];
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const pair_place to(row, column, first + octets, i);
+                    const int r = slab * (SLAB_N / 2) + (first + octets) * 8 + i * 2;
+                    packed[i] = pair_of(evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[octets][i]));
+                }
+                store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + octets) * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16, packed);
+            }
+        }
+        if constexpr (STORES_BOXES) {
+            publish_to_async_proxy();
+            __syncwarp();
+            if (lane == 0) { /* rows and columns outside the result are dropped */
+                store_result(p, z, s_slab, column, row);
+                commit_stores();
+            }
+        } else {
+            __syncwarp();
+            scatter_slab(p, z, row, row_end, column, s_slab);
+        }
+    }
+}
