@@ -48,6 +48,8 @@ POOLS = [
     Pool("global", (3, 4, 5, 3), [5, 3], [1, 1], [0, 0], [0, 0]),
     Pool("windows of padding alone", (1, 2, 3, 4), [2, 2], [2, 2], [4, 0], [3, 3]),
     Pool("cropping", (1, 2, 9, 8), [2, 3], [2, 1], [-1, 1], [-2, -2]),
+    Pool("channels side by side", (2, 16, 9, 7), [3, 3], [2, 2], [1, 1], [1, 1]),
+    Pool("channels side by side, steps of one", (1, 8, 6, 7), [3, 2], [1, 1], [1, 1], [1, 0]),
 ]
 
 

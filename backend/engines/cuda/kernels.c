@@ -22,6 +22,9 @@ EMBED(direct, "direct.cuh")
 EMBED(lib_window, "lib/window.cuh")
 EMBED(window, "window.cuh")
 EMBED(window_bwd, "window_bwd.cuh")
+EMBED(lib_pool, "lib/pool.cuh")
+EMBED(pool, "pool.cuh")
+EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(rng, "rng.cuh")
 EMBED(map, "map.cuh")
@@ -47,25 +50,25 @@ EMBED(attention_merge, "attention_merge.cuh")
 
 EMBED(lib_ptx_sm90, "lib/ptx_sm90.cuh")
 EMBED(lib_places, "lib/places.cuh")
-EMBED(hopper, "hopper.cuh")
-
-static const struct program_header files[] = {
 EMBED(lib_slabs, "lib/slabs.cuh")
-    {"lib/types.cuh", weft_kernel_lib_types},
+EMBED(hopper, "hopper.cuh")
 EMBED(stem, "stem.cuh")
 EMBED(depthwise, "depthwise.cuh")
+
+static const struct program_header files[] = {
+    {"lib/types.cuh", weft_kernel_lib_types},
     {"lib/index.cuh", weft_kernel_lib_index},
     {"lib/math.cuh", weft_kernel_lib_math},
     {"lib/gather.cuh", weft_kernel_lib_gather},
     {"lib/ptx_sm90.cuh", weft_kernel_lib_ptx_sm90},
     {"lib/places.cuh", weft_kernel_lib_places},
-    {"hopper.cuh", weft_kernel_hopper},
-    {"lib/mma.cuh", weft_kernel_lib_mma},
-    {"lib/staging.cuh", weft_kernel_lib_staging},
     {"lib/slabs.cuh", weft_kernel_lib_slabs},
-    {"lib/tiles.cuh", weft_kernel_lib_tiles},
+    {"hopper.cuh", weft_kernel_hopper},
     {"stem.cuh", weft_kernel_stem},
     {"depthwise.cuh", weft_kernel_depthwise},
+    {"lib/mma.cuh", weft_kernel_lib_mma},
+    {"lib/staging.cuh", weft_kernel_lib_staging},
+    {"lib/tiles.cuh", weft_kernel_lib_tiles},
     {"combine.cuh", weft_kernel_combine},
     {"contraction_fma.cuh", weft_kernel_contraction_fma},
     {"contraction_mma.cuh", weft_kernel_contraction_mma},
@@ -73,6 +76,9 @@ EMBED(depthwise, "depthwise.cuh")
     {"lib/window.cuh", weft_kernel_lib_window},
     {"window.cuh", weft_kernel_window},
     {"window_bwd.cuh", weft_kernel_window_bwd},
+    {"lib/pool.cuh", weft_kernel_lib_pool},
+    {"pool.cuh", weft_kernel_pool},
+    {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"rng.cuh", weft_kernel_rng},
     {"map.cuh", weft_kernel_map},

@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+enum { SHORT_RUN = 2 };
+
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
 static const struct tensor *tensor_at(const struct map *map, int value) {
@@ -201,12 +203,40 @@ static weftStatus_t check_bytes(const struct map *map) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. */
+static int axis_across(const struct map *map, const struct operand *operand) {
+    int last = map->space.rank - 1;
+    if (operand->is_store || operand->memory < 0 || operand->strides[last] <= 1 || !cuda_type_name(operand->type))
+        return -1;
+    for (int i = 0; i < last; i++)
+        if (operand->strides[i] == 1)
+            return i;
+    return -1;
+}
+
+/* Rows of odd lengths leave but short runs, unless what is dense is swept as one row. */
+static void find_flat(struct map *map) {
+    bool may = true;
+    map->is_flat = map->space.rank == 1;
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        may = may && operand->memory >= 0 && axis_across(map, operand) < 0 &&
+              (!operand->is_store || operand_is_dense(&map->space, operand));
+    }
+    int flat = may ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
+    if (map->run > SHORT_RUN || flat <= 2 * map->run)
+        return;
+    map->is_flat = true;
+    map->run = flat;
+}
+
 /* Fills the space, the operands and the length of a run, or says why the region is none of ours. */
 static weftStatus_t analyse(struct map *map, const struct region *region) {
     *map = (struct map){.region = region};
     TRY(add_operands(map, region));
     space_coalesce(&map->space, map->operands, map->count, 0);
     map->run = space_run_length(&map->space, map->operands, map->count, region->graph);
+    find_flat(map);
     return check_bytes(map);
 }
 
@@ -223,7 +253,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-enum { TILE_BYTES = 16384, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10 };
+enum { TILE_BYTES = 16384, LEAST_TILE_BYTES = 4096, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10 };
 
 static int64_t power_from(int64_t number) {
     int64_t power = 1;
@@ -234,19 +264,9 @@ static int64_t power_from(int64_t number) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. */
-static int axis_across(const struct map *map, const struct operand *operand) {
-    int last = map->space.rank - 1;
-    if (operand->is_store || operand->memory < 0 || operand->strides[last] <= 1 || !cuda_type_name(operand->type))
-        return -1;
-    for (int i = 0; i < last; i++)
-        if (operand->strides[i] == 1)
-            return i;
-    return -1;
-}
-
-/* Tiles pay where an operand lies across; the largest type decides along which axis. */
-static void find_tile(struct map *map) {
+/* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
+   work to all multiprocessors. */
+static void find_tile(struct map *map, const struct device *device) {
     struct map_tile *tile = &map->tile;
     const int64_t *extents = map->space.extents;
     int last = map->space.rank - 1;
@@ -262,9 +282,13 @@ static void find_tile(struct map *map) {
     }
     if (tile->axis < 0)
         return;
-    tile->along_last = least(power_from(extents[last]), 2 * LINE_BYTES / bytes);
-    tile->along_axis = least(power_from(extents[tile->axis]), TILE_BYTES / bytes / tile->along_last);
-    tile->along_last = least(power_from(extents[last]), TILE_BYTES / bytes / tile->along_axis);
+    int64_t area = TILE_BYTES / bytes, lines = 2 * LINE_BYTES / bytes,
+            tiles = 4 * (int64_t)device->cuda.multiprocessors;
+    for (; area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles; area /= 4, lines /= 2) {
+    }
+    tile->along_last = least(power_from(extents[last]), lines);
+    tile->along_axis = least(power_from(extents[tile->axis]), area / tile->along_last);
+    tile->along_last = least(power_from(extents[last]), area / tile->along_axis);
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
         int64_t row = tile->along_axis * dtype_bytes(operand->type, 1) + 8, needs = row * tile->along_last;
@@ -312,7 +336,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (space_elements(&map.space) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     map.unroll = choose_unroll(&map, device);
-    find_tile(&map);
+    find_tile(&map, device);
     bool is_tiled = map.tile.axis >= 0;
     kernel_print_init(&print, step->region.graph);
     map_print(&print, &map);

@@ -22,11 +22,11 @@ struct map {
     int count; /* operands; the first is the store whose memory order leads */
     struct operand operands[MAP_OPERANDS_MAX];
     int run, unroll;
+    bool is_flat; /* runs pass from row to row: dense operands are taken in runs, others one by one */
     struct map_tile tile;
 };
 
-/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a space of one dim, shorter than a run, goes one by
-   one. */
+/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a flat space, shorter than a run, goes one by one. */
 static inline int64_t map_runs(const struct map *map) { return space_elements(&map->space) / map->run; }
 int64_t map_tiles(const struct map *map);
 

@@ -26,9 +26,18 @@ static bool is_loaded(const struct map *map, int k) {
     return !map->operands[k].is_store && map->operands[k].memory >= 0;
 }
 
+/* Whether an operand is taken one by one because runs pass from row to row and it does not. */
+static bool is_loose(const struct map *map, int k) {
+    const struct operand *operand = &map->operands[k];
+    bool is_scalar = true;
+    for (int i = 0; i <= last_of(map); i++)
+        is_scalar = is_scalar && operand->strides[i] == 0;
+    return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
+}
+
 /* How many elements a thread loads of an operand: broadcast along the run, it is one. */
 static const char *loaded_count(const struct map *map, int k) {
-    return map->operands[k].strides[last_of(map)] ? "N" : "1";
+    return map->operands[k].strides[last_of(map)] || is_loose(map, k) ? "N" : "1";
 }
 
 /* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. */
@@ -54,17 +63,17 @@ static void print_operands(struct kernel_print *print, const struct map *map) {
     }
 }
 
-/* The address of an operand at the place `to`. */
-static void print_address(struct text *code, const struct map *map, int k) {
+/* The address of an operand at a place. */
+static void print_address(struct text *code, const struct map *map, int k, const char *place) {
     const struct operand *operand = &map->operands[k];
     text_add(code, "a.p%d", k);
     if (is_packed(operand) && operand->offset)
         text_add(code, " + a.offset%d", k);
     for (int i = 0; i <= last_of(map); i++) {
         if (has_stride(map, k, i))
-            text_add(code, " + to.c%d * a.s%d_%d", i, k, i);
+            text_add(code, " + %s.c%d * a.s%d_%d", place, i, k, i);
         else if (operand->strides[i])
-            text_add(code, " + to.c%d", i);
+            text_add(code, " + %s.c%d", place, i);
     }
 }
 
@@ -81,23 +90,34 @@ static void find_digits(const struct map *map, int *dims, int64_t *steps) {
             dims[count++] = i;
     for (int i = 0; i < count; i++)
         steps[i] = 1;
-    steps[0] = tile->axis >= 0 ? tile->along_last : map->run;
+    steps[0] = tile->axis >= 0 ? tile->along_last : map->is_flat ? 1 : map->run;
     if (tile->axis >= 0)
         steps[1] = tile->along_axis;
 }
 
-/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number. */
+/* advance(): the next element's place. */
+static void print_advance(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE void advance(const arguments& a, place& to) {\n");
+    for (int i = last_of(map); i > 0; i--)
+        text_add(code, "    if (++to.c%d < (i64)a.count%d.value) return;\n    to.c%d = 0;\n", i, i, i);
+    text_add(code, "    to.c0++;\n}\n\n");
+}
+
+/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number; element(): that of an
+   element of a flat space. */
 static void print_locate(struct kernel_print *print, const struct map *map) {
     struct text *code = &print->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
     int64_t steps[WEFT_DIM_MAX], count = map->tile.axis >= 0 ? map_tiles(map) : map_runs(map);
+    if (map->is_flat)
+        count = space_elements(&map->space);
     const char *type = count < INT32_MAX ? "u32" : "i64";
     find_digits(map, dims, steps);
     text_add(code, "struct place { i64 c0");
     for (int i = 1; i <= last; i++)
         text_add(code, ", c%d", i);
-    text_add(code, "; };\n\nDEVICE place locate(const arguments& a, i64 at) {\n    place to;\n    %s rest = (%s)at;\n",
-             type, type);
+    text_add(code, "; };\n\nDEVICE place %s(const arguments& a, i64 at) {\n    place to;\n    %s rest = (%s)at;\n",
+             map->is_flat ? "element" : "locate", type, type);
     for (int i = 0; i <= last; i++) {
         int64_t extent = map->space.extents[dims[i]];
         text_add(code, "    to.c%d = (i64)", dims[i]);
@@ -110,9 +130,27 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
         text_add(code, steps[i] > 1 ? " * %lld;\n" : ";\n", (long long)steps[i]);
     }
     text_add(code, "    return to;\n}\n\n");
+    if (map->is_flat)
+        text_add(code, "DEVICE place locate(const arguments& a, i64 at) { return element(a, at * RUN); }\n\n");
 }
 
 /* ---- Runs --------------------------------------------------------------------------------------------------------- */
+
+static void print_loose_loads(struct text *code, const struct map *map) {
+    bool has_any = false;
+    for (int k = 0; k < map->count; k++)
+        has_any = has_any || (is_loaded(map, k) && is_loose(map, k));
+    if (!has_any)
+        return;
+    text_add(code, "    place at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_loaded(map, k) && is_loose(map, k)) {
+            text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
+            print_address(code, map, k, "at");
+            text_add(code, ").at[0];\n");
+        }
+    text_add(code, "        advance(a, at);\n    }\n");
+}
 
 /* inputs and load_inputs(): the runs that a thread reads, all before it computes. */
 static void print_loads(struct text *code, const struct map *map) {
@@ -124,19 +162,20 @@ static void print_loads(struct text *code, const struct map *map) {
              "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const place& to) {\n");
     for (int k = 0; k < map->count; k++) {
         const char *type = cuda_element_name(map->operands[k].type);
-        if (!is_loaded(map, k) || is_staged(map, k))
+        if (!is_loaded(map, k) || is_staged(map, k) || is_loose(map, k))
             continue;
         if (!has_stride(map, k, last_of(map))) {
             text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
-            print_address(code, map, k);
+            print_address(code, map, k, "to");
             text_add(code, ");\n");
         } else {
             text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) in.r%d.at[e] = load_run<%s, 1>(", k,
                      type);
-            print_address(code, map, k);
+            print_address(code, map, k, "to");
             text_add(code, " + e * a.s%d_%d).at[0];\n", k, last_of(map));
         }
     }
+    print_loose_loads(code, map);
     text_add(code, "}\n\n");
 }
 
@@ -155,7 +194,7 @@ static void print_values(struct text *code, const struct map *map) {
             print_index(code, map, k);
         else if (!operand->is_store)
             text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
-                     k, operand->strides[last_of(map)] ? "e" : "0");
+                     k, operand->strides[last_of(map)] || is_loose(map, k) ? "e" : "0");
     }
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
@@ -171,7 +210,7 @@ static void print_store(struct text *code, const struct map *map, int k) {
         text_add(code, "    store_run<%s, N>(", type);
     else
         text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) store_run<%s, 1>(", type);
-    print_address(code, map, k);
+    print_address(code, map, k, "to");
     if (is_run)
         text_add(code, ", w%d);\n", k);
     else if (map->operands[k].strides[last_of(map)])
@@ -215,26 +254,37 @@ static void print_stages(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k)) {
             text_add(code, "    tile.x%d.fill<%d>(", k, map->tile.width[k]);
-            print_address(code, map, k);
+            print_address(code, map, k, "to");
             text_add(code, ", a.s%d_%d, left_axis, left_last);\n", k, last);
         }
-    text_add(code, "}\n\nDEVICE void take_inputs(inputs<RUN>& in, const staged& tile, int axis, int last) {\n");
+    text_add(code, "}\n\nDEVICE void take_inputs(inputs<RUN> (&in)[GROUP], const staged& tile, int axis, int last) {\n"
+                   "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
             text_add(
                 code,
-                "    #pragma unroll\n    for (int e = 0; e < RUN; e++) in.r%d.at[e] = tile.x%d.take(last + e, axis);\n",
-                k, k);
-    text_add(code, "}\n\n");
+                "        const run<%s, GROUP> t%d = tile.x%d.take<GROUP>(last + e, axis);\n        #pragma unroll\n"
+                "        for (int g = 0; g < GROUP; g++) in[g].r%d.at[e] = t%d.at[g];\n",
+                cuda_type_name(map->operands[k].type), k, k, k, k);
+    text_add(code, "    }\n}\n\n");
+}
+
+/* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. */
+static int64_t group_of(const struct map *map) {
+    int64_t group = 1;
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k) && 4 / dtype_bytes(map->operands[k].type, 1) > group)
+            group = 4 / dtype_bytes(map->operands[k].type, 1);
+    return group < map->tile.along_axis ? group : map->tile.along_axis;
 }
 
 void map_print(struct kernel_print *print, const struct map *map) {
     bool is_tiled = map->tile.axis >= 0;
     print_constant(print, "THREADS", MAP_THREADS);
     print_constant(print, "RUN", map->run);
-    print_constant(print, "UNROLL", map->unroll);
     text_add(&print->code, "#include \"lib/gather.cuh\"\n");
     if (is_tiled) {
+        print_constant(print, "GROUP", group_of(map));
         print_constant(print, "TILE_AXIS", map->tile.along_axis);
         print_constant(print, "TILE_LAST", map->tile.along_last);
         print_number(print, map_tiles(map), "tiles");
@@ -242,6 +292,7 @@ void map_print(struct kernel_print *print, const struct map *map) {
         print_number(print, map->space.extents[last_of(map)], "last_extent");
         text_add(&print->code, "#include \"lib/exchange.cuh\"\n");
     } else {
+        print_constant(print, "UNROLL", map->unroll);
         print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
         print_constant(print, "SHARES_BYTES", map_shares_bytes(map));
         print_number(print, space_elements(&map->space), "elements");
@@ -249,6 +300,8 @@ void map_print(struct kernel_print *print, const struct map *map) {
     text_add(&print->code, "\n");
     print_operands(print, map);
     print_locate(print, map);
+    if (map->is_flat && last_of(map) > 0)
+        print_advance(&print->code, map);
     print_loads(&print->code, map);
     if (is_tiled)
         print_stages(&print->code, map);

@@ -84,20 +84,48 @@ int operand_run_length(const struct space *space, const struct operand *operand,
     return (int)common_length(space, operand, dim, length);
 }
 
-int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
-    int last = space->rank - 1;
-    int64_t length = last ? gcd(LONGEST_RUN, space->extents[last]) : LONGEST_RUN, byte = 1;
+bool operand_is_dense(const struct space *space, const struct operand *operand) {
+    int64_t packed = 1;
+    for (int i = space->rank; i-- > 0; packed *= space->extents[i])
+        if (operand->memory < 0 || operand->strides[i] != packed)
+            return false;
+    return true;
+}
+
+/* The most that an access to the operand may take, of runs of up to `length`; `byte` elements must fit. */
+static int64_t limit_length(int64_t length, const struct operand *operand, int64_t byte, const struct graph *graph) {
+    int64_t fits = elements_per_access(operand, graph);
+    bool is_aligned = graph->values[operand->memory].tensor->alignment >= 16;
+    return gcd(length, is_aligned && fits < byte ? byte : fits);
+}
+
+/* How many elements of the smallest type fill a byte. */
+static int64_t elements_per_byte(const struct operand *operands, int count) {
+    int64_t most = 1;
     for (int k = 0; k < count; k++) {
         int64_t fills = operands[k].memory < 0 ? 1 : 8 / gcd(dtype_of(operands[k].type)->bits, 8);
-        byte = fills > byte ? fills : byte;
+        most = fills > most ? fills : most;
     }
+    return most;
+}
+
+int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
+    int last = space->rank - 1;
+    int64_t length = last ? gcd(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
     for (int k = 0; k < count; k++) {
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
-        int64_t fits = elements_per_access(&operands[k], graph);
-        bool is_aligned = graph->values[operands[k].memory].tensor->alignment >= 16;
-        length = gcd(length, is_aligned && fits < byte ? byte : fits);
+        length = limit_length(length, &operands[k], elements_per_byte(operands, count), graph);
         length = common_length(space, &operands[k], last, length);
     }
+    return (int)length;
+}
+
+int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
+    int64_t length = LONGEST_RUN;
+    for (int k = 0; k < count; k++)
+        if (operand_is_dense(space, &operands[k]))
+            length =
+                gcd(limit_length(length, &operands[k], elements_per_byte(operands, count), graph), operands[k].offset);
     return (int)length;
 }

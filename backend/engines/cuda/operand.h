@@ -30,11 +30,17 @@ void space_coalesce(struct space *space, struct operand *operands, int count, in
 
 int64_t space_elements(const struct space *space);
 
+/* Whether an operand lies in memory without gaps, in the order of the space. */
+bool operand_is_dense(const struct space *space, const struct operand *operand);
+
 /* How many neighbours along a dim, in which it is contiguous, one access to an operand may take: 16 bytes at most. */
 int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph);
 
 /* How many neighbours along the last dim a thread takes of all operands: what one access to each may take, but no less
    than fills a byte of the smallest type. Every row begins at a multiple of it; a space of one dim may leave a rest. */
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
+
+/* The same where runs pass from row to row, for the dense operands; others are taken one by one. */
+int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. The host half decides and
-   prints constants; kernels/window.cuh and window_bwd.cuh walk, and lib/window.cuh knows the geometry. */
+   prints constants; kernels/pool.cuh and pool_bwd.cuh walk small windows in whole steps, window.cuh and window_bwd.cuh all
+   others, and lib/window.cuh knows the geometry. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/kernel.h"
 #include "graph/ops/resample.h"
@@ -9,7 +10,19 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, LONGEST_RUN = 16, UNROLLED_TAPS = 16, POSITION_DIGITS = 5 };
+enum { THREADS = 256, POOL_THREADS = 128, LONGEST_RUN = 16, UNROLLED_TAPS = 16, DIGITS_MAX = 6 };
+
+/* Of the pool kernels: what registers hold, and what is worth unrolling. */
+enum {
+    POOL_RUN = 8,
+    POOL_TAPS = 27,
+    POOL_LOADS = 64,
+    POOL_STEP = 4,
+    POOL_SIDES = 9,
+    POOL_REACHING = 16,
+    POOL_FOUND_AGAIN = 4,
+    POOL_ROWS = 4
+};
 
 static const double INT32_REACH = 1 << 30;
 
@@ -20,6 +33,9 @@ struct window {
     int run;
     bool is_wide; /* numbers of the geometry pass 32 bits */
     bool has_y, has_index;
+    bool is_pool;     /* patches of neighbours, by the pool kernels */
+    int64_t patch[3]; /* positions along each axis that a thread makes; of dx, steps of windows */
+    int64_t rows;     /* patches along the second axis that neighbouring threads take */
 };
 
 /* The tensor that is made: positions are counted in its memory order. */
@@ -74,6 +90,70 @@ static void find_reach(struct window *w) {
     }
 }
 
+/* ---- Patches ------------------------------------------------------------------------------------------------------ */
+
+/* Positions that reach into a patch of dx, along one axis. */
+static int64_t reaching(const struct window *w, int axis) {
+    return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
+}
+
+static bool forward_fits(const struct window *w) {
+    int64_t loads = w->g.taps[0];
+    for (int i = 1; i < 3; i++)
+        loads *= (w->patch[i] - 1) * w->g.step[i] + w->g.taps[i];
+    return loads <= POOL_LOADS;
+}
+
+static bool backward_fits(const struct window *w) {
+    int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
+    return sides <= POOL_SIDES && all <= (is_used(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
+}
+
+/* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start of
+   the padding. */
+static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
+
+static int64_t first_patch(const struct window *w, int axis) {
+    int64_t offset = w->g.offset[axis], side = side_of(w, axis);
+    return axis ? offset / side - (offset % side < 0) : 0;
+}
+
+/* How many patches there are along an axis. */
+static int64_t patches(const struct window *w, int axis) {
+    const struct resample_operand *result = result_of(w);
+    int64_t size = result->size[axis], side = side_of(w, axis);
+    if (!w->is_pool)
+        return size;
+    if (!w->g.backward)
+        return (size + w->patch[axis] - 1) / w->patch[axis];
+    int64_t end = axis ? size + w->g.offset[axis] : size;
+    return (end + side - 1) / side - first_patch(w, axis);
+}
+
+/* Windows that overlap share what a thread loads; those of rows two steps apart share it through the first cache. */
+static void find_patch(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool is_mean = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
+    bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    w->is_pool = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && product(g->taps) <= POOL_TAPS &&
+                 (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
+    for (int i = 0; i < 3; i++) {
+        w->is_pool = w->is_pool && g->x.size[i] > 0 && g->y.size[i] > 0;
+        bool overlaps = g->taps[i] > g->step[i], is_dense = overlaps && g->step[i] == 1;
+        int64_t many = i == 2 || is_dense ? 2 : 1;
+        w->is_pool = w->is_pool && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
+        w->patch[i] = i == 0 || g->y.size[i] == 1 ? 1 : many;
+    }
+    if (w->is_pool && g->backward && !backward_fits(w))
+        w->patch[1] = w->patch[2] = 1;
+    w->is_pool = w->is_pool && (g->backward ? backward_fits(w) : forward_fits(w));
+    if (w->is_pool && w->run > POOL_RUN)
+        w->run = POOL_RUN;
+    w->rows = w->is_pool && w->run > 1 && patches(w, 1) >= POOL_ROWS ? POOL_ROWS : 1;
+}
+
+/* ---- Analysis ----------------------------------------------------------------------------------------------------- */
+
 static weftStatus_t analyse(struct window *w, const struct region *region) {
     *w = (struct window){.region = region, .op = region_node(region, 0)->op};
     bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
@@ -99,12 +179,17 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     }
     w->run = (int)run;
     find_reach(w);
+    find_patch(w);
     return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t positions_of(const struct window *w) {
+/* What threads take one by one: patches of runs of channels. */
+static int64_t turns_of(const struct window *w) {
     const struct resample_operand *result = result_of(w);
-    return w->g.n * w->g.c * result->size[0] * result->size[1] * result->size[2];
+    if (result->size[0] * result->size[1] * result->size[2] == 0)
+        return 0;
+    int64_t groups = (patches(w, 1) + w->rows - 1) / w->rows;
+    return w->g.n * (w->g.c / w->run) * patches(w, 0) * groups * w->rows * patches(w, 2);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -151,33 +236,52 @@ static void print_operand(struct kernel_print *print, const struct window *w, co
     print_numbered(print, operand->size_stride, name);
 }
 
-/* The digits of a position, slowest first in memory: the result's image, channel, and place along each axis. */
-static void print_locate(struct kernel_print *print, const struct window *w) {
-    static const char *const digits[POSITION_DIGITS] = {"n", "c", "at[0]", "at[1]", "at[2]"};
+/* A digit of the number of a turn: which coordinate it adds to, and how much each. */
+struct digit {
+    const char *name;
+    int64_t extent, stride, times;
+};
+
+/* The digits of a turn, slowest first in memory: the result's image, run of channels, and place or patch along each axis.
+   Rows of patches that neighbours take come right before the channels. */
+static int list_digits(const struct window *w, struct digit *digits) {
     const struct resample_operand *result = result_of(w);
-    const int64_t extents[] = {w->g.n, w->g.c, result->size[0], result->size[1], result->size[2]};
-    const int64_t strides[] = {result->batch_stride, result->channel_stride, result->size_stride[0],
-                               result->size_stride[1], result->size_stride[2]};
-    int order[POSITION_DIGITS], count = 0;
-    for (int i = 0; i < POSITION_DIGITS; i++) {
+    int64_t step1 = w->is_pool && !w->g.backward ? w->patch[1] : 1,
+            step2 = w->is_pool && !w->g.backward ? w->patch[2] : 1;
+    const struct digit all[] = {
+        {"n", w->g.n, result->batch_stride, 1},
+        {"at[0]", patches(w, 0), result->size_stride[0], 1},
+        {"at[1]", (patches(w, 1) + w->rows - 1) / w->rows, result->size_stride[1], w->rows * step1},
+        {"at[2]", patches(w, 2), result->size_stride[2], step2},
+        {"at[1]", w->rows, w->run > 1 ? -1 : result->size_stride[1], step1},
+        {"c", w->g.c / w->run, w->run > 1 ? -2 : result->channel_stride, w->run},
+    };
+    int count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         int at = count;
-        if (extents[i] == 1)
+        if (all[i].extent == 1)
             continue;
-        while (at > 0 && (strides[order[at - 1]] < strides[i] || (w->run > 1 && order[at - 1] == 1)))
-            at--;
-        memmove(&order[at + 1], &order[at], (size_t)(count - at) * sizeof *order);
-        order[at] = i;
+        for (; at > 0 && digits[at - 1].stride < all[i].stride; at--)
+            digits[at] = digits[at - 1];
+        digits[at] = all[i];
         count++;
     }
+    return count;
+}
+
+static void print_locate(struct kernel_print *print, const struct window *w) {
+    struct digit digits[DIGITS_MAX];
+    int count = list_digits(w, digits);
     text_add(&print->code, "DEVICE place locate(const arguments& p, position rest) {\n    place to = {};\n");
-    for (int k = count - 1; k > 0; k--) {
+    for (int k = count; k-- > 0;) {
         char text[32];
         snprintf(text, sizeof text, "digit%d", k);
-        print_divisor(print, extents[order[k]], text);
-        text_add(&print->code, "    to.%s = split(rest, p.digit%d);\n", digits[order[k]], k);
+        if (k > 0)
+            print_divisor(print, digits[k].extent, text);
+        text_add(&print->code, "    to.%s += ", digits[k].name);
+        text_add(&print->code, k > 0 ? "split(rest, p.%s)" : "rest", text);
+        text_add(&print->code, digits[k].times == 1 ? ";\n" : " * %lld;\n", (long long)digits[k].times);
     }
-    if (count)
-        text_add(&print->code, "    to.%s = rest;\n", digits[order[0]]);
     text_add(&print->code, "    return to;\n}\n\n");
 }
 
@@ -195,19 +299,35 @@ static bool computes_in_double(const struct window *w) {
     return is_double;
 }
 
+static int threads_of(const struct window *w) { return w->is_pool ? POOL_THREADS : THREADS; }
+
+/* Whether a thread holds more than a fifth of what a multiprocessor's registers hold for POOL_THREADS. */
+static bool is_heavy(const struct window *w) {
+    return computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || product(w->g.taps) > 9 ||
+           w->patch[1] * w->patch[2] > 2;
+}
+
 static void print_constants(struct kernel_print *print, const struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
-    bool unrolls = product(g->taps) <= UNROLLED_TAPS;
+    bool unrolls = w->is_pool || product(g->taps) <= UNROLLED_TAPS;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
         {"RUN", w->run},
-        {"THREADS", THREADS},
+        {"THREADS", threads_of(w)},
         {"TAPS0", unrolls ? g->taps[0] : 0},
         {"TAPS1", unrolls ? g->taps[1] : 0},
         {"TAPS2", unrolls ? g->taps[2] : 0},
+        {"STEP0", w->is_pool ? g->step[0] : 0},
+        {"STEP1", w->is_pool ? g->step[1] : 0},
+        {"STEP2", w->is_pool ? g->step[2] : 0},
+        {"PATCH1", w->patch[1]},
+        {"PATCH2", w->patch[2]},
+        {"BLOCKS", is_heavy(w) ? 3 : 5},
+        {"IS_SCALED", g->alpha != 1},
+        {"WANTS_WHERE", g->backward || w->has_index},
         {"IS_MAXIMUM", is_maximum},
         {"IS_LINEAR", g->mode == WEFT_RESAMPLE_BILINEAR},
         {"IS_POOL", is_maximum || excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING},
@@ -225,7 +345,7 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
         print_constant(print, constants[i].name, constants[i].value);
     text_add(&print->constants, "using math_t = %s;\nusing length_t = %s;\nusing position = %s;\n",
              computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32",
-             positions_of(w) < INT32_MAX ? "u32" : "i64");
+             turns_of(w) < INT32_MAX ? "u32" : "i64");
 }
 
 static void print_geometry(struct kernel_print *print, const struct window *w) {
@@ -245,7 +365,11 @@ static void print_geometry(struct kernel_print *print, const struct window *w) {
     print_bits(print, g->alpha, "alpha");
     print_bits(print, g->beta, "beta");
     print_bits(print, type->is_float ? -INFINITY : type->lowest, "lowest");
-    print_number(print, positions_of(w) / w->run, "runs");
+    print_number(print, turns_of(w), "runs");
+    if (w->is_pool && g->backward) {
+        print_number(print, first_patch(w, 1), "first1");
+        print_number(print, first_patch(w, 2), "first2");
+    }
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -257,23 +381,27 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&w, &step->region));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    if (positions_of(&w) == 0)
+    if (turns_of(&w) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     kernel_print_init(&print, step->region.graph);
     print_constants(&print, &w);
     print_geometry(&print, &w);
-    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n\n");
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
+             w.is_pool ? "#include \"lib/pool.cuh\"\n" : "");
     print_locate(&print, &w);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, w.g.backward ? "window_bwd.cuh" : "window.cuh",
-                      w.g.backward ? "window_bwd" : "window", arena));
-    int64_t runs = positions_of(&w) / w.run, blocks = (runs + THREADS - 1) / THREADS;
+    const char *files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh"};
+    const char *entries[] = {"window", "window_bwd", "pool", "pool_bwd"};
+    int which = w.g.backward + 2 * w.is_pool;
+    TRY(kernel_finish(&print, kernel, files[which], entries[which], arena));
+    int64_t blocks = (turns_of(&w) + threads_of(&w) - 1) / threads_of(&w);
     int64_t most = (int64_t)device->cuda.multiprocessors * 256;
     kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
-    return arena_print(arena, &step->detail, "windows of %lldx%lldx%lld, runs of %d channels", (long long)w.g.taps[0],
-                       (long long)w.g.taps[1], (long long)w.g.taps[2], w.run);
+    kernel->block = (uint32_t)threads_of(&w);
+    return arena_print(arena, &step->detail, "%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
+                       entries[which], (long long)w.g.taps[0], (long long)w.g.taps[1], (long long)w.g.taps[2], w.run,
+                       (long long)w.patch[1], (long long)w.patch[2]);
 }
 
 const struct family cuda_window = {

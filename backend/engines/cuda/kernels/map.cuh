@@ -2,9 +2,25 @@
    Formula   printed from the graph: compute() evaluates its nodes on a run of RUN neighbours and stores the results
    Tile      a thread takes UNROLL runs, THREADS runs apart, so that a warp touches whole lines; persistent over the rest
    Memory    all loads of a thread are issued before its first arithmetic; nothing is shared
-   Limits    RUN divides the last extent, but for spaces of one dim, whose rest goes one by one: to a thread each, or all to
-             one thread where results share bytes (SHARES_BYTES)
+   Limits    RUN divides the last extent, but in flat spaces, whose rest goes one by one: to a thread each, or all to one
+             thread where results share bytes (SHARES_BYTES)
    Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES, and locate(), load_inputs(), compute(), printed */
+
+/* The elements after the last whole run of a flat space. A template, so that element() is looked up where it is printed. */
+template <class A> DEVICE void sweep_rest(const A& a, i64 first) {
+    constexpr int EACH = SHARES_BYTES ? RUN : 1;
+    if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH) return;
+    place to[EACH];
+    inputs<1> in[EACH];
+    #pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        to[e] = element(a, first + threadIdx.x + e);
+        if (first + threadIdx.x + e < a.elements) load_inputs(in[e], a, to[e]);
+    }
+    #pragma unroll
+    for (int e = 0; e < EACH; e++)
+        if (first + threadIdx.x + e < a.elements) compute(in[e], a, to[e]);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant__ arguments a) {
     const i64 step = (i64)gridDim.x * THREADS * UNROLL;
@@ -18,18 +34,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant_
         for (int u = 0; u < UNROLL; u++)
             if (first + u * THREADS < runs) compute(in[u], a, locate(a, first + u * THREADS));
     }
-    if constexpr (HAS_REST) {
-        constexpr int EACH = SHARES_BYTES ? RUN : 1;
-        if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH) return;
-        place to[EACH] = {};
-        inputs<1> in[EACH];
-        #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            to[e].c0 = runs * RUN + threadIdx.x + e;
-            if (to[e].c0 < a.elements) load_inputs(in[e], a, to[e]);
-        }
-        #pragma unroll
-        for (int e = 0; e < EACH; e++)
-            if (to[e].c0 < a.elements) compute(in[e], a, to[e]);
-    }
+    if constexpr (HAS_REST) sweep_rest(a, runs * RUN);
 }

@@ -18,7 +18,7 @@ template <class P> DEVICE void store_values(const P& p, const axis (&axes)[3], c
             math_t value = made.value[e];
             if (!IS_MAXIMUM) value = share<y_t>(value, counted);
             else if (SKIPS_PADDING && inside == 0) value = lowest;
-            math_t scaled = (math_t)__longlong_as_double(p.alpha) * value;
+            math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * value : value;
             if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
             out.at[e] = from<y_t>::number(scaled);
         }

@@ -74,7 +74,7 @@ template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const
     if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
     #pragma unroll
     for (int e = 0; e < RUN; e++) {
-        math_t scaled = (math_t)__longlong_as_double(p.alpha) * sum[e];
+        math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * sum[e] : sum[e];
         if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
         out.at[e] = from<x_t>::number(scaled);
     }

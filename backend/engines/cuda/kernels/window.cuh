@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window(const __grid_con
     read_axes(axes, p);
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
-        const place to = locate(p, (position)(at * RUN));
+        const place to = locate(p, (position)at);
         const x_t* x = p.x + (to.n * p.x_n + to.c * p.x_c);
         if constexpr (IS_MAXIMUM) {
             const i64 strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};

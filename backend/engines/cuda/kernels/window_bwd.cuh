@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
     axis axes[3];
     read_axes(axes, p);
     for (i64 t = (i64)blockIdx.x * THREADS + threadIdx.x; t < p.runs; t += (i64)gridDim.x * THREADS) {
-        const place at = locate(p, (position)(t * RUN));
+        const place at = locate(p, (position)t);
         const reach r0 = reach_of(axes[0], at.at[0]), r1 = reach_of(axes[1], at.at[1]), r2 = reach_of(axes[2], at.at[2]);
         const y_t* dy = p.y + (at.n * p.y_n + at.c * p.y_c);
         math_t sum[RUN] = {};

@@ -8,11 +8,14 @@ template <class T> struct exchange {
 
     static DEVICE int row_of(int last) { return last * PITCH + (RUN > 1 ? last / RUN : 0); }
 
-    DEVICE T take(int last, int axis) const {
+    /* N neighbours along the axis, from a multiple of N on: whole words, or what fits into one. */
+    template <int N> DEVICE run<T, N> take(int last, int axis) const {
         const u32* row = words + row_of(last);
-        if constexpr (sizeof(T) < 8) return ((const T*)row)[axis];
-        union { u32 halves[2]; T whole; } both = {{row[2 * axis], row[2 * axis + 1]}};
-        return both.whole;
+        if constexpr (sizeof(run<T, N>) < 4) return load_run<T, N>((const T*)row + axis);
+        union { u32 words[(sizeof(run<T, N>) + 3) / 4]; run<T, N> elements; } both;
+        #pragma unroll
+        for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) both.words[i] = row[axis * (int)sizeof(T) / 4 + i];
+        return both.elements;
     }
 
     template <int N> DEVICE void put(int last, int axis, const run<T, N>& r) {

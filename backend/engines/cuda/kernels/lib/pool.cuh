@@ -1,6 +1,6 @@
 /* pool: windows of a patch of neighbouring positions at once. Steps and taps are constants, so each element of x that the
-   patch sees is loaded once, and nothing is left to branches: places outside are loaded from the nearest one inside and
-   replaced by what padding reads. Rows come first, then rows are combined: the first of the largest stays the first. */
+   patch sees is loaded once, and loads wait for no branch: at the edges, places outside are loaded from the nearest one
+   inside and replaced by what padding reads. Rows come first, then rows are combined: the first of the largest stays the first. */
 
 /* The larger of two numbers; a NaN wins, or never does. */
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
@@ -39,17 +39,17 @@ struct found {
 
 DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
-/* One row of x: into a found for each of the patch's COUNT columns. */
-template <int COUNT, class T> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, i64 stride, bool inside) {
+/* One row of x, whose first element that the patch sees is column `first`: into a found for each of COUNT positions. */
+template <bool IS_INTERIOR, int COUNT, class T> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, i64 stride, bool inside) {
     constexpr int COLUMNS = (COUNT - 1) * STEP2 + TAPS2;
     run<T, RUN> loaded[COLUMNS];
     math_t values[COLUMNS][RUN];
     #pragma unroll
-    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + nearest_inside(a, first + i) * stride);
+    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (IS_INTERIOR ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
     #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
         #pragma unroll
-        for (int e = 0; e < RUN; e++) values[i][e] = inside && is_inside(a, first + i) ? as<math_t>::of(loaded[i].at[e]) : padding();
+        for (int e = 0; e < RUN; e++) values[i][e] = IS_INTERIOR || (inside && is_inside(a, first + i)) ? as<math_t>::of(loaded[i].at[e]) : padding();
     #pragma unroll
     for (int s = 0; s < COUNT; s++) {
         row[s].start(values[s * STEP2], 0);
@@ -66,8 +66,15 @@ DEVICE i32 first_counted(const axis& a, length_t o) {
     return SKIPS_PADDING && first < 0 ? (i32)-first : 0;
 }
 
+/* Whether `count` elements from the first tap of position o on lie inside. */
+DEVICE bool lies_inside(const axis& a, length_t o, int count) {
+    const length_t first = first_of(a, o);
+    return first >= 0 && first + count <= a.x;
+}
+
 /* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. */
 template <int ROWS, int COLUMNS> struct patch {
+    static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
     found at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
@@ -80,16 +87,17 @@ template <int ROWS, int COLUMNS> struct patch {
             for (int s = 0; s < COLUMNS; s++)
                 at[r][s].start(nothing, (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1] + r)) * TAPS2 + first_counted(axes[2], o[2] + s));
     }
-    template <class T> DEVICE patch(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
-        clear(axes, o);
+    template <bool IS_INTERIOR, class T> DEVICE void fill(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
+        const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]), first2 = first_of(axes[2], o[2]);
         #pragma unroll
-        for (int t0 = 0; t0 < TAPS0; t0++) {
-            const length_t plane = first_of(axes[0], o[0]) + t0, first = first_of(axes[1], o[1]);
+        for (int t0 = 0; t0 < TAPS0; t0++)
             #pragma unroll
-            for (int j = 0; j < (ROWS - 1) * STEP1 + TAPS1; j++) {
-                const bool inside = is_inside(axes[0], plane) && is_inside(axes[1], first + j);
+            for (int j = 0; j < HEIGHT; j++) {
+                const bool inside = is_inside(axes[0], first0 + t0) && is_inside(axes[1], first1 + j);
+                const i64 row_offset = IS_INTERIOR ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
+                                                   : nearest_inside(axes[0], first0 + t0) * strides[0] + nearest_inside(axes[1], first1 + j) * strides[1];
                 found row[COLUMNS];
-                find_in_row(row, x + (nearest_inside(axes[0], plane) * strides[0] + nearest_inside(axes[1], first + j) * strides[1]), axes[2], first_of(axes[2], o[2]), strides[2], inside);
+                find_in_row<IS_INTERIOR>(row, x + row_offset, axes[2], first2, strides[2], inside);
                 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const int t1 = j - r * STEP1;
@@ -100,7 +108,11 @@ template <int ROWS, int COLUMNS> struct patch {
                         for (int e = 0; e < RUN; e++) at[r][s].take(e, row[s].value[e], (t0 * TAPS1 + t1) * TAPS2 + row[s].where[e]);
                 }
             }
-        }
+    }
+    template <class T> DEVICE patch(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
+        clear(axes, o);
+        if (lies_inside(axes[0], o[0], TAPS0) && lies_inside(axes[1], o[1], HEIGHT) && lies_inside(axes[2], o[2], WIDTH)) fill<true>(x, axes, strides, o);
+        else fill<false>(x, axes, strides, o);
     }
 };
 
