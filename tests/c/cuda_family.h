@@ -156,7 +156,7 @@ struct wanted {
     char name[96], arch[16], entry[32], *text, *detail;
     struct kernel_needs needs;
     unsigned grid, block;
-    int turn; /* which copy of NVRTC compiles it, unless all do */
+    int turn; /* which copy of NVRTC compiles it; -1: all do */
 };
 
 static struct wanted *wanted;
@@ -184,7 +184,7 @@ static inline const int (*test_archs(int *count))[2] {
     return archs;
 }
 
-/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested. */
+/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested; -1: by every copy. */
 static inline void want(const char *name, const struct built *built, const struct device *device, int arch_index) {
     const struct cuda_step *state = state_of(built);
     for (int i = 0; i < state->count; i++) {
@@ -196,7 +196,7 @@ static inline void want(const char *name, const struct built *built, const struc
                                           .argument_bytes = (size_t)state->kernels[i].argument_count * 8},
                                 .grid = state->kernels[i].grid[0],
                                 .block = state->kernels[i].block,
-                                .turn = (case_count + arch_index) % 4};
+                                .turn = arch_index < 0 ? -1 : (case_count + arch_index) % 4};
         snprintf(next->name, sizeof next->name, "%.60s: %s", name, state->kernels[i].entry);
         snprintf(next->entry, sizeof next->entry, "%s", state->kernels[i].entry);
         device_arch(next->arch, device);
@@ -251,7 +251,7 @@ static inline void compile(const struct wanted *one) {
 static inline void *compile_some(void *next) {
     int i;
     while ((i = atomic_fetch_add((atomic_int *)next, 1)) < wanted_count)
-        if ((!takes_turns || wanted[i].turn == 2 * copy_index % 4) && !is_repeated(i))
+        if ((!takes_turns || wanted[i].turn < 0 || wanted[i].turn == 2 * copy_index % 4) && !is_repeated(i))
             compile(&wanted[i]);
     return NULL;
 }
@@ -300,14 +300,16 @@ struct family_case {
     const char *name, *detail; /* among the step's words on sm_90; NULL: anything */
 };
 
-/* Builds each case for every chip, and wants it compiled. */
-static inline void build_cases(const struct family_case *cases, int count) {
+/* Builds each case for every chip, or for those of a major compute capability (0: all), and wants it compiled. */
+static inline void build_cases(const struct family_case *cases, int count, int major) {
     int arch_count;
     const int (*archs)[2] = test_archs(&arch_count);
     for (int c = 0; c < count; c++, case_count++)
         for (int a = 0; a < arch_count; a++) {
             struct device device;
             struct built built;
+            if (major && major != archs[a][0])
+                continue;
             MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
             weftStatus_t status = build(&built, cases[c].family, cases[c].fill, &device);
             CHECK(status == WEFT_STATUS_SUCCESS, "%s: %s", cases[c].name, status_text());
@@ -315,7 +317,7 @@ static inline void build_cases(const struct family_case *cases, int count) {
                 CHECK(strstr(built.step.detail, cases[c].detail), "%s: %s", cases[c].name, built.step.detail);
             if (!status) {
                 check_launches(cases[c].name, &built, &device);
-                want(cases[c].name, &built, &device, a);
+                want(cases[c].name, &built, &device, major ? -1 : a);
             }
             status_clear();
             release(&built);

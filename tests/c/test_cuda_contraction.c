@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA contraction family without a GPU: what is computed how for shapes that people run, what is declined and
-   in which words, and that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA contraction and Hopper families without a GPU: what is computed how for shapes that people run, what is
+   declined and in which words, and that every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
 enum { PACKED, CHANNELS_LAST };
@@ -206,6 +206,16 @@ static const struct family_case cases[] = {
     {&cuda_contraction, depthwise_filter, "depthwise filter gradient", "f32, one thread per 8 results"},
 };
 
+/* What the copy engine and wgmma take. */
+static const struct family_case hopper_cases[] = {
+    {&cuda_hopper, square_bf16, "matmul 4096 bf16, Hopper", NULL},
+    {&cuda_hopper, linear_gelu, "linear, gelu, residual, Hopper", NULL},
+    {&cuda_hopper, decode_splits, "matmul 1x1024x8192, Hopper", NULL},
+    {&cuda_hopper, forward_nhwc, "conv NHWC, Hopper", NULL},
+    {&cuda_hopper, data_strided, "data gradient, stride 2, Hopper", NULL},
+    {&cuda_hopper, filter_nhwc, "filter gradient, Hopper", NULL},
+};
+
 /* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
 
 static void turing_uses_what_it_has(void) {
@@ -278,10 +288,17 @@ static const struct refused_case refusals[] = {
     {&cuda_contraction, half_bytes, "matmul: tensor (uid 3) has data type i4, which kernels cannot store"},
     {&cuda_contraction, a_softmax,
      "softmax is neither a matmul, a convolution nor pointwise. Only those are fused here."},
+    {&cuda_hopper, float_odd,
+     "matmul: products of f32 and f32 are not multiplied here; two halves or two bfloat16 summed in float are."},
+    {&cuda_hopper, forward_stem,
+     "conv_fprop: tensor (uid 1) has a stride of 3 elements; the copy engine wants multiples of 16 bytes, and one "
+     "dimension without gaps."},
+    {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups; one is multiplied here."},
 };
 
 int main(void) {
-    build_cases(cases, COUNT(cases));
+    build_cases(cases, COUNT(cases), 0);
+    build_cases(hopper_cases, COUNT(hopper_cases), 9);
     turing_uses_what_it_has();
     nothing_is_launched();
     check_refusals(refusals, COUNT(refusals));

@@ -384,6 +384,13 @@ static void keys(void) {
     for (int i = 0; i < COUNT; i++)
         DO(cache_get(&first[i], &programs[i], "sm_90a"));
     CHECK(reported("\"compiled\":") == COUNT, "%lld", (long long)reported("\"compiled\":"));
+    uint8_t digest[32]; /* headers that are known by their digest are the same headers */
+    struct program known = programs[6];
+    cache_digest_headers(digest, &header, 1);
+    known.headers_digest = digest;
+    DO(cache_get(&again, &known, "sm_90a"));
+    CHECK(again == first[6], "by its digest");
+    cache_release(again);
     DO(cache_get(&other, &programs[0], "sm_90"));
     CHECK(reported("\"compiled\":") == COUNT + 1, "another target is another program");
     for (int i = 0; i < COUNT; i++) {
@@ -394,7 +401,7 @@ static void keys(void) {
     }
     cache_release(other);
     cache_release(NULL);
-    CHECK(reported("\"compiled\":") == COUNT + 1 && reported("\"shared\":") == COUNT, "all shared");
+    CHECK(reported("\"compiled\":") == COUNT + 1 && reported("\"shared\":") == COUNT + 1, "all shared");
 }
 
 /* Code that nobody holds goes when there is too much of it, the longest unused first; code that is held stays. */

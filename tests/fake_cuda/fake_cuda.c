@@ -354,15 +354,21 @@ static int read_ptx(struct module *module, const char *image) {
     return OK;
 }
 
-/* The size of all parameters, from a kernel's .nv.info section: attribute 0x19, whose value is in the item itself. */
+/* The size of all parameters, from a kernel's .nv.info section: attribute 0x17 tells of one, its size above bit 18 of the
+   third word. (Offsets count from where constant memory begins to be the kernel's, which need not be aligned.) */
 static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
+    enum { PARAMETER = 0x17, HAS_VALUE = 4 };
+    int64_t sum = 0;
     for (size_t at = 0; at + 4 <= bytes;) {
-        unsigned value = info[at + 2] | (unsigned)info[at + 3] << 8;
-        if (info[at] == 3 && info[at + 1] == 0x19)
-            return value;
-        at += 4 + (info[at] == 4 ? value : 0);
+        unsigned length = info[at] == HAS_VALUE ? info[at + 2] | (unsigned)info[at + 3] << 8 : 0;
+        uint32_t words[3];
+        if (info[at] == HAS_VALUE && info[at + 1] == PARAMETER && length >= sizeof words && at + 4 + length <= bytes) {
+            memcpy(words, info + at + 4, sizeof words);
+            sum += words[2] >> 18;
+        }
+        at += 4 + length;
     }
-    return 0;
+    return sum;
 }
 
 /* Section headers lie at any address. */
