@@ -100,9 +100,10 @@ def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
-    lines = []
+    """What the others answered; engines of other devices, which their names begin with, had nothing to say."""
+    lines, device = [], chosen.partition(".")[0]
     for answer in support:
-        if answer["engine"] == chosen:
+        if answer["engine"] == chosen or answer["engine"].partition(".")[0] != device:
             continue
         if answer["supported"]:
             steps = len(answer["families"])

@@ -212,6 +212,7 @@ SUPPORT: list[dict[str, Any]] = [
     {"engine": "cpu.fast", "supported": True, "seconds": 3.1e-5, "families": ["a", "b"]},
     {"engine": "cpu.reference", "supported": True, "seconds": 2e-3, "families": ["r", "r", "r"]},
     {"engine": "cuda.fast", "supported": False, "reason": "this device is a CPU."},
+    {"engine": "cpu.small", "supported": False, "reason": "it takes 3 dims at most."},
 ]
 EXPLAINED = """\
 graph 'g' on cpu.fast (eng0)
@@ -231,7 +232,7 @@ families that declined
 
 other engines
   cpu.reference: could, in 2 ms predicted, 3 steps
-  cuda.fast: this device is a CPU."""
+  cpu.small: it takes 3 dims at most."""
 
 
 def test_explain_text() -> None:
