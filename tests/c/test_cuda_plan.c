@@ -136,6 +136,31 @@ static void one_kernel(void) {
     check_clean(1);
 }
 
+/* Kernels that copy through tensor maps get them encoded for the addresses of the day. */
+static void tensor_maps(void) {
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc t[3];
+    for (int i = 0; i < 3; i++) {
+        t[i] = open_tensor(1 + i, DIMS(4096, 4096));
+        MUST(set_enum(t[i], WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, WEFT_DATA_BFLOAT16));
+        MUST(weftBackendFinalize(t[i]));
+    }
+    desc op = matmul(t[0], t[1], t[2]), graph = graph_of(1, &op), plan = finalized(open_gpu_plan(graph, handle));
+    drop(t[0]), drop(t[1]), drop(t[2]);
+    for (uint64_t day = 1; day <= 2; day++) { /* nobody looks behind the addresses */
+        const uint64_t addresses[] = {day << 40, day << 41, day << 42};
+        MUST(weftExecute(plan, 3, addresses, (void *)(UINT64_C(1) << 45), NULL));
+        struct fake_launch launch = launch_at(fake->launches() - 1);
+        EXACTLY(launch.kernel, "hopper");
+        CHECK(has_argument(&launch, (void *)(day << 40)) && has_argument(&launch, (void *)(day << 41)), "day %d",
+              (int)day);
+    }
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* An execution asks the driver to enter, to launch and to leave; it allocates nothing and waits for nothing. */
 static void bare_execution(void) {
     static struct memory m;
@@ -446,6 +471,7 @@ static void parallel_compilation(void) {
 
 int main(void) {
     IN_CHILD(one_kernel, driver, compiler);
+    IN_CHILD(tensor_maps, driver, compiler);
     IN_CHILD(bare_execution, driver, compiler);
     IN_CHILD(empty_tensors, driver, compiler);
     IN_CHILD(in_workspace, driver, compiler);
