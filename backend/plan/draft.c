@@ -119,8 +119,7 @@ weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const st
     if (engine->device != device->kind)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
-             "properties "
-             "of such a device.",
+             "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
     TRY(partition(&draft->cover, graph, engine, device, arena));
     TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));

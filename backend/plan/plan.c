@@ -148,8 +148,7 @@ static weftStatus_t choose_plan_device(struct device *device, const struct plan 
     if (named && !device_serves(here, &named->device))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: a plan runs on the device that it is made for: the properties name %s, the handle %s. Give a handle "
-             "of "
-             "that device, or no properties.",
+             "of that device, or no properties.",
              descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
     bool is_ruled = plan->device_properties && !plan->device_properties->device.is_described;
     *device = is_ruled ? plan->device_properties->device : *here;

@@ -14,8 +14,7 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
              (long long)slot->bytes);
     FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
          "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, or set a smaller alignment on "
-         "the "
-         "tensor.",
+         "the tensor.",
          label, pointer, (long long)slot->alignment);
 }
 
@@ -59,8 +58,7 @@ static weftStatus_t fail_elsewhere(const struct plan *plan) {
     char label[DEVICE_LABEL_BYTES];
     FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
          "%s: it was made for a GPU that was described, %s, and runs on one that is here. Save it (attribute json) and "
-         "load "
-         "it with a handle of the machine that has the GPU.",
+         "load it with a handle of the machine that has the GPU.",
          descriptor_label(&plan->base), device_label(label, &plan->draft.device));
 }
 

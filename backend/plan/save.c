@@ -207,8 +207,7 @@ static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan)
     if (!status && (count > CODES_MAX || body->length > BODY_MAX))
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: saved with its code it would take %zu bytes in %lld pieces; at most %d in %d are read. Save it "
-             "without "
-             "(attribute with_code).",
+             "without (attribute with_code).",
              descriptor_label(&plan->base), body->length, (long long)count, BODY_MAX, CODES_MAX);
     return status;
 }
@@ -353,8 +352,7 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
     if (format != FORMAT || version != library_version())
         FAIL(WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
              "saved plan has format %u of version %u, this library reads format %d of version %u. Save it again with "
-             "this "
-             "library.",
+             "this library.",
              format, version, FORMAT, library_version());
     if (length != blob->count - HEADER_BYTES)
         return fail_damaged("its length is not what it says");

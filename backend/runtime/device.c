@@ -114,8 +114,7 @@ static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     if (cuda->major * 10 + cuda->minor < OLDEST_ARCH)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "cuda:%d (%s): kernels need compute capability 7.5 or newer, this GPU has %d.%d. Use a newer GPU or the "
-             "CPU "
-             "(device cpu:0).",
+             "CPU (device cpu:0).",
              (int)ordinal, device->name, cuda->major, cuda->minor);
     if (cuda->bandwidth <= 0) { /* some virtual GPUs do not say */
         struct device typical;
@@ -298,8 +297,7 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
         device->ordinal >= CUDA_DEVICES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
              "%s:%d (%s): loading and running code need a GPU of this machine, which this device is not. Save the plan "
-             "and "
-             "run it where the GPU is.",
+             "and run it where the GPU is.",
              device_kind_name(device->kind), (int)device->ordinal, device->name);
     void *context = atomic_load_explicit(&contexts[device->ordinal], memory_order_acquire), *current = NULL;
     if (!context) {

@@ -179,8 +179,7 @@ static void *open_library(const char **name) {
         if (!library)
             refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
                    "CUDA driver: the file that WEFT_LIBCUDA names cannot be loaded (%s). Name NVIDIA's libcuda.so.1 "
-                   "there, "
-                   "unset WEFT_LIBCUDA, " USE_CPU,
+                   "there, unset WEFT_LIBCUDA, " USE_CPU,
                    dlerror());
         return library;
     }
@@ -264,8 +263,7 @@ static void load(void) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
                "CUDA driver: it speaks CUDA %d.%d and sees no GPU (CUDA_VISIBLE_DEVICES is %s%s%s). Check nvidia-smi, "
-               "give "
-               "the container the GPU (docker run --gpus all), " USE_CPU,
+               "give the container the GPU (docker run --gpus all), " USE_CPU,
                table.version / 1000, table.version % 1000 / 10, visible ? "'" : "not set", visible ? visible : "",
                visible ? "'" : "");
     }

@@ -9,10 +9,8 @@ static weftStatus_t refuse_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
     FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
          "cuda:%d: kernel '%s': a grid may have [%lld,%lld,%lld] blocks of %d threads and %d bytes of dynamic shared "
-         "memory, "
-         "this launch has [%lld,%lld,%lld] blocks of [%u,%u,%u] threads, clusters of [%u,%u,%u] and %u bytes. This is "
-         "a defect "
-         "of Weft: report it with this text.",
+         "memory, this launch has [%lld,%lld,%lld] blocks of [%u,%u,%u] threads, clusters of [%u,%u,%u] and %u bytes. "
+         "This is a defect of Weft: report it with this text.",
          (int)kernel->ordinal, kernel->name, (long long)kernel->max_grid[0], (long long)kernel->max_grid[1],
          (long long)kernel->max_grid[2], kernel->threads_per_block, kernel->max_dynamic_shared_bytes,
          (long long)launch->grid[0], (long long)launch->grid[1], (long long)launch->grid[2], launch->block[0],
@@ -156,8 +154,7 @@ static weftStatus_t answer_map(int result, const struct tensor_map_form *form, u
         return driver_fail(result, "encoding a tensor map");
     FAIL(WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE,
          "tensor map of rank %d at 0x%llx: the driver refused it; the rule it breaks: %s. dims[0] is %llu, strides[0] "
-         "%llu, "
-         "box [%u,%u], channels %u, pixels %u, swizzle %d. This is a defect of Weft: report it with this text.",
+         "%llu, box [%u,%u], channels %u, pixels %u, swizzle %d. This is a defect of Weft: report it with this text.",
          form->rank, (unsigned long long)address, broken_rule(form, address, is_tiled),
          (unsigned long long)form->dims[0], (unsigned long long)form->strides[0], form->box[0], form->box[1],
          form->channels, form->pixels, (int)form->swizzle);

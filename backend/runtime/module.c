@@ -117,8 +117,7 @@ static weftStatus_t check_arguments(const struct kernel *kernel, const struct dr
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
          "cuda:%d: kernel '%s': its host side gives one struct of %zu bytes, it takes %s%zu bytes. This is a defect of "
-         "Weft: "
-         "report it with this text.",
+         "Weft: report it with this text.",
          (int)kernel->ordinal, kernel->name, kernel->argument_bytes, second ? "" : "several arguments, the first of ",
          bytes);
 }
@@ -134,8 +133,7 @@ static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, 
     if (needs->shared_bytes > limit - fixed)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "cuda:%d (%s): kernel '%s': a block may use %d bytes of shared memory, this one needs %d + %d. Choose a "
-             "smaller "
-             "tile.",
+             "smaller tile.",
              (int)kernel->ordinal, device->name, kernel->name, limit, fixed, needs->shared_bytes);
     kernel->shared_bytes += needs->shared_bytes;
     kernel->max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES - fixed;

@@ -467,8 +467,7 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
     if (result == NVRTC_BUILTIN_OPERATION_FAILURE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
              "NVRTC %d.%d: '%s' cannot use its own libnvrtc-builtins.so.%d.%d, which must lie beside it. Install NVRTC "
-             "anew: "
-             "%s.",
+             "anew: %s.",
              major, minor, nvrtc->path, major, minor, how_to_install(choice->version));
     if (result != NVRTC_COMPILATION || !find_error(&error, log))
         FAIL(WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "NVRTC %d.%d, %s: '%s' does not compile: %s. %s. Log: %s",

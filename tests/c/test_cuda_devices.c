@@ -64,8 +64,7 @@ static void test_wrong_descriptions(void) {
          "\"arch\":\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":90}", WEFT_STATUS_BAD_PARAM,
          "device properties: json for a GPU must name its architecture, and '{\"kind\":\"cuda\",\"arch\":90}' does "
-         "not. "
-         "Add \"arch\":\"sm_90\"."},
+         "not. Add \"arch\":\"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"hopper\"}", WEFT_STATUS_BAD_PARAM,
          "'hopper' names no GPU architecture. Write it as \"sm_90\"."},
         {"{\"kind\":\"cuda\",\"arch\":\"sm_70\"}", WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,

@@ -109,8 +109,7 @@ static void nothing_there(void) {
     struct nvrtc_choice choice;
     REFUSED(nvrtc_choose(&choice, "sm_90a"), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
             "NVRTC: WEFT_NVRTC is '%s', which neither is nor holds a libnvrtc.so.12 or newer. Name its folder or file, "
-            "or unset "
-            "WEFT_NVRTC.",
+            "or unset WEFT_NVRTC.",
             getenv("WEFT_NVRTC"));
     REFUSED(nvrtc_choose(&choice, "h100"), WEFT_STATUS_BAD_PARAM,
             "NVRTC: 'h100' names no GPU architecture. Write it as \"sm_90\".");
@@ -280,8 +279,8 @@ static void compiling(void) {
     REFUSED(
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
         "NVRTC 13.0, sm_90a: 'test.cu' does not compile: test.cu line 2: #error directive: too new: `#error too new`. "
-        "This "
-        "is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. Log:\ntest.cu(2): error: "
+        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. Log:\ntest.cu(2): "
+        "error: "
         "#error directive: too new\n  #error too new\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
     CHECK(!code, "a refused cache_get gives none");
     program.text = simple_text;
@@ -290,8 +289,8 @@ static void compiling(void) {
     REFUSED(
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
         "NVRTC 13.0, sm_90a: 'test.cu' does not compile: lib/math.cuh line 3: #error directive: no f: `#error no f`. "
-        "This "
-        "is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. Log:\nlib/math.cuh(3): "
+        "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. "
+        "Log:\nlib/math.cuh(3): "
         "error: #error directive: no f\n  #error no f\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
 }
 
@@ -306,14 +305,12 @@ static void failing(void) {
     write_text(place("compiler/fake_nvrtc.txt"), "result 7\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
             "NVRTC 13.0: '%s/compiler/libnvrtc.so.13' cannot use its own libnvrtc-builtins.so.13.0, which must lie "
-            "beside it. "
-            "Install NVRTC anew: %s.",
+            "beside it. Install NVRTC anew: %s.",
             scratch, either);
     write_text(place("compiler/fake_nvrtc.txt"), "result 5\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
             "NVRTC 13.0, sm_90a: 'test.cu' does not compile: NVRTC_ERROR_OTHER. This is a defect of Weft: report it "
-            "with the "
-            "program, which WEFT_DUMP_DIR=<folder> keeps. Log: empty");
+            "with the program, which WEFT_DUMP_DIR=<folder> keeps. Log: empty");
     write_text(place("compiler/fake_nvrtc.txt"), "empty\n");
     REFUSED(cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
             "NVRTC 13.0, sm_90a: it compiled a program but gave no code (NVRTC_SUCCESS). Install NVRTC anew: %s.",

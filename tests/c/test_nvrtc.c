@@ -65,8 +65,7 @@ static void check_loading(const struct program *program) {
     REFUSED(kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 16}),
             WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
             "cuda:0: kernel 'scale': its host side gives one struct of 16 bytes, it takes 24 bytes. This is a defect "
-            "of Weft: "
-            "report it with this text.");
+            "of Weft: report it with this text.");
     cache_release(code);
 }
 
@@ -88,8 +87,8 @@ static void compile_all(void) {
     char wanted[512];
     snprintf(wanted, sizeof wanted,
              "NVRTC %d.%d, sm_90a: 'scale.cu' does not compile: lib/number.cuh line 3: identifier \"z\" is undefined: "
-             "`return x "
-             "+ z;`. This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. Log:\n"
+             "`return x + z;`. This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> "
+             "keeps. Log:\n"
              "lib/number.cuh(3): error: identifier \"z\" is undefined\n",
              choice.version / 1000, choice.version % 1000 / 10);
     CHECK(strncmp(last_error(), wanted, strlen(wanted)) == 0, "%s", last_error());

@@ -572,8 +572,7 @@ static void test_overrides(void) {
     pack = finalized(override_pack(&m, 5, 4));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
             "overridden shapes: pointwise: x with dims [5,6] does not broadcast to [4,6]. Make each of its dims 1 or "
-            "equal, "
-            "of the same rank.");
+            "equal, of the same rank.");
     drop(pack);
     pack = finalized(override_pack(&m, -5, 4));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,

@@ -169,8 +169,7 @@ static void one_old_device(void) {
     struct device device;
     REFUSED(device_find(&device, WEFT_DEVICE_CUDA, 0), WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
             "cuda:0 (Fake GPU 0): kernels need compute capability 7.5 or newer, this GPU has 7.0. Use a newer GPU or "
-            "the CPU "
-            "(device cpu:0).");
+            "the CPU (device cpu:0).");
     REFUSED(device_find(&device, WEFT_DEVICE_CUDA, 7), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
             "no device cuda:7 on this machine: Weft sees 1 cuda device. Ask for cuda:0 or cpu:0.");
 }
@@ -227,8 +226,7 @@ static void test_described_devices(void) {
     DO(device_describe_cuda(&device, 9, 0));
     REFUSED(device_enter(&scope, &device), WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
             "cuda:0 (H200 (described)): loading and running code need a GPU of this machine, which this device is not. "
-            "Save "
-            "the plan and run it where the GPU is.");
+            "Save the plan and run it where the GPU is.");
     REFUSED(device_describe_cuda(&device, 7, 0), WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
             "device description: kernels need compute capability 7.5 or newer, asked for 7.0. Name a newer GPU, as "
             "\"sm_90\".");
@@ -368,10 +366,8 @@ static void check_limits(const struct kernel *scale, const struct kernel *ring) 
         const struct launch *l = &wrong[i];
         REFUSED(launch_kernel(l, NULL), WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
                 "cuda:1: kernel 'scale': a grid may have [2147483647,65535,65535] blocks of 1024 threads and 49152 "
-                "bytes of "
-                "dynamic shared memory, this launch has [%lld,%lld,%lld] blocks of [%u,%u,%u] threads, clusters of "
-                "[%u,%u,%u] "
-                "and %u bytes. This is a defect of Weft: report it with this text.",
+                "bytes of dynamic shared memory, this launch has [%lld,%lld,%lld] blocks of [%u,%u,%u] threads, "
+                "clusters of [%u,%u,%u] and %u bytes. This is a defect of Weft: report it with this text.",
                 (long long)l->grid[0], (long long)l->grid[1], (long long)l->grid[2], l->block[0], l->block[1],
                 l->block[2], l->cluster[0], l->cluster[1], l->cluster[2], l->shared_bytes);
     }
@@ -438,14 +434,12 @@ static void bad_kernels(void) {
     REFUSED(kernel_load(&kernel, &device, code, "scalar", &(struct kernel_needs){0}),
             WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
             "cuda:0: finding kernel 'scalar' in 'test.cu': the CUDA driver answered CUDA_ERROR_NOT_FOUND (500: words "
-            "for 500). "
-            "See nvidia-smi and the kernel log.");
+            "for 500). See nvidia-smi and the kernel log.");
     CHECK(!kernel, "a refused kernel_load gives none");
     REFUSED(kernel_load(&kernel, &device, code, "scale", &(struct kernel_needs){.argument_bytes = 32}),
             WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
             "cuda:0: kernel 'scale': its host side gives one struct of 32 bytes, it takes 24 bytes. This is a defect "
-            "of Weft: "
-            "report it with this text.");
+            "of Weft: report it with this text.");
     REFUSED(
         kernel_load(&kernel, &device, code, "ring", &(struct kernel_needs){.argument_bytes = 8}),
         WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
@@ -455,8 +449,7 @@ static void bad_kernels(void) {
                         &(struct kernel_needs){.argument_bytes = 24, .shared_bytes = (226 << 10) + 1}),
             WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
             "cuda:0 (Fake GPU 0): kernel 'tile': a block may use 232448 bytes of shared memory, this one needs 1024 + "
-            "231425. "
-            "Choose a smaller tile.");
+            "231425. Choose a smaller tile.");
     DO(kernel_load(&kernel, &device, code, "tile",
                    &(struct kernel_needs){.argument_bytes = 24, .shared_bytes = 226 << 10}));
     kernel_release(kernel);
@@ -551,15 +544,14 @@ static void check_tensor_maps(const struct driver *driver) {
     wrong[9].form.promotion = (enum tensor_map_promotion)9;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         const struct tensor_map_form *f = &wrong[i].form;
-        REFUSED(
-            wrong[i].is_im2col ? tensor_map_im2col(&map, driver, f, wrong[i].address)
-                               : tensor_map_tiled(&map, driver, f, wrong[i].address),
-            WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE,
-            "tensor map of rank %d at 0x%llx: the driver refused it; the rule it breaks: %s. dims[0] is 100, "
-            "strides[0] "
-            "%llu, box [%u,%u], channels %u, pixels %u, swizzle 3. This is a defect of Weft: report it with this text.",
-            f->rank, (unsigned long long)wrong[i].address, wrong[i].rule, (unsigned long long)f->strides[0], f->box[0],
-            f->box[1], f->channels, f->pixels);
+        REFUSED(wrong[i].is_im2col ? tensor_map_im2col(&map, driver, f, wrong[i].address)
+                                   : tensor_map_tiled(&map, driver, f, wrong[i].address),
+                WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE,
+                "tensor map of rank %d at 0x%llx: the driver refused it; the rule it breaks: %s. dims[0] is 100, "
+                "strides[0] %llu, box [%u,%u], channels %u, pixels %u, swizzle 3. This is a defect of Weft: report it "
+                "with this text.",
+                f->rank, (unsigned long long)wrong[i].address, wrong[i].rule, (unsigned long long)f->strides[0],
+                f->box[0], f->box[1], f->channels, f->pixels);
     }
 }
 
@@ -574,8 +566,7 @@ static void check_memory_and_time(const struct driver *driver) {
     fake->fail_at(1, 2);
     REFUSED(memory_make(&memory, driver, 1000), WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
             "allocating 1000 bytes of device memory: the CUDA driver answered CUDA_ERROR_OUT_OF_MEMORY (2: words for "
-            "2). Free "
-            "device memory, or set a smaller workspace limit.");
+            "2). Free device memory, or set a smaller workspace limit.");
     CHECK(memory == 0, "none given");
     DO(stopwatch_make(&watch, driver));
     DO(stopwatch_start(&watch, NULL));
