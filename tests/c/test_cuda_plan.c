@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "scenario.h"
 
+#include "base/hash.h"
 #include "runtime/device.h"
 
 #include <pthread.h>
@@ -399,6 +400,52 @@ static void test_each_call_failing(void) {
         IN_CHILD(failing_compiler, driver, compiler);
 }
 
+/* ---- Saved plans that were tampered with ---------------------------------------------------------------------------- */
+
+enum { BLOBS = 600, HEADER_BYTES = 56, HASH_AT = 24 };
+
+static uint64_t next_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* A few bits or bytes of a graph changed, and the hash made right again: it loads or is refused, whatever the families are
+   asked for. */
+static void mutations(void) {
+    uint64_t state = 1;
+    int64_t bytes, survived = 0;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plan = finalized(open_gpu_plan(graph, handle));
+    char *blob = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &bytes), *copy = malloc((size_t)bytes);
+    for (int round = 0; round < BLOBS; round++) {
+        memcpy(copy, blob, (size_t)bytes);
+        for (uint64_t i = next_random(&state) % 3 + 1; i > 0; i--) {
+            uint64_t at = HEADER_BYTES + next_random(&state) % (uint64_t)(bytes - HEADER_BYTES);
+            uint64_t random = next_random(&state);
+            copy[at] = (char)(random % 4 ? (uint64_t)copy[at] ^ UINT64_C(1) << random / 4 % 8 : random / 4);
+        }
+        struct sha256 hash;
+        sha256_init(&hash);
+        sha256_update(&hash, copy + HEADER_BYTES, (size_t)(bytes - HEADER_BYTES));
+        sha256_final((uint8_t *)copy + HASH_AT, &hash);
+        desc loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        MUST(
+            weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, copy));
+        MUST(weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
+        weftStatus_t status = weftBackendFinalize(loaded);
+        survived += status == WEFT_STATUS_SUCCESS;
+        CHECK(status == WEFT_STATUS_SUCCESS || *last_error(), "round %d: %s without a word", round,
+              weftGetErrorString(status));
+        drop(loaded);
+    }
+    CHECK(survived > 0 && survived < BLOBS, "%lld of %d blobs load", (long long)survived, BLOBS);
+    free(blob), free(copy);
+    drop(graph), drop(plan);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 20, SHAPES = 3 };
@@ -478,6 +525,7 @@ int main(void) {
     IN_CHILD(two_devices, driver, compiler);
     IN_CHILD(captured, driver, compiler);
     test_each_call_failing();
+    IN_CHILD(mutations, driver, compiler);
     IN_CHILD(threads, driver, compiler);
     install_nvrtc("slow", 13, "delay 60\n");
     IN_CHILD(parallel_compilation, driver, place_variable("WEFT_NVRTC", "slow/libnvrtc.so.13"));
