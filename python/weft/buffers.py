@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from weft_cffi._weft import ffi
+
 from weft import dtypes
 from weft.enums import data_type, device_kind
 from weft.errors import BadParameterError
@@ -268,15 +270,28 @@ def memory_of(value: Any, stream: Callable[[], int] | None = None) -> Memory:
     return reader(value)
 
 
-_Form = Callable[[Any], "tuple[Any, ...]"]
-# By type: what is to be compared of an array to know that it fits where another one fitted; its address; and
-# whether that stays as long as the array lives, which torch's need not.
-_forms: dict[type, tuple[_Form, Callable[[Any], int], bool]] = {}
+class QuickKind(NamedTuple):
+    """How a type of arrays is recognised at a glance."""
+
+    form: Callable[[Any], tuple[Any, ...]]
+    """What is to be compared of an array to know that it fits where another one fitted."""
+    address: Callable[[Any], int]
+    state: Callable[[Any], object] | None
+    """What must not have changed for an array that was checked to have the same memory still: torch and NumPy
+    may give theirs other memory, or less. None where an array keeps what it has."""
 
 
-def add_form(kind: type, form: _Form, address: Callable[[Any], int], is_fixed: bool) -> None:
-    """Makes form_of, quick_address_of and is_fixed know a type of arrays."""
-    _forms[kind] = (form, address, is_fixed)
+_quick_kinds: dict[type, QuickKind] = {}
+
+
+def add_quick_kind(kind: type, how: QuickKind) -> None:
+    """Makes quick_kind_of know a type of arrays."""
+    _quick_kinds[kind] = how
+
+
+def quick_kind_of(value: Any) -> QuickKind | None:
+    """How arrays of torch, NumPy and Weft are recognised; None for others."""
+    return _quick_kinds.get(type(value))
 
 
 def _numpy_form(value: Any) -> tuple[Any, ...]:
@@ -284,33 +299,18 @@ def _numpy_form(value: Any) -> tuple[Any, ...]:
 
 
 def _numpy_address(value: Any) -> int:
-    return int(value.__array_interface__["data"][0])
+    try:
+        return int(ffi.cast("uintptr_t", ffi.from_buffer(value)))
+    except (BufferError, TypeError, ValueError):  # gaps between elements, a type of ml_dtypes
+        return int(value.__array_interface__["data"][0])
+
+
+def _numpy_state(value: Any) -> tuple[int, int]:
+    return _numpy_address(value), value.nbytes
 
 
 def _torch_form(value: Any) -> tuple[Any, ...]:
     return value.dtype, value.shape, value.stride(), value.device
-
-
-def _torch_address(value: Any) -> int:
-    return int(value.data_ptr())
-
-
-def form_of(value: Any) -> tuple[Any, ...] | None:
-    """Type, shape, strides and place of an array of torch, NumPy or Weft, quick to get and to compare; None
-    for others."""
-    found = _forms.get(type(value))
-    return found[0](value) if found else None
-
-
-def quick_address_of(value: Any) -> int:
-    """The address of an array that has a form."""
-    return _forms[type(value)][1](value)
-
-
-def is_fixed(value: Any) -> bool | None:
-    """Whether the address of an array that has a form stays as it is; None for arrays without."""
-    found = _forms.get(type(value))
-    return found[2] if found else None
 
 
 def device_of(value: Any) -> int | None:
@@ -332,10 +332,10 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
-        add_form(kind, _torch_form, _torch_address, False)
+        add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, torch.Tensor.data_ptr))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        add_form(kind, _numpy_form, _numpy_address, True)
+        add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
     _readers[kind] = reader
     return reader
 

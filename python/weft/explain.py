@@ -100,7 +100,7 @@ def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
-    """What the others answered; engines of other devices, which their names begin with, had nothing to say."""
+    """What the others answered. Names begin with the device: other devices had nothing to say."""
     lines, device = [], chosen.partition(".")[0]
     for answer in support:
         if answer["engine"] == chosen or answer["engine"].partition(".")[0] != device:

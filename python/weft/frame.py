@@ -11,8 +11,9 @@ from weft_cffi._weft import ffi
 from weft import backend
 from weft.memory import Scratch
 
-Known = tuple[Callable[[], Any], int, bool]
-"""An array that was checked for a slot: a weak reference, its address, and whether that can never change."""
+Known = tuple[Callable[[], Any], int, "Callable[[Any], object] | None", object]
+"""An array that was checked for a slot: a weak reference, its address, what tells its state, if that can
+change, and what its state was; see buffers.QuickKind."""
 
 
 class Frame:

@@ -768,7 +768,7 @@ class Graph(Sugar):
             if i < 0:
                 raise self._unknown(key)
             known = checked[i] if overrides is None else None
-            if known and known[0]() is value and (known[2] or value.data_ptr() == known[1]):
+            if known and known[0]() is value and (known[2] is None or known[2](value) == known[3]):
                 pointers[i] = known[1]
             else:
                 plan.put(i, value, slots[i])

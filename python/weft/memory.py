@@ -165,7 +165,7 @@ def _form(array: DeviceArray) -> tuple[Any, ...]:
     return array.dtype, array.dims, array.strides, array.handle.device, array.handle.ordinal
 
 
-buffers.add_form(DeviceArray, _form, lambda array: array._address, True)
+buffers.add_quick_kind(DeviceArray, buffers.QuickKind(_form, lambda array: array._address, None))
 
 
 def empty_like_kind(

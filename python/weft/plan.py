@@ -191,9 +191,10 @@ class Plan:
                 given[i] = empty_like_kind(slot.dims, slot.strides, slot.data_type, like, self.handle)
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
-            form = buffers.form_of(given.get(i))
-            if form is not None and form == self._fitting[i]:
-                frame.pointers[i] = buffers.quick_address_of(given[i])
+            kind = buffers.quick_kind_of(given.get(i))
+            form = kind.form(given[i]) if kind else None
+            if kind and form == self._fitting[i]:
+                frame.pointers[i] = kind.address(given[i])
                 continue
             if i not in given:
                 raise BadParameterError(
@@ -288,9 +289,10 @@ class Plan:
         if type(value) is int:
             self.thread.pointers[i] = self._checked_address(slot, value)
             return
-        form = buffers.form_of(value)
-        if form is not None and form == self._large_enough[i] and slot is self.slots[i]:
-            self._remember(i, value, buffers.quick_address_of(value))
+        kind = buffers.quick_kind_of(value)
+        form = kind.form(value) if kind else None
+        if kind and form == self._large_enough[i] and slot is self.slots[i]:
+            self._remember(i, value, kind.address(value), kind)
             return
         if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
@@ -305,19 +307,19 @@ class Plan:
         slots.check_writable("execute", slot, is_writable)
         self.thread.pointers[i] = pointer
         if slot is self.slots[i] and not slot.is_by_value:
-            self._large_enough[i] = buffers.form_of(value)
-            self._remember(i, value, pointer)
+            self._large_enough[i] = form
+            self._remember(i, value, pointer, kind)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
 
-    def _remember(self, i: int, value: Any, pointer: int) -> None:
+    def _remember(self, i: int, value: Any, pointer: int, kind: buffers.QuickKind | None) -> None:
         """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
         it lives, or until it has other memory."""
         self.thread.pointers[i] = pointer
-        is_fixed = buffers.is_fixed(value)
-        if is_fixed is not None:
-            self.thread.known[i] = (ref(value), pointer, is_fixed)
+        if kind:
+            state = kind.state(value) if kind.state else None
+            self.thread.known[i] = (ref(value), pointer, kind.state, state)
 
     def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""
