@@ -277,8 +277,8 @@ class QuickKind(NamedTuple):
     """What is to be compared of an array to know that it fits where another one fitted."""
     address: Callable[[Any], int]
     state: Callable[[Any], object] | None
-    """What must not have changed for an array that was checked to have the same memory still: torch and NumPy
-    may give theirs other memory, or less. None where an array keeps what it has."""
+    """What must not have changed for an array that was checked to have the same memory still. None where it
+    keeps what it has, as NumPy's arrays do while a weak reference to them is held."""
 
 
 _quick_kinds: dict[type, QuickKind] = {}
@@ -303,10 +303,6 @@ def _numpy_address(value: Any) -> int:
         return int(ffi.cast("uintptr_t", ffi.from_buffer(value)))
     except (BufferError, TypeError, ValueError):  # gaps between elements, a type of ml_dtypes
         return int(value.__array_interface__["data"][0])
-
-
-def _numpy_state(value: Any) -> tuple[int, int]:
-    return _numpy_address(value), value.nbytes
 
 
 def _torch_form(value: Any) -> tuple[Any, ...]:
@@ -335,7 +331,7 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, torch.Tensor.data_ptr))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
+        add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, None))
     _readers[kind] = reader
     return reader
 

@@ -85,20 +85,14 @@ def test_arrays_are_checked_when_they_change() -> None:
         g.execute({x: torch.ones(2, 3), y: locked})
 
 
-def test_arrays_that_shrink_or_move_are_checked_again() -> None:
+def test_arrays_that_were_checked_keep_their_memory() -> None:
+    """NumPy moves no array that a weak reference is held to."""
     g, x, y = doubled()
     given, out = np.ones(6, "f4"), np.zeros((2, 3), "f4")
     for _ in range(3):
         g.execute({x: given, y: out})
-    given.resize(2, refcheck=False)
-    with refusal(
-        "execute: input 'x' (uid 1) takes 24 bytes as f32[2,3], its buffer has 8. Give a larger one."
-    ):
-        g.execute({x: given, y: out})
-    given.resize(100000, refcheck=False)
-    given[:6] = 7
-    g.execute({x: given, y: out})
-    np.testing.assert_array_equal(out, 14)
+    with pytest.raises(ValueError, match="cannot resize an array"):
+        given.resize(100000, refcheck=False)
 
 
 def test_many_arrays_take_turns() -> None:
