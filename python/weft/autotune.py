@@ -26,7 +26,7 @@ from weft.plan import Plan
 from weft.planning import Knob, Planner
 from weft.progress import Line, bar
 
-SETTINGS = 8  # values of a knob that are tried at most, evenly spread
+SETTINGS = 32  # values of a knob up to which each is tried; of more, which are amounts, ever larger steps
 ROUNDS = 3
 ROUND_SECONDS = 5e-3  # that one round of runs is to take
 clock = time.perf_counter
@@ -145,11 +145,12 @@ class Search:
 
 
 def _settings(knob: Knob) -> Sequence[int]:
-    """The values of a knob to try, evenly spread."""
+    """The values of a knob to try."""
     values = range(knob.min, knob.max + 1, max(knob.stride, 1))
     if len(values) <= SETTINGS:
         return values
-    return [values[i * (len(values) - 1) // (SETTINGS - 1)] for i in range(SETTINGS)]
+    places = [0, *(2**i for i in range(len(values).bit_length()))]
+    return [values[i] for i in places if i < len(values)]
 
 
 # ---- Remembering -------------------------------------------------------------------------------------------

@@ -102,10 +102,15 @@ def test_knobs_are_turned_one_after_another(clock: Clock) -> None:
     planner = Engines()
     made = search(planner, valley, clock, 100)
     best = planner.candidates[made.run()]
-    assert best.knobs == {M: 2, N: 33}  # of 0, 11, 22, 33, 55, 66, 77, 99
+    assert best.knobs == {M: 2, N: 44}  # of 0, 11, 22 .. 99
     assert [trial.tag for trial in made.trials[-1:]] == ["eng0"]
     tried = [trial.tag for trial in made.trials]
-    assert len(tried) == len(set(tried)) == 2 + 2 + 8  # engines, M = 1 and 2, eight values of N
+    assert len(tried) == len(set(tried)) == 2 + 2 + 10  # engines, M = 1 and 2, ten values of N
+
+
+def test_amounts_are_tried_in_larger_and_larger_steps() -> None:
+    assert list(autotune._settings(Knob(KNOB.SPLIT_K, 100, 1, 1))) == [1, 2, 3, 5, 9, 17, 33, 65]
+    assert list(autotune._settings(Knob(KNOB.TILE_SIZE, 24, 0, 1))) == list(range(25))
 
 
 def test_the_first_candidate_is_always_timed_and_time_is_kept(clock: Clock) -> None:
