@@ -126,6 +126,10 @@ class Handle:
         check(library().weftSetStream(self.pointer, ffi.cast("void *", stream or 0)))
         self.stream, self.is_stream_set = int(stream or 0), stream is not None
 
+    def synchronize(self) -> None:
+        """Waits for the work of the handle's stream; the CPU's is done already."""
+        synchronize(self, self.stream)
+
     def close(self) -> None:
         """Destroys the handle; what was made with it stays valid."""
         if self._pointer is not None:

@@ -335,6 +335,15 @@ def test_the_current_stream_of_torch_is_the_default(torch: Any, streams: list[in
     assert streams == [160, 160, 160, 32, 48]
 
 
+def test_handles_wait_for_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, seen = weft.create_handle("cuda"), []
+    handle.synchronize()
+    handle.set_stream(96)
+    monkeypatch.setattr(backend, "synchronize", lambda _, stream: seen.append(stream))
+    handle.synchronize()
+    assert seen == [96]
+
+
 def test_a_stream_set_on_the_handle_counts(torch: Any, streams: list[int]) -> None:
     handle = weft.create_handle("cuda")
     g = weft.Graph(handle=handle, io_data_type="f32")
