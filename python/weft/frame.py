@@ -5,15 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from weft_cffi._weft import ffi
 
-from weft import backend
+from weft import backend, buffers
 from weft.memory import Scratch
 
 Known = tuple[Callable[[], Any], int, "Callable[[Any], object] | None", object]
 """An array that was checked for a slot: a weak reference, its address, what tells its state, if that can
 change, and what its state was; see buffers.QuickKind."""
+
+
+def known_of(value: Any, address: int) -> Known | None:
+    """What is to be remembered of an array that was checked; None where its library is not known."""
+    kind = buffers.quick_kind_of(value)
+    return (ref(value), address, kind.state, kind.state(value) if kind.state else None) if kind else None
+
+
+def is_known(known: Known, value: Any) -> bool:
+    """Whether an array is the one that was checked, on the same memory."""
+    return known[0]() is value and (known[2] is None or known[2](value) == known[3])
 
 
 class Frame:
@@ -40,6 +52,7 @@ class Thread(threading.local):
         self.frame = Frame(count)
         self.pointers = self.frame.pointers
         self.known: list[Known | None] = [None] * count
+        self.workspace: tuple[Known, int] | None = None  # that was given last, and its bytes
         self.handle: backend.Handle | None = None  # for the streams of frameworks
         self.stream = (0, ffi.NULL)
 

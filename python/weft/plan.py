@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
-from weakref import ref
 
 from weft_cffi._weft import ffi
 
@@ -17,7 +16,7 @@ from weft.bound import BoundPlan
 from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, descriptor_type, device_kind
 from weft.errors import BadParameterError
-from weft.frame import Frame, Thread
+from weft.frame import Frame, Thread, is_known, known_of
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of
 from weft.slots import Slot
 
@@ -292,7 +291,7 @@ class Plan:
         kind = buffers.quick_kind_of(value)
         form = kind.form(value) if kind else None
         if kind and form == self._large_enough[i] and slot is self.slots[i]:
-            self._remember(i, value, kind.address(value), kind)
+            self._remember(i, value, kind.address(value))
             return
         if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
@@ -308,18 +307,15 @@ class Plan:
         self.thread.pointers[i] = pointer
         if slot is self.slots[i] and not slot.is_by_value:
             self._large_enough[i] = form
-            self._remember(i, value, pointer, kind)
+            self._remember(i, value, pointer)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
 
-    def _remember(self, i: int, value: Any, pointer: int, kind: buffers.QuickKind | None) -> None:
+    def _remember(self, i: int, value: Any, pointer: int) -> None:
         """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
         it lives, or until it has other memory."""
-        self.thread.pointers[i] = pointer
-        if kind:
-            state = kind.state(value) if kind.state else None
-            self.thread.known[i] = (ref(value), pointer, kind.state, state)
+        self.thread.pointers[i], self.thread.known[i] = pointer, known_of(value, pointer)
 
     def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""
@@ -438,22 +434,32 @@ class Plan:
         if isinstance(given, int) and given:
             return given, None
         if given is not None and not isinstance(given, int):
-            address, _, size, _, place = buffers.memory_of(given)
-            if place != self._place and not (place == buffers.SOME_GPU and self._place is not None):
-                raise BadParameterError(
-                    f"execute: the workspace is on {_device_text(place)}, the plan runs on "
-                    f"{_device_text(self._place)}. Allocate it there, or leave it out."
-                )
-            if size < needed:
-                raise BadParameterError(
-                    f"execute: the workspace has {size} bytes, the plan needs {needed}. Allocate "
-                    "get_workspace_size() bytes, or leave it out."
-                )
+            address = self._given_workspace(given, needed)
             if self._place is not None or address % HOST_ALIGNMENT == 0:
                 return address, given
         if self._place is not None:
             return scratch.on_device("workspace", needed, self.handle, stream)
         return scratch.on_host(needed), None
+
+    def _given_workspace(self, given: Any, needed: int) -> int:
+        """The address of memory that a caller lends, which is to be on the device and large enough."""
+        known = self.thread.workspace
+        if known and known[1] >= needed and is_known(known[0], given):
+            return known[0][1]
+        address, _, size, _, place = buffers.memory_of(given)
+        if place != self._place and not (place == buffers.SOME_GPU and self._place is not None):
+            raise BadParameterError(
+                f"execute: the workspace is on {_device_text(place)}, the plan runs on "
+                f"{_device_text(self._place)}. Allocate it there, or leave it out."
+            )
+        if size < needed:
+            raise BadParameterError(
+                f"execute: the workspace has {size} bytes, the plan needs {needed}. Allocate "
+                "get_workspace_size() bytes, or leave it out."
+            )
+        remembered = known_of(given, address)
+        self.thread.workspace = (remembered, size) if remembered else None
+        return address
 
     # ---- Words ----
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import os
 import re
 import sys
 import types
@@ -110,6 +112,51 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         "device array: a view of [3] at element 4 takes 12 bytes, 8 are there. Give a smaller one."
     ):
         array.view(4, [3])
+
+
+class Counts(ctypes.Structure):
+    """struct fake_counts: what is alive."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int)
+        for name in ("contexts", "modules", "events", "allocations", "current", "capture_mode")
+    )
+
+
+class Fake(ctypes.Structure):
+    """The beginning of struct fake_cuda."""
+
+    _fields_ = (
+        ("fail_at", ctypes.c_void_p),
+        ("failed_call", ctypes.c_void_p),
+        ("calls", ctypes.c_void_p),
+        ("counts", ctypes.CFUNCTYPE(None, ctypes.POINTER(Counts))),
+    )
+
+
+def allocations() -> int:
+    counts = Counts()
+    library = ctypes.CDLL(os.environ["WEFT_LIBCUDA"])
+    Fake.in_dll(library, "fake_cuda").counts(ctypes.byref(counts))
+    return counts.allocations
+
+
+def test_memory_is_given_back() -> None:
+    g, before = doubled(), allocations()
+    for _ in range(3):
+        y = g.plan(x=on_device(X))
+        del y
+        assert allocations() == before
+    g.plan(x=X)  # what stands for host arrays is kept by the plan
+    kept = allocations()
+    assert kept > before
+    g.plan(x=X)
+    assert allocations() == kept
+    run = g.plan.bind(x=on_device(X))
+    assert allocations() == kept + 2
+    del run, g
+    gc.collect()
+    assert allocations() == before
 
 
 def test_out_of_memory_is_told() -> None:
