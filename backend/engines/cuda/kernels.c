@@ -18,6 +18,12 @@ EMBED(lib_tiles, "lib/tiles.cuh")
 EMBED(combine, "combine.cuh")
 EMBED(contraction_fma, "contraction_fma.cuh")
 EMBED(contraction_mma, "contraction_mma.cuh")
+EMBED(depthwise_filter, "depthwise_filter.cuh")
+EMBED(depthwise_mma, "depthwise_mma.cuh")
+EMBED(stem_data, "stem_data.cuh")
+EMBED(stem_filter, "stem_filter.cuh")
+EMBED(lib_lattice, "lib/lattice.cuh")
+EMBED(lib_pixels, "lib/pixels.cuh")
 EMBED(direct, "direct.cuh")
 EMBED(lib_window, "lib/window.cuh")
 EMBED(window, "window.cuh")
@@ -72,6 +78,12 @@ static const struct program_header files[] = {
     {"combine.cuh", weft_kernel_combine},
     {"contraction_fma.cuh", weft_kernel_contraction_fma},
     {"contraction_mma.cuh", weft_kernel_contraction_mma},
+    {"depthwise_filter.cuh", weft_kernel_depthwise_filter},
+    {"depthwise_mma.cuh", weft_kernel_depthwise_mma},
+    {"stem_data.cuh", weft_kernel_stem_data},
+    {"stem_filter.cuh", weft_kernel_stem_filter},
+    {"lib/lattice.cuh", weft_kernel_lib_lattice},
+    {"lib/pixels.cuh", weft_kernel_lib_pixels},
     {"direct.cuh", weft_kernel_direct},
     {"lib/window.cuh", weft_kernel_lib_window},
     {"window.cuh", weft_kernel_window},

@@ -1,242 +1,362 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stem family: forward convolutions of 8 channels, as first layers have, and the pointwise operations behind them, on
-   Hopper's tensor cores. A product of the Hopper family walks the depth in steps of 64 channels, seven eighths of which
-   would be padding here; kernels/stem.cuh makes depth of taps. Others are left to the other families. */
+/* What the stem family takes, and how it cuts it: kernels/stem.cuh makes
+   results, stem_data.cuh gradients of images, stem_filter.cuh gradients of
+   filters. It must not know text. */
+#include "engines/cuda/stem.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/hopper.h"
-#include "runtime/device.h"
-
-#include <stdlib.h>
 
 enum {
-    CHANNELS = 8,
-    TAPS_MAX = 121,
-    FILTERS_MAX = 128,
-    SUMS = 256, /* columns of blocks of 64 rows whose sums a warpgroup holds */
-    SLOTS = 3,
-    SLABS_IN_FLIGHT = 2,
-    SHARED_MAX = 232448,
-    PIXEL_BYTES = 16,
-    THREADS = 384,
+  TAPS_LEAST = 2,
+  TAPS_MAX = 128, /* all of them are unrolled */
+  SUMS_MAX = 24, /* of a fragment of dx: its phases times fragments, in fours of
+                    registers */
+  FILTER_WARPS =
+      8, /* kernels/stem_filter.cuh divides the taps and filters among them */
+  FILTER_STAGES = 3,
+  IMAGE_WARPS = 4,
+  PITCH_PAD = 8, /* elements behind the filters of a pixel in shared memory */
+  BLOCK_RESERVE =
+      1024, /* bytes of shared memory that the driver takes of each block */
 };
 
-static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
+static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
+static const double RATE =
+    1024; /* products per clock of a multiprocessor, by mma.sync */
 
-struct tap {
-    int r, s, place; /* in pixels, from a position's corner of the patch */
+/* By direction. */
+static const struct stem_tile forward_tiles[] = {
+    {16, 16}, {8, 32}, {4, 64}, {8, 16}};
+static const struct stem_tile data_tiles[] = {{16, 16}, {8, 32}, {8, 16}};
+static const struct stem_tile filter_tiles[] = {
+    {8, 16}, {4, 32}, {2, 64}, {4, 16}, {2, 16}};
+static const struct {
+  const struct stem_tile *tiles;
+  int count, warps, stages, blocks; /* resident ones: what registers allow */
+} shapes[] = {
+    [CONV_FORWARD] = {forward_tiles,
+                      sizeof forward_tiles / sizeof *forward_tiles, IMAGE_WARPS,
+                      1, 3},
+    [CONV_DATA] = {data_tiles, sizeof data_tiles / sizeof *data_tiles,
+                   IMAGE_WARPS, 1, 2},
+    [CONV_FILTER] = {filter_tiles, sizeof filter_tiles / sizeof *filter_tiles,
+                     FILTER_WARPS, FILTER_STAGES, 1},
 };
 
-struct stem {
-    struct contraction c;
-    struct conv_geometry g;
-    const struct finisher *store;
-    int filters, lines, segments, taps;
-    int patch_h, patch_w; /* of a plane; there are g.stride[2] */
-    struct tap tap[TAPS_MAX];
-    int64_t tiles_p, tiles_q, tiles;
-};
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t divide_down(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -divide_up(-a, b);
+}
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
-
-static bool is_aligned(const struct conv_operand *operand) {
-    return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
-           operand->size_stride[1] % CHANNELS == 0 && operand->size_stride[2] % CHANNELS == 0 &&
-           operand->tensor->alignment % 16 == 0;
+int64_t stem_taps(const struct stem *s) {
+  return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH];
 }
 
-static weftStatus_t check(const struct stem *s) {
-    const struct conv_geometry *g = &s->g;
-    weftDataType_t a = (weftDataType_t)g->x.tensor->type, b = (weftDataType_t)g->w.tensor->type;
-    if (g->direction != CONV_FORWARD || g->groups != 1 || g->c != CHANNELS || g->spatial > 2 || g->flip ||
-        g->k % 32 != 0 || g->k > FILTERS_MAX || g->w.size[1] * g->w.size[2] > TAPS_MAX)
-        FAIL(
-            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-            "%s: forward convolutions of %d channels in 1 or 2 dimensions, with 32 to %d filters in steps of 32 and at "
-            "most %d taps, are computed here.",
-            descriptor_label(s->c.node->op), CHANNELS, FILTERS_MAX, TAPS_MAX);
-    if (a != b || (s->c.arithmetic != MMA_F16 && s->c.arithmetic != MMA_BF16) || s->c.is_direct || !s->c.is_small ||
-        (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: half or bfloat16 summed in float is computed here, not %s and %s", descriptor_label(s->c.node->op),
-             dtype_of(a)->name, dtype_of(b)->name);
-    if (!is_aligned(&g->x) || !is_aligned(&g->w) || !s->store)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
-             descriptor_label(s->c.node->op));
-    return WEFT_STATUS_SUCCESS;
+/* ---- What is served
+ * ----------------------------------------------------------------------------------------------
+ */
+
+static bool is_served(const struct tensor *tensor, weftDataType_t type) {
+  return (weftDataType_t)tensor->type == type && !tensor->is_by_value &&
+         !tensor->is_constant;
 }
 
-static int by_place(const void *a, const void *b) {
-    return ((const struct tap *)a)->place - ((const struct tap *)b)->place;
+static weftStatus_t check_types(const struct stem *s) {
+  const struct conv_op *op = (const struct conv_op *)s->c.node->op;
+  const struct tensor *a = s->c.factor[FACTOR_A].tensor,
+                      *b = s->c.factor[FACTOR_B].tensor;
+  weftDataType_t type = (weftDataType_t)a->type,
+                 math = (weftDataType_t)op->parameters->math;
+  bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
+  if (!is_half || !is_served(a, type) || !is_served(b, type) ||
+      !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+         "%s: %s and %s: tensors of one 16-bit float type, with products "
+         "summed in float, are served",
+         descriptor_label(&op->base), descriptor_label(&a->base),
+         descriptor_label(&b->base));
+  return WEFT_STATUS_SUCCESS;
 }
 
-/* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. */
-static void find_taps(struct stem *s) {
-    const struct conv_geometry *g = &s->g;
-    int planes = (int)g->stride[2], reach = (int)((g->w.size[2] - 1) * g->dilation[2]);
-    s->patch_h = (int)((s->lines - 1) * g->stride[1] + (g->w.size[1] - 1) * g->dilation[1] + 1);
-    s->patch_w = s->segments * 64 + reach / planes;
-    s->taps = 0;
-    for (int r = 0; r < g->w.size[1]; r++)
-        for (int q = 0; q < g->w.size[2]; q++) {
-            int column = q * (int)g->dilation[2], line = r * (int)g->dilation[1];
-            int place = (column % planes * s->patch_h + line) * s->patch_w + column / planes;
-            s->tap[s->taps++] = (struct tap){r, q, place};
-        }
-    qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_place);
+static weftStatus_t check_node(const struct stem *s,
+                               const struct device *device) {
+  const struct conv_geometry *g = &s->g;
+  const char *label = descriptor_label(s->c.node->op);
+  bool is_flat = g->x.size[0] == 1 && g->w.size[0] == 1 && g->y.size[0] == 1;
+  if (device->cuda.major < 8)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+         "%s: products of 16 halves begin with sm_80", label);
+  if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+         "%s: one group of at most %d channels in at most two dimensions is "
+         "served",
+         label, CHANNELS_MAX);
+  if (stem_taps(s) < TAPS_LEAST || stem_taps(s) > TAPS_MAX)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+         "%s: its filters have %lld taps; %d to %d are served", label,
+         (long long)stem_taps(s), TAPS_LEAST, TAPS_MAX);
+  for (int i = HEIGHT; i <= WIDTH; i++) {
+    double span = (double)g->w.size[i] * (double)g->dilation[i],
+           pre = (double)most(g->pre[i], -g->pre[i]);
+    if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] +
+            span + pre >
+        REACH_MAX)
+      FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions",
+           label);
+  }
+  return check_types(s);
 }
 
-static int shared_bytes(const struct stem *s) {
-    int patch = ((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES + 127) / 128 * 128;
-    int filters = (s->taps + 1) / 2 * 2 * s->filters * PIXEL_BYTES;
-    int slab = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
-    return (SLOTS * patch + filters + 1023) / 1024 * 1024 + 8 * SLABS_IN_FLIGHT * slab + SLOTS * 16;
+/* ---- The result
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
+  if (extent != 1)
+    digits->at[digits->count++] = (struct digit){
+        .extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
-static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
-
-/* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold. */
-static bool plan_tile(struct stem *s) {
-    int64_t positions = s->g.y.size[2], least = INT64_MAX;
-    s->filters = (int)s->g.k;
-    int blocks = SUMS / s->filters, best = 1;
-    for (int segments = 1; segments <= blocks && segments <= 4; segments++)
-        if (parts(positions, segments * 64) * segments <= least) {
-            least = parts(positions, segments * 64) * segments;
-            best = segments;
-        }
-    s->segments = best;
-    for (s->lines = blocks / best; s->lines > 0; s->lines--) {
-        find_taps(s);
-        if (shared_bytes(s) <= SHARED_MAX)
-            break;
-    }
-    s->tiles_p = s->lines ? parts(s->g.y.size[1], s->lines) : 0;
-    s->tiles_q = parts(positions, s->segments * 64);
-    s->tiles = s->g.n * s->tiles_p * s->tiles_q;
-    return s->lines > 0;
+/* Rows are images and positions, columns channels; of the filter gradient,
+ * filters, and taps and channels. */
+static void find_digits(struct stem *s) {
+  const struct conv_geometry *g = &s->g;
+  bool is_filter = g->direction == CONV_FILTER;
+  const struct conv_operand *result = is_filter                   ? &g->w
+                                      : g->direction == CONV_DATA ? &g->x
+                                                                  : &g->y;
+  int64_t rank = result->tensor->dims.count, channel = rank - g->spatial - 1;
+  for (int index = 0; index < INDICES; index++)
+    s->c.digits[index].count = 0;
+  s->c.phase_count = 0;
+  add_digit(&s->c.digits[ROW], is_filter ? g->k : g->n,
+            is_filter ? channel - 1 : 0);
+  for (int i = HEIGHT; i <= WIDTH; i++)
+    add_digit(&s->c.digits[is_filter ? COLUMN : ROW], result->size[i],
+              rank - 3 + i);
+  add_digit(&s->c.digits[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c,
+            channel);
 }
 
-static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the stem family runs on compute capability 9.0, '%s' has %d.%d",
-             device->name, device->cuda.major, device->cuda.minor);
-    TRY(contraction_find(&s->c, region));
-    if (!conv_is(s->c.node->op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
-    s->g = conv_geometry(s->c.node->op);
-    TRY(contraction_plan(&s->c, device, NULL));
-    s->store = finish_find_half(&s->c);
-    TRY(check(s));
-    if (!plan_tile(s))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters and a patch of its image do not fit in shared memory",
-             descriptor_label(s->c.node->op));
-    s->c.finish.run = 2; /* as the sums lie */
-    return WEFT_STATUS_SUCCESS;
+static weftStatus_t analyse_result(struct stem *s) {
+  s->c.arithmetic = FMA_FLOAT; /* what finish() gets are floats */
+  s->c.is_small = true;
+  s->c.splits = 1;
+  TRY(finish_analyse(&s->c));
+  if (contraction_elements(&s->c) > INT32_MAX)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results",
+         descriptor_label(s->c.node->op));
+  /* Runs stay within the row of an image that a fragment is of; those of dx
+   * begin where padding has it. */
+  if (s->c.finish.lead == ROW && s->g.direction == CONV_FORWARD)
+    s->c.finish.run = (int)gcd(s->c.finish.run, s->g.y.size[WIDTH]);
+  if (s->c.finish.lead == ROW && s->g.direction == CONV_DATA)
+    s->c.finish.run = 1;
+  return WEFT_STATUS_SUCCESS;
 }
 
-static double predict(const struct stem *s, const struct device *device) {
-    double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
-    double clocks = (double)s->tiles * s->lines * s->segments * ((s->taps + 1) / 2) * s->filters / 2;
-    double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK;
-    double moving = bytes / (double)device->cuda.bandwidth;
-    return LAUNCH_SECONDS + (moving > computing ? moving : computing);
+/* ---- Tiles
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+/* Pixels of X under a tile, as kernels/lib/pixels.cuh pads them. */
+static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
+  const struct conv_geometry *g = &s->g;
+  int64_t rows = (tile->rows - 1) * g->stride[HEIGHT] +
+                 (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] + 1;
+  int64_t columns = (tile->columns - 1) * g->stride[WIDTH] +
+                    (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] + 1;
+  return rows * divide_up(columns, g->stride[WIDTH]) * g->stride[WIDTH] *
+         PIXEL_BYTES;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    struct stem s;
-    TRY(analyse(&s, region, device));
-    *seconds = predict(&s, device);
-    return WEFT_STATUS_SUCCESS;
+/* As the kernels' struct memory. */
+static int64_t shared_bytes(const struct stem *s,
+                            const struct stem_tile *tile) {
+  const struct conv_geometry *g = &s->g;
+  int64_t loss_pitch = (s->filters + PITCH_PAD) * 2;
+  if (g->direction == CONV_FILTER)
+    return s->stages *
+           (patch_bytes(s, tile) + tile->rows * tile->columns * loss_pitch);
+  if (g->direction == CONV_DATA) {
+    int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] /
+                                    g->stride[HEIGHT];
+    int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) *
+                                          g->dilation[WIDTH] / g->stride[WIDTH];
+    int64_t slabs = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX *
+                    (int64_t)sizeof(float);
+    int64_t loss =
+        divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
+    return stem_taps(s) * s->filters * PIXEL_BYTES + most(loss, slabs);
+  }
+  bool lead_is_row = s->c.finish.lead == ROW;
+  int64_t slab = (lead_is_row ? s->filters : 16) *
+                 ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
+  int64_t places =
+      divide_up(divide_up(stem_taps(s), 2) * 2 * (int64_t)sizeof(int32_t),
+                PIXEL_BYTES) *
+      PIXEL_BYTES;
+  return divide_up(stem_taps(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
+         most(patch_bytes(s, tile), s->warps * slab);
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
-
-static void print_structure(struct kernel_print *print, const struct stem *s) {
-    const struct {
-        int64_t value;
-        const char *name;
-    } constants[] = {{s->filters, "BLOCK_N"},
-                     {s->lines, "LINES"},
-                     {s->segments, "SEGMENTS"},
-                     {SLOTS, "SLOTS"},
-                     {SLABS_IN_FLIGHT, "SLABS_IN_FLIGHT"},
-                     {0, "STORES_BOXES"},
-                     {s->g.stride[2], "PLANES"},
-                     {s->g.stride[1], "STRIDE_H"},
-                     {s->patch_h, "PATCH_H"},
-                     {s->patch_w, "PATCH_W"},
-                     {s->taps, "TAPS"}};
-    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
-        print_constant(print, constants[i].name, constants[i].value);
-    print_type(print, "stored", (weftDataType_t)s->g.x.tensor->type);
-    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n#include \"lib/ptx_sm90.cuh\"\n");
-    static const char *const names[] = {"PLACE", "R", "S"};
-    for (int n = 0; n < 3; n++) {
-        text_add(&print->code, "__device__ constexpr int TAP_%s[] = {", names[n]);
-        for (int i = 0; i < s->taps; i++)
-            text_add(&print->code, "%s%d", i ? ", " : "",
-                     n == 0   ? s->tap[i].place
-                     : n == 1 ? s->tap[i].r
-                              : s->tap[i].s);
-        text_add(&print->code, "};\n");
-    }
-    text_add(&print->code, "#include \"lib/gather.cuh\"\n\n");
+/* How many positions the walk has along a dimension, and where it begins: see
+ * kernels/stem_data.cuh for those of dx. */
+static int64_t positions(struct stem *s, int i) {
+  const struct conv_geometry *g = &s->g;
+  if (g->direction != CONV_DATA)
+    return g->y.size[i];
+  s->first[i] = divide_down(g->pre[i], g->stride[i]);
+  return divide_down(g->pre[i] + g->x.size[i] - 1, g->stride[i]) - s->first[i] +
+         1;
 }
 
-static void print_arguments(struct kernel_print *print, const struct stem *s) {
-    const struct conv_operand *x = &s->g.x, *w = &s->g.w;
-    const struct graph *graph = s->c.region->graph;
-    const struct {
-        int64_t number;
-        const char *name;
-    } numbers[] = {{x->outer_stride, "x_n"},      {x->size_stride[1], "x_h"}, {x->size_stride[2], "x_w"},
-                   {x->size[1], "height"},        {x->size[2], "width"},      {s->g.y.size[1], "lines"},
-                   {s->g.y.size[2], "positions"}, {s->g.k, "columns"},        {s->g.pre[1], "pad_h"},
-                   {s->g.pre[2], "pad_w"},        {w->outer_stride, "w_k"},   {w->size_stride[1], "w_r"},
-                   {w->size_stride[2], "w_s"},    {s->tiles, "tiles"}};
-    print_pointer(print, (weftDataType_t)x->tensor->type, graph_find_value(graph, x->tensor), 0, "x");
-    print_pointer(print, (weftDataType_t)w->tensor->type, graph_find_value(graph, w->tensor), 0, "w");
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        print_number(print, numbers[i].number, numbers[i].name);
-    print_divisor(print, s->tiles_p, "tiles_p");
-    print_divisor(print, s->tiles_q, "tiles_q");
+static void choose_filters(struct stem *s) {
+  int64_t k = s->g.k;
+  if (s->g.direction == CONV_DATA) /* which are summed over */
+    s->filters = divide_up(most(k, 1), 32) * 32;
+  else
+    s->filters = k <= 16 && s->g.direction == CONV_FORWARD ? 16
+                 : k <= 32                                 ? 32
+                                                           : 64;
+  s->filter_tiles = s->g.direction == CONV_DATA ? 1 : divide_up(k, s->filters);
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+/* The tile that wastes least of its outputs and reads least beside them, as
+ * many blocks on a multiprocessor as registers allow. */
+static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
+  const struct conv_geometry *g = &s->g;
+  int64_t down = positions(s, HEIGHT), across = positions(s, WIDTH),
+          phases = g->stride[HEIGHT] * g->stride[WIDTH];
+  double best = 0;
+  s->warps = shapes[g->direction].warps;
+  s->stages = shapes[g->direction].stages;
+  choose_filters(s);
+  for (int t = 0; t < shapes[g->direction].count; t++) {
+    const struct stem_tile *tile = &shapes[g->direction].tiles[t];
+    int64_t bytes = shared_bytes(s, tile),
+            fragments = tile->rows * tile->columns / (16 * s->warps);
+    int64_t blocks =
+        least(device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE),
+              shapes[g->direction].blocks);
+    int64_t p = divide_up(down, tile->rows),
+            q = divide_up(across, tile->columns);
+    double cost = (double)(p * q) *
+                  (tile->rows * tile->columns + (double)bytes / 512) /
+                  (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
+    bool is_held = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
+    if (bytes > device->cuda.shared_per_block || blocks == 0 || !is_held ||
+        (s->tile && cost >= best))
+      continue;
+    best = cost;
+    s->tile = tile;
+    s->blocks = blocks;
+    s->shared_bytes = bytes;
+    s->tiles_p = p;
+    s->tiles_q = q;
+  }
+  s->tiles = g->n * s->tiles_p * s->tiles_q;
+  if (!s->tile || s->tiles > INT32_MAX)
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+         "%s: %lld filters of %lld taps exceed shared memory or registers",
+         descriptor_label(s->c.node->op), (long long)g->k,
+         (long long)stem_taps(s));
+  return WEFT_STATUS_SUCCESS;
+}
+
+/* Each block of the filter gradient is a part of its sum. Two at least:
+ * combine.cuh adds parts. */
+static int64_t blocks_per_filter_tile(const struct stem *s,
+                                      const struct device *device) {
+  int64_t resident = most(
+      s->blocks * device->cuda.multiprocessors / most(s->filter_tiles, 1), 1);
+  return s->g.direction == CONV_FILTER ? most(least(s->tiles, resident), 2)
+                                       : least(s->tiles, resident);
+}
+
+static void predict(struct stem *s, const struct device *device) {
+  double bytes =
+      (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
+  double clock =
+      device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
+  double products = (double)s->tiles * s->tile->rows * s->tile->columns *
+                    (double)stem_taps(s) * CHANNELS_MAX *
+                    (double)(s->filter_tiles * s->filters);
+  double computing = products / (RATE * clock * device->cuda.multiprocessors);
+  double moving = bytes / (double)device->cuda.bandwidth;
+  s->c.seconds = LAUNCH_SECONDS * (s->g.direction == CONV_FILTER ? 2 : 1) +
+                 (computing > moving ? computing : moving);
+}
+
+static weftStatus_t analyse(struct stem *s, const struct region *region,
+                            const struct device *device) {
+  *s = (struct stem){0};
+  TRY(contraction_find(&s->c, region));
+  if (!conv_is(s->c.node->op))
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution",
+         descriptor_label(s->c.node->op));
+  s->g = conv_geometry(s->c.node->op);
+  TRY(check_node(s, device));
+  find_digits(s);
+  TRY(analyse_result(s));
+  TRY(choose_tile(s, device));
+  if (s->g.direction == CONV_FILTER)
+    s->c.splits = (int)blocks_per_filter_tile(s, device);
+  predict(s, device);
+  return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The family
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static weftStatus_t accepts(const struct region *region,
+                            const struct device *device, double *seconds) {
+  struct stem s;
+  TRY(analyse(&s, region, device));
+  *seconds = s.c.seconds;
+  return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device,
+                          const struct knob_choices *knobs,
                           struct arena *arena) {
-    struct stem s;
-    struct cuda_step *state;
-    struct kernel_print print;
-    (void)knobs;
-    TRY(analyse(&s, &step->region, device));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    if (contraction_elements(&s.c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, step->region.graph);
-    print_structure(&print, &s);
-    print_arguments(&print, &s);
-    wgmma_print(&print.code, s.filters, (weftDataType_t)s.g.x.tensor->type, false, false);
-    finish_print(&print, &s.c);
-    slabs_print(&print, &s.c, s.store);
-    finish_print_place(&print, &s.c, (int)(s.store - s.c.finish.at));
-    TRY(kernel_finish(&print, kernel, "stem.cuh", "stem", arena));
-    int64_t blocks = device->cuda.multiprocessors;
-    kernel->grid[0] = (uint32_t)(s.tiles < blocks ? s.tiles : blocks);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
-    kernel->is_dependent = true;
-    kernel->shared_bytes = (uint32_t)shared_bytes(&s);
-    return arena_print(arena, &step->detail,
-                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, %d operations behind", s.lines,
-                       s.segments * 64, s.filters, s.taps, step->region.count - 1);
+  struct stem s;
+  struct cuda_step *state;
+  (void)knobs;
+  TRY(analyse(&s, &step->region, device));
+  TRY(arena_alloc(arena, &state, sizeof *state));
+  step->state = state;
+  int64_t elements = contraction_elements(&s.c);
+  if (elements == 0)
+    return arena_print(arena, &step->detail, "nothing to compute");
+  struct cuda_kernel *kernel = &state->kernels[state->count++];
+  TRY(stem_print(kernel, &s, arena));
+  kernel->grid[0] =
+      (uint32_t)(blocks_per_filter_tile(&s, device) * s.filter_tiles);
+  kernel->grid[1] = kernel->grid[2] = 1;
+  kernel->block = (uint32_t)(s.warps * 32);
+  kernel->shared_bytes = (uint32_t)s.shared_bytes;
+  if (s.c.splits > 1) {
+    TRY(contraction_build_combine(&state->kernels[state->count++], &s.c,
+                                  arena));
+    step->workspace_bytes =
+        divide_up(elements * s.c.splits * (int64_t)sizeof(float), 64) * 64;
+  }
+  return arena_print(arena, &step->detail,
+                     "tiles of %dx%d, %lld filters, %lld taps of 8 channels, "
+                     "%d parts, %d operations behind",
+                     s.tile->rows, s.tile->columns, (long long)s.filters,
+                     (long long)stem_taps(&s), s.c.splits,
+                     s.c.region->count - 1);
 }
 
 const struct family cuda_stem = {
     .name = "cuda.stem",
-    .doc = "a forward convolution of 8 channels and the pointwise operations behind it, on Hopper's tensor cores",
+    .doc = "a convolution of images of at most 8 channels or a gradient of it, "
+           "and the pointwise operations behind it",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,

@@ -1,97 +1,107 @@
-/* depthwise: y[n,p,q,c] = finish(sum over taps of x[n, p, q + taps, c] * w[c, tap])        16-bit, channels last, float sums; sm_75 and up
-   Formula   every channel has a filter of its own; a data gradient is the same walk over dy with the filter turned round (IS_TURNED)
-   Tile      a block makes 2 * ROWS rows x 4 strips of STRIP pixels x 64 channels: a warp has ROWS rows of one strip, a lane 2 channels
-   Staging   the patch of the image under the tile, zeros where it is outside, and the filters in float lie in shared memory
-   Reuse     a lane loads a line of its strip once for all taps and rows that meet there: of R * S * STRIP * ROWS products
-             per channel, (STRIP - 1) * STRIDE + S loads per line
-   Limits    channels in eights; filters up to 7 x 7: the taps of a line are unrolled
-   Params    TAPS_R TAPS_S STRIDE ROWS STRIP IS_TURNED RUN index sum_t stored, and arguments x w images height width lines columns
-             channels pad_h pad_w w_c w_r w_s tiles_p tiles_q tiles_c */
+/* depthwise: Y[n,c,o] = finish(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])      any float types, NHWC and NCHW, sm_80 and up
+   Formula   of inputs that exist: inside the image, and where the division leaves no rest. The forward operation has SPREAD 1, the data
+             gradient STEP 1 and its taps in reverse; finish() is printed from the graph
+   Tile      a block makes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP neighbours of one channel
+   Walk      an input row is read once, for all outputs that it reaches: all taps of the channel and SLOTS rows of sums stay in registers
+   Pipeline  load  |band 1   |band 2   |band 3   |...      a few rows are a band in shared memory, STAGES of them; copies pass by the
+             walk            |band 0   |band 1   |...      registers and are on their way STAGES - 1 bands early; one barrier per band
+   Memory    STAGES bands; the taps come in through the last one
+   Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
+   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN STAGES THREADS BLOCKS image_t filter_t sum_t index */
+#include "lib/async.cuh"
+#include "lib/lattice.cuh"
 
-constexpr int CHANNELS = 64, WARPS = 8, THREADS = WARPS * 32, STRIPS = 4;
-constexpr int TILE_P = WARPS / STRIPS * ROWS, TILE_Q = STRIPS * STRIP;
-constexpr int PATCH_H = (TILE_P - 1) * STRIDE + TAPS_R, PATCH_W = (TILE_Q - 1) * STRIDE + TAPS_S;
-constexpr int SPAN = (STRIP - 1) * STRIDE + TAPS_S, LINES = (ROWS - 1) * STRIDE + TAPS_R;
-constexpr int EIGHTS = CHANNELS / 8; /* a pixel of the patch is eight accesses of 16 bytes */
-static_assert(RUN == 2 && sizeof(stored) == 2, "a lane has two channels");
+using input_band = band<image_t, IMAGE_RUN, TAPS_D, INPUT_ROWS, INPUT_COLUMNS>;
 
 struct memory {
-    alignas(16) stored patch[PATCH_H * PATCH_W * CHANNELS];
-    alignas(16) float filters[TAPS_R * TAPS_S * CHANNELS]; /* [tap][channel] */
+    union {
+        input_band bands[STAGES];
+        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch: one bank per channel */
+    };
 };
+
 extern __shared__ __align__(16) unsigned char s_memory[];
 
-struct place { i32 image, line, column, channel; };
-
-DEVICE place find_place(const arguments& p) {
-    u32 rest = blockIdx.x;
-    const i32 channel = (i32)split(rest, p.tiles_c) * CHANNELS, column = (i32)split(rest, p.tiles_q) * TILE_Q;
-    const i32 line = (i32)split(rest, p.tiles_p) * TILE_P;
-    return {(i32)rest, line, column, channel};
-}
-
-DEVICE void stage_patch(memory& s, const arguments& p, const place& at) {
-    const i32 top = at.line * STRIDE - (i32)p.pad_h, left = at.column * STRIDE - (i32)p.pad_w;
-    for (int t = threadIdx.x; t < PATCH_H * PATCH_W * EIGHTS; t += THREADS) {
-        const int pixel = t / EIGHTS, eight = t % EIGHTS;
-        const i32 h = top + pixel / PATCH_W, w = left + pixel % PATCH_W, c = at.channel + eight * 8;
-        run<stored, 8> got = {};
-        if ((u32)h < (u32)p.height && (u32)w < (u32)p.width && c < (i32)p.channels)
-            got = load_run<stored, 8>(p.x + at.image * p.x_n + h * p.x_h + w * p.x_w + c);
-        store_run<stored, 8>(&s.patch[pixel * CHANNELS + eight * 8], got);
+DEVICE void load_taps(float (&taps)[TAPS], memory& s, const arguments& p, i32 channel) {
+    for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
+        const i64 c = channel + e / TAPS, d = e % TAPS / (TAPS_H * TAPS_W), h = e / TAPS_W % TAPS_H, w = e % TAPS_W;
+        if (c < p.channels) s.taps[e / TAPS * (TAPS | 1) + e % TAPS] = to_float(p.filter[p.filter_first + c * p.filter_c + d * p.filter_d + h * p.filter_h + w * p.filter_w]);
     }
+    __syncthreads();
+    #pragma unroll
+    for (int t = 0; t < TAPS; t++) taps[t] = s.taps[own_channel() * (TAPS | 1) + t];
+    __syncthreads();
 }
 
-DEVICE void stage_filters(memory& s, const arguments& p, const place& at) {
-    for (int t = threadIdx.x; t < TAPS_R * TAPS_S * CHANNELS; t += THREADS) {
-        const int tap = t / CHANNELS, c = at.channel + t % CHANNELS;
-        const int r = IS_TURNED ? TAPS_R - 1 - tap / TAPS_S : tap / TAPS_S, q = IS_TURNED ? TAPS_S - 1 - tap % TAPS_S : tap % TAPS_S;
-        s.filters[t] = c < (i32)p.channels ? to_float(p.w[c * p.w_c + r * p.w_r + q * p.w_s]) : 0.0f;
-    }
-}
-
-/* The sums of ROWS rows of a strip, two channels. */
-DEVICE void sum_strip(float (&sum)[ROWS][STRIP][2], const memory& s, int line, int column, int lane) {
-    #pragma unroll 1 /* lines one after the other: with all of them in sight the compiler keeps too much in registers */
-    for (int h = 0; h < LINES; ++h) {
-        float x[SPAN][2];
+/* What an input row adds to the outputs that it reaches; u: its place in the period. */
+DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS], const float* taps, int u) {
+    #pragma unroll
+    for (int h = 0; h < TAPS_H; h++) {
+        if (!has_output(u, h * DILATION_H)) continue;
+        const int slot = slot_of(u, h * DILATION_H);
         #pragma unroll
-        for (int i = 0; i < SPAN; ++i) {
-            const run<stored, 2> two = load_run<stored, 2>(&s.patch[((line * STRIDE + h) * PATCH_W + column * STRIDE + i) * CHANNELS + lane * 2]);
-            x[i][0] = to_float(two.at[0]), x[i][1] = to_float(two.at[1]);
-        }
-        #pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            const int r = h - row * STRIDE;
-            if (r < 0 || r >= TAPS_R) continue;
+        for (int w = 0; w < TAPS_W; w++)
             #pragma unroll
-            for (int tap = 0; tap < TAPS_S; ++tap) {
-                const run<float, 2> w = load_run<float, 2>(&s.filters[(r * TAPS_S + tap) * CHANNELS + lane * 2]);
-                #pragma unroll
-                for (int i = 0; i < STRIP; ++i) {
-                    sum[row][i][0] = fmaf(x[i * STRIDE + tap][0], w.at[0], sum[row][i][0]);
-                    sum[row][i][1] = fmaf(x[i * STRIDE + tap][1], w.at[1], sum[row][i][1]);
+            for (int q = 0; q < STRIP; q++) {
+                const int at = q * STEP_W + w * DILATION_W;
+                if (at % SPREAD_W == 0) sums[slot][q] += x[at / SPREAD_W] * taps[h * TAPS_W + w];
+            }
+    }
+}
+
+/* Most strips lie inside the image as a whole, and need no question per output. */
+DEVICE void end_row(const float (&sums)[STRIP], const arguments& p, const patch& at, i32 channel, i32 row) {
+    const i32 column = at.column + own_strip() * STRIP;
+    const index line = (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
+    const bool is_whole = column >= 0 && column + STRIP <= (i32)p.width_out;
+    if (row >= at.begin && row < at.end && channel < p.channels) {
+        if (is_whole) {
+            #pragma unroll
+            for (int q = 0; q < STRIP; q++) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+        } else {
+            #pragma unroll
+            for (int q = 0; q < STRIP; q++)
+                if ((u32)(column + q) < (u32)p.width_out) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __grid_constant__ arguments p) {
+    memory& s = *(memory*)s_memory;
+    u32 number = blockIdx.x;
+    const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
+    const patch at = find_patch(p, number);
+    const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
+    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c), p.image_d, p.image_h, p.image_w, p.image_c,
+                           (i32)p.height_in, (i32)p.width_in, (i32)p.channels - channel};
+    float taps[TAPS], sums[SLOTS][STRIP] = {};
+    load_taps(taps, s, p, channel);
+    const auto load = [&](i32 k) {
+        if (k < bands) s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column, [&](int d) { return input_plane(p, at.depth, d); });
+        commit_copies();
+    };
+    #pragma unroll
+    for (int k = 0; k < STAGES - 1; k++) load(k);
+    for (i32 k = 0; k < bands; k++) {
+        await_copies<STAGES - 2>();
+        __syncthreads();
+        load(k + STAGES - 1);
+        #pragma unroll 1
+        for (i32 period = 0; period < BAND_PERIODS; period++) {
+            const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
+            move_rows(sums);
+            #pragma unroll
+            for (int u = 0; u < PERIOD; u++) {
+                if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
+                    #pragma unroll
+                    for (int d = 0; d < TAPS_D; d++) {
+                        float r[STRIP_INPUTS];
+                        read_strip<STRIP_INPUTS, STRIP * STEP_W / SPREAD_W>(r, s.bands[k % STAGES], d, row + u / SPREAD_H);
+                        add_row(sums, r, taps + d * TAPS_H * TAPS_W, u);
+                    }
                 }
+                if (has_output(u, SPAN_H - 1)) end_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(), output + slot_of(u, SPAN_H - 1));
             }
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) depthwise(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
-    const place at = find_place(p);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = warp / STRIPS * ROWS, column = warp % STRIPS * STRIP;
-    stage_patch(s, p, at);
-    stage_filters(s, p, at);
-    __syncthreads();
-    float sum[ROWS][STRIP][2] = {};
-    sum_strip(sum, s, line, column, lane);
-    #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-        #pragma unroll
-        for (int i = 0; i < STRIP; ++i) {
-            const i32 y = at.line + line + row, q = at.column + column + i, c = at.channel + lane * 2;
-            if (y < (i32)p.lines && q < (i32)p.columns && c < (i32)p.channels)
-                finish(p, (index)(((at.image * (i32)p.lines + y) * (i32)p.columns + q) * (i32)p.channels + c), 0, 0, run<sum_t, 2>{{sum[row][i][0], sum[row][i][1]}});
-        }
 }

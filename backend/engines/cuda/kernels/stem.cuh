@@ -1,173 +1,131 @@
-/* stem: a forward convolution of 8 channels, the first layer of a network                     16-bit, channels last, wgmma; sm_90a
-   Formula   y[n,p,q,k] = finish(sum over taps, c of x[n, p, q + taps, c] * w[k, tap, c])
-   Idea      a pixel is 16 bytes, one row of half a product's depth: two taps make a product of 32 bytes of k. wgmma's plain layout wants
-             rows 16 bytes apart, and the two halves of k anywhere: so the pixels that a tap meets along a line lie side by side, in
-             one plane for each remainder of the column by STRIDE_W, and a tap is an address in the patch. No channel is padding
-   Tile      LINES lines of SEGMENTS * 64 positions x BLOCK_N filters for each of two math warpgroups, which take turns: one multiplies
-             while the other stores
-   Roles     warpgroup 0: load_patches;   warpgroups 1, 2: multiply_patch, then stage_block
-   Barriers  arrived[slot]: the patch is there; finished[slot]: it may be overwritten. SLOTS patches
-   Limits    8 channels; columns of the image in whole strides; filters stay in shared memory
-   Params    BLOCK_N LINES SEGMENTS SLOTS SLABS_IN_FLIGHT PLANES STRIDE_H PATCH_H PATCH_W TAPS TAP_PLACE TAP_R TAP_S
-             RUN index sum_t stored, and multiply_accumulate (m64 x BLOCK_N x 32 bytes) */
+/* stem: Y[n,p,q,k] = finish(sum over r,s,c of X[n, p * STRIDE + r * DILATION - pre, .., c] * W[k,r,s,c])        f16 and bf16, at most 8 channels in, sm_80 and up
+   Formula   products of 16 pixels x 8 filters x 2 taps of 8 channels; finish() is printed from the graph
+   Tile      a block makes TILE_P x TILE_Q outputs of FILTERS filters; a warp FRAGMENTS rows of 16 neighbours. Persistent over tiles
+   Idea      each pixel of the image is fetched once per tile, padded to 8 channels, and 16 bytes wide: a row that ldmatrix takes from anywhere,
+             so that a tap is an offset. Nothing is unrolled in memory
+   Overlap   three blocks on a multiprocessor, of one warp per scheduler each: while one waits for its patch or brings its sums out, the
+             others multiply. All filters stay in shared memory for the block's life
+   Memory    filters of all taps, one patch; sums go to finish() through the patch just read
+   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS IMAGE_RUN FILTER_RUN RUN LEAD_IS_ROW in_t */
 #include "lib/async.cuh"
+#include "lib/mma.cuh"
+#include "lib/pixels.cuh"
 
-constexpr int BLOCKS = LINES * SEGMENTS, MATH_GROUPS = 2, THREADS = (1 + MATH_GROUPS) * 128, LOADERS = 128;
-constexpr int LOADER_REGISTERS = 56, MATH_REGISTERS = 224, SPARE_REGISTERS = MATH_REGISTERS - BLOCKS * BLOCK_N / 2 - 40;
-#include "lib/slabs.cuh"
+constexpr int THREADS = WARPS * 32;
+constexpr int TAPS = TAPS_H * TAPS_W, STEPS = (TAPS + 1) / 2;
+constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1, PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
+constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
+/* Sums of one fragment on their way out; 8 words apart in the banks from line to line. */
+constexpr int SLAB_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, SLAB_LINES = LEAD_IS_ROW ? FILTERS : 16;
+static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 && FILTERS % 16 == 0, "whole products only");
 
-/* ---- What this kernel demands ---- */
+using patch = pixel_patch<in_t, IMAGE_RUN, PATCH_H, PATCH_W, STRIDE_W>;
 
-constexpr u32 PIXEL_BYTES = 16;
-constexpr int PIXELS = PLANES * PATCH_H * PATCH_W, PAIRS_OF_TAPS = (TAPS + 1) / 2;
-constexpr u32 PATCH_BYTES = (PIXELS * PIXEL_BYTES + 127) / 128 * 128;
-constexpr u32 CHUNK_BYTES = BLOCK_N * PIXEL_BYTES; /* [filters][8 channels] of one tap */
-constexpr u32 FILTERS = SLOTS * PATCH_BYTES, STAGING = (FILTERS + PAIRS_OF_TAPS * 2 * CHUNK_BYTES + 1023) / 1024 * 1024;
-constexpr u32 BARRIERS = STAGING + MATH_GROUPS * 4 * SLABS_IN_FLIGHT * SLAB_BYTES;
-static_assert(BARRIERS + SLOTS * 16 <= 232448, "227 KB is all a block can have");
-static_assert(BLOCKS * BLOCK_N / 2 <= 128, "the sums must fit in registers");
-
-extern __shared__ __align__(1024) unsigned char s_memory[];
-
-DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * PATCH_BYTES; }
-DEVICE u32 filter_chunk(int tap) { return shared_address(s_memory) + FILTERS + tap * CHUNK_BYTES; }
-DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
-DEVICE u32 finished(u32 slot) { return arrived(SLOTS + slot); }
-
-struct slot_cursor {
-    u32 slot = 0, phase = 0;
-    DEVICE void advance(u32 by) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
+struct memory {
+    pixel<in_t> filters[2 * STEPS * FILTERS]; /* [tap][filter] */
+    i32 taps[2 * STEPS];                      /* how far from the first tap's pixel each one's lies */
+    union {
+        patch x;
+        alignas(16) float slabs[WARPS][SLAB_LINES * SLAB_PITCH];
+    };
 };
 
-struct place { i32 image, line, column; };
+extern __shared__ __align__(16) unsigned char s_memory[];
 
-DEVICE place find_place(const arguments& p, i32 tile) {
-    u32 rest = (u32)tile;
-    const i32 column = (i32)split(rest, p.tiles_q) * (SEGMENTS * 64), line = (i32)split(rest, p.tiles_p) * LINES;
-    return {(i32)rest, line, column};
-}
+DEVICE int lane() { return threadIdx.x % 32; }
+DEVICE int warp() { return threadIdx.x / 32; }
+/* Where in the tile a warp's fragments lie. */
+DEVICE int own_row() { return warp() * (FRAGMENTS / FRAGMENTS_ACROSS); }
+constexpr DEVICE int fragment_row(int fragment) { return fragment / FRAGMENTS_ACROSS; }
+constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS_ACROSS * 16; }
 
-/* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros where the image ends ---- */
-
-DEVICE void load_patch(const arguments& p, const place& at, u32 slot) {
-    const i32 top = at.line * STRIDE_H - (i32)p.pad_h, left = at.column * PLANES - (i32)p.pad_w;
-    const stored* image = p.x + at.image * p.x_n;
-    for (int t = threadIdx.x; t < PIXELS; t += LOADERS) { /* along a line of the image, whose pixels are neighbours in memory */
-        const int line = t / (PATCH_W * PLANES), column = t % (PATCH_W * PLANES);
-        const i32 h = top + line, w = left + column;
-        const bool is_inside = (u32)h < (u32)p.height && (u32)w < (u32)p.width;
-        const u32 to = ((column % PLANES * PATCH_H + line) * PATCH_W + column / PLANES) * PIXEL_BYTES;
-        copy_async<16>(s_memory + slot * PATCH_BYTES + to, is_inside ? image + h * p.x_h + w * p.x_w : image, is_inside);
+/* A last tap that makes their number even is 0, and has the place of the one before. */
+DEVICE void load_filters(memory& s, const arguments& p, i32 filter) {
+    for (int e = threadIdx.x; e < 2 * STEPS; e += THREADS) {
+        const int tap = e < TAPS ? e : TAPS - 1;
+        s.taps[e] = patch::place(tap / TAPS_W * DILATION_H, tap % TAPS_W * DILATION_W);
     }
-    commit_copies();
+    for (int e = threadIdx.x; e < 2 * STEPS * FILTERS; e += THREADS) {
+        const i32 k = filter + e % FILTERS, tap = e / FILTERS;
+        const bool inside = k < (i32)p.filters && tap < TAPS;
+        const in_t* from = p.w + (inside ? k * p.w_k + tap / TAPS_W * p.w_h + tap % TAPS_W * p.w_w : 0);
+        load_pixel<FILTER_RUN>(&s.filters[e], from, p.w_c, inside);
+    }
 }
 
-DEVICE void publish_patch(u32 slot) {
-    publish_to_async_proxy();
-    arrive(arrived(slot));
+struct place {
+    u32 n;
+    i32 row, column; /* of the output */
+};
+
+DEVICE place find_tile(const arguments& p, u32 tile) {
+    const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q, row = (i32)split(tile, p.tiles_p) * TILE_P;
+    return place{tile, row, column};
 }
 
-DEVICE void load_patches(const arguments& p) {
-    slot_cursor fill, ready;
-    i32 loaded = 0;
-    for (i32 tile = blockIdx.x; tile < (i32)p.tiles; tile += gridDim.x, ++loaded) {
-        wait(finished(fill.slot), fill.phase ^ 1);
-        load_patch(p, find_place(p, tile), fill.slot);
-        fill.advance(1);
-        if (loaded > 0) { /* the patch before this one is there */
-            await_copies<1>();
-            publish_patch(ready.slot);
-            ready.advance(1);
+DEVICE void load_patch(patch& x, const arguments& p, u32 tile) {
+    const place at = find_tile(p, tile);
+    const channels_image<in_t> image{p.x + at.n * p.x_n, p.x_h, p.x_w, p.x_c, (i32)p.height, (i32)p.width};
+    x.load<THREADS>(image, at.row * STRIDE_H - (i32)p.pre_h, at.column * STRIDE_W - (i32)p.pre_w);
+}
+
+DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory& s) {
+    const pixel<in_t>* pixels = s.x.at + (own_row() * STRIDE_H * patch::PITCH + lane() % 16);
+    const pixel<in_t>* filters = s.filters + (lane() / 8 % 2 * FILTERS + lane() / 16 * 8 + lane() % 8);
+    #pragma unroll 1 /* more would spill; the other blocks' warps cover the loads */
+    for (int step = 0; step < STEPS; step++) {
+        const int tap = s.taps[2 * step + lane() / 16];
+        u32 a[FRAGMENTS][4];
+        #pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++) load_blocks(a[f], pixels + (tap + fragment_row(f) * STRIDE_H * patch::PITCH + fragment_column(f)));
+        #pragma unroll
+        for (int n = 0; n < FILTERS / 8; n += 2) {
+            u32 b[4];
+            load_blocks(b, filters + (step * 2 * FILTERS + n * 8));
+            #pragma unroll
+            for (int f = 0; f < 2 * FRAGMENTS; f++) product<in_t, in_t>::add<true>(sums[f / 2][n + f % 2], a[f / 2], b + f % 2 * 2);
         }
     }
-    await_copies<0>();
-    if (loaded > 0) publish_patch(ready.slot);
 }
 
-/* The taps in the order of their places, and zeros to make their number even. */
-DEVICE void load_filters(const arguments& p) {
-    for (int t = threadIdx.x; t < PAIRS_OF_TAPS * 2 * BLOCK_N; t += THREADS) {
-        const int tap = t / BLOCK_N, k = t % BLOCK_N;
-        run<stored, 8> w = {};
-        if (tap < TAPS && k < (i32)p.columns) w = load_run<stored, 8>(p.w + k * p.w_k + TAP_R[tap] * p.w_r + TAP_S[tap] * p.w_s);
-        *(run<stored, 8>*)(s_memory + FILTERS + tap * CHUNK_BYTES + k * PIXEL_BYTES) = w;
-    }
-    publish_to_async_proxy();
-}
-
-/* ---- The math warpgroups ---- */
-
-/* An operand without swizzle: rows 16 bytes apart, 8 of them every 128 bytes; the second half of k `next` bytes on. */
-DEVICE u64 plain_operand(u32 address, u32 next) {
-    constexpr u64 EIGHT_ROWS = (u64)(128 >> 4) << 32;
-    return EIGHT_ROWS | (u64)(next >> 4) << 16 | (address & 0x3FFFF) >> 4;
-}
-
-using accumulators = sum_t[BLOCKS][BLOCK_N / 2];
-
-DEVICE void multiply_patch(accumulators& r_y, u32 slot) {
-    mma_fence();
+/* Passes the sums of a fragment through shared memory, so that neighbours in the result meet in one thread. */
+DEVICE void end_fragment(const float (&sums)[FILTERS / 8][4], float* slab, const arguments& p, const place& at, i32 row, i32 column, i32 filter) {
     #pragma unroll
-    for (int pair = 0; pair < PAIRS_OF_TAPS; ++pair) {
-        const u64 w = plain_operand(filter_chunk(pair * 2), CHUNK_BYTES);
-        /* The last tap of an odd number stands twice; its second filter is zero. */
-        const u32 first = TAP_PLACE[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_PLACE[pair * 2 + 1] : first;
+    for (int n = 0; n < FILTERS / 8; n++)
         #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
-            const u32 corner = (block / SEGMENTS * STRIDE_H * PATCH_W + block % SEGMENTS * 64 + first) * PIXEL_BYTES;
-            multiply_accumulate(r_y[block], plain_operand(patch_slot(slot) + corner, (second - first) * PIXEL_BYTES), w, pair > 0);
+        for (int e = 0; e < 4; e++) {
+            const int i = lane() / 4 + e / 2 * 8, j = n * 8 + lane() % 4 * 2 + e % 2;
+            slab[LEAD_IS_ROW ? j * SLAB_PITCH + i : i * SLAB_PITCH + j] = sums[n][e];
         }
+    __syncwarp();
+    constexpr int ACROSS = (LEAD_IS_ROW ? 16 : FILTERS) / RUN;
+    for (int t = lane(); t < SLAB_LINES * ACROSS; t += 32) {
+        const int line = t / ACROSS, along = t % ACROSS * RUN;
+        const i32 q = column + (LEAD_IS_ROW ? along : line), k = filter + (LEAD_IS_ROW ? line : along);
+        if (row < (i32)p.rows && q < (i32)p.columns && k < (i32)p.filters)
+            finish(p, 0, ((index)at.n * (index)p.rows + row) * (index)p.columns + q, k, load_run<float, RUN>(slab + line * SLAB_PITCH + along));
     }
-    mma_commit();
-    mma_wait<0>();
-    if (lane_index() == 0) arrive(finished(slot));
-    #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block)
-        #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_y[block][i]);
+    __syncwarp();
 }
 
-DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
-    accumulators r_y;
-    slot_cursor use;
-    use.advance(math_warp / 4);
-    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
-    u32 turn = 0;
-    for (i32 tile = blockIdx.x + math_warp / 4 * gridDim.x; tile < (i32)p.tiles; tile += MATH_GROUPS * gridDim.x) {
-        const place at = find_place(p, tile);
-        wait(arrived(use.slot), use.phase);
-        multiply_patch(r_y, use.slot);
-        use.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem(const __grid_constant__ arguments p) {
+    memory& s = *(memory*)s_memory;
+    u32 first = blockIdx.x;
+    const i32 filter = (i32)split(first, p.filter_tiles) * FILTERS;
+    const u32 tiles = (u32)p.tiles, step = gridDim.x / p.filter_tiles.value;
+    load_filters(s, p, filter);
+    for (u32 tile = first; tile < tiles; tile += step) {
+        load_patch(s.x, p, tile);
+        commit_copies();
+        await_copies<0>();
+        __syncthreads();
+        float sums[FRAGMENTS][FILTERS / 8][4] = {};
+        multiply(sums, s);
+        __syncthreads();
+        const place at = find_tile(p, tile);
         #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
-            const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
-            const i32 first = (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
-            const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
-            stage_block(r_y[block], p, 0, first + column + math_warp % 4 * 16, end, 0, staging, turn);
-        }
-    }
-}
-
-/* ---- The kernel ---- */
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) stem(const __grid_constant__ arguments p) {
-    const u32 warp = warp_index();
-    if (warp == 0 && elect_one()) {
-        for (u32 slot = 0; slot < SLOTS; ++slot) {
-            barrier_init(arrived(slot), LOADERS);
-            barrier_init(finished(slot), 4); /* the warps of the group that has the patch */
-        }
-        barrier_init_fence();
-    }
-    wait_for_previous_kernel();
-    load_filters(p);
-    __syncthreads();
-    let_next_kernel_start(); /* it waits before it touches memory */
-    if (warp < 4) {
-        shrink_registers<LOADER_REGISTERS>();
-        load_patches(p);
-    } else {
-        grow_registers<MATH_REGISTERS>();
-        multiply_patches(p, warp - 4);
+        for (int f = 0; f < FRAGMENTS; f++)
+            end_fragment(sums[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f), at.column + fragment_column(f), filter);
+        __syncthreads();
     }
 }

@@ -1,0 +1,128 @@
+/* lattice: where depthwise convolutions read and write. Along each dimension outputs, taps and inputs sit on one lattice: output o at
+   o * STEP, its taps from there on, DILATION apart, input i at i * SPREAD + pre. STEP is the stride of a forward convolution,
+   SPREAD that of a data gradient; one of them is 1. A block walks down the lattice's rows in periods, of which each has the same
+   pattern of inputs, taps and outputs, and over bands of the image in shared memory, of BAND_PERIODS periods each. The walk is a
+   loop, not unrolled: a period of large filters fills the instruction cache. Params: all the names below that are not made here */
+
+constexpr DEVICE int wrap(int n, int size) { return (n % size + size) % size; }
+constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by; }
+
+constexpr int SPAN_H = (TAPS_H - 1) * DILATION_H + 1, SPAN_W = (TAPS_W - 1) * DILATION_W + 1;
+constexpr int TAPS = TAPS_D * TAPS_H * TAPS_W;
+constexpr int PERIOD = STEP_H > SPREAD_H ? STEP_H : SPREAD_H;
+/* Output rows that a period completes, and that are on their way in it: slot i is output period * ENDED - BACK + i. */
+constexpr int ENDED = PERIOD / STEP_H, BACK = (SPAN_H - 1 + STEP_H - 1) / STEP_H, SLOTS = BACK + ENDED;
+constexpr int PERIOD_INPUTS = PERIOD / SPREAD_H, INPUT_ROWS = PERIOD_INPUTS * BAND_PERIODS;
+/* STRIP neighbouring outputs of a channel are made together; STRIPS of them make a row of the block. */
+constexpr int TILE_W = STRIPS * STRIP;
+constexpr int STRIP_INPUTS = ((STRIP - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
+constexpr int INPUT_COLUMNS = ((TILE_W - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
+static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern");
+
+/* Of lattice row u of a period: whether it has a tap of an output at this distance, and the output's slot. */
+constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }
+constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - distance, STEP_H) + BACK; }
+
+/* The rows of a walk move down as a period begins: in a loop the compiler makes this the names of registers, not moves. */
+template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
+    #pragma unroll
+    for (int i = 0; i < SLOTS; i++)
+        #pragma unroll
+        for (int e = 0; e < (int)(sizeof(R) / sizeof(float)); e++) ((float*)rows[i])[e] = i + ENDED < SLOTS ? ((float*)rows[i + ENDED < SLOTS ? i + ENDED : i])[e] : 0.0f;
+}
+
+/* Which channel and which strip of the block are this thread's: neighbours in a warp are neighbours in memory. */
+DEVICE int own_channel() { return CHANNELS_LAST ? (int)threadIdx.x % CHANNELS : (int)threadIdx.x / STRIPS; }
+DEVICE int own_strip() { return CHANNELS_LAST ? (int)threadIdx.x / CHANNELS : (int)threadIdx.x % STRIPS; }
+
+/* ---- The part of the result that a block makes at a time ---- */
+
+struct patch {
+    u32 n;
+    i32 depth;      /* of the output */
+    i32 begin, end; /* output rows */
+    i32 column;     /* output column of the first strip; before the image where SPREAD_W asks for it */
+    i32 top;        /* output row, begin or before it, whose lattice row is the first of a period */
+};
+
+DEVICE patch find_patch(const arguments& p, u32 number) {
+    patch at;
+    at.column = (i32)split(number, p.tiles_w) * TILE_W - (i32)p.shift_w;
+    at.begin = (i32)split(number, p.segments) * (i32)p.segment_rows;
+    at.depth = (i32)split(number, p.depths);
+    at.n = number;
+    at.end = at.begin + (i32)p.segment_rows < (i32)p.height_out ? at.begin + (i32)p.segment_rows : (i32)p.height_out;
+    at.top = SPREAD_H == 1 ? at.begin : at.begin - wrap(at.begin - (i32)p.pre_h, SPREAD_H);
+    return at;
+}
+
+DEVICE i32 count_bands(const patch& at) {
+    constexpr int ROWS = PERIOD * BAND_PERIODS;
+    return ((at.end - 1 - at.top) * STEP_H + SPAN_H + ROWS - 1) / ROWS;
+}
+DEVICE i32 first_input_row(const arguments& p, const patch& at) { return (at.top * STEP_H - (i32)p.pre_h) / SPREAD_H; }
+DEVICE i32 first_input_column(const arguments& p, const patch& at) { return (at.column * STEP_W - (i32)p.pre_w) / SPREAD_W; }
+
+/* The plane of the image under a tap of an output's depth; -1: none. */
+DEVICE i32 input_plane(const arguments& p, i32 depth, int tap) {
+    if constexpr (!HAS_DEPTH) return 0;
+    const i32 at = depth * (i32)p.step_d + tap * (i32)p.dilation_d - (i32)p.pre_d;
+    return at >= 0 && at % (i32)p.spread_d == 0 && at / (i32)p.spread_d < (i32)p.depth_in ? at / (i32)p.spread_d : -1;
+}
+
+/* ---- A band: rows of an image in shared memory, all channels of the block ---- */
+
+template <class T> struct image {
+    const T* first; /* of this image and the block's first channel */
+    i64 stride_d, stride_h, stride_w, stride_c;
+    i32 height, width, channels; /* what there is to read */
+};
+
+/* PAD: elements between planes, which keep their neighbours out of each other's banks. */
+template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> struct band {
+    /* Without channels last: an odd number of words from channel to channel keeps warps out of each other's banks. */
+    static constexpr int WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+    static constexpr int CHANNEL_PITCH = CHANNELS_LAST ? 1 : ((COLUMNS + WORD - 1) / WORD | 1) * WORD;
+    static constexpr int COLUMN_PITCH = CHANNELS_LAST ? CHANNELS : 1;
+    static constexpr int ROW_PITCH = CHANNELS_LAST ? COLUMNS * CHANNELS : CHANNELS * CHANNEL_PITCH;
+    alignas(16) T at[PLANES * (ROWS * ROW_PITCH + PAD)];
+
+    static DEVICE int place(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
+    DEVICE const T* row(int plane, int row) const { return at + place(plane, row); }
+
+    /* Rows row .. row + ROWS - 1 from `column` on; `plane_of` gives the plane of the image, -1 for none. Zeros outside. A warp
+       takes a line at a time, what lies side by side in memory: a row of pixels, or of one channel. */
+    template <class F> DEVICE void load(const image<T>& x, i32 row, i32 column, F plane_of) {
+        constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, HEAP = CHANNELS_LAST ? 1 : CHANNELS;
+        for (int line = threadIdx.x / 32; line < PLANES * ROWS * HEAP; line += THREADS / 32) {
+            const int upper = line / HEAP;
+            const i32 plane = plane_of(upper / ROWS), i = row + upper % ROWS;
+            const bool is_line = plane >= 0 && (u32)i < (u32)x.height;
+            const T* from = x.first + (is_line ? plane * x.stride_d + i * x.stride_h + column * x.stride_w : 0);
+            T* to = at + place(upper / ROWS, upper % ROWS);
+            #pragma unroll 2
+            for (int e = threadIdx.x % 32; e < COLUMNS * GROUPS; e += 32) {
+                const int across = e / GROUPS, channel = CHANNELS_LAST ? e % GROUPS * RUN : line % HEAP;
+                const bool inside = is_line && (u32)(column + across) < (u32)x.width && channel < x.channels;
+                copy_run(to + across * COLUMN_PITCH + channel * CHANNEL_PITCH, from + (across * x.stride_w + channel * x.stride_c), inside);
+            }
+        }
+    }
+
+    static DEVICE void copy_run(T* to, const T* from, bool inside) {
+        if constexpr (RUN * sizeof(T) >= 4) {
+            copy_async<RUN * sizeof(T)>(to, from, inside);
+        } else {
+            run<T, RUN> r = {};
+            if (inside) r = load_run<T, RUN>(from);
+            store_run<T, RUN>(to, r);
+        }
+    }
+};
+
+/* STEPS neighbours of this thread's strip, as floats. */
+template <int COUNT, int FIRST_STEP, class B> DEVICE void read_strip(float (&x)[COUNT], const B& band, int plane, int row) {
+    const auto* from = band.row(plane, row) + own_strip() * FIRST_STEP * B::COLUMN_PITCH + own_channel() * B::CHANNEL_PITCH;
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = to_float(from[i * B::COLUMN_PITCH]);
+}
