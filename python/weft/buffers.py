@@ -366,12 +366,14 @@ def span(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 def stored(
     dims: tuple[int, ...], strides: tuple[int, ...] | None, type_: data_type
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dims and strides of the array that holds a tensor, packed where strides are None: its own, or those of
-    the bytes that hold elements of fewer than 8 bits."""
+) -> tuple[tuple[int, ...], tuple[int, ...], data_type]:
+    """Dims, strides and type of the array that holds a tensor, packed where strides are None: its own, or
+    those of the bytes that hold elements of fewer than 8 bits."""
     steps = packed_strides(dims) if strides is None else strides
     bits = dtypes.of(type_).bits
-    return (dims, steps) if bits >= 8 else (((span(dims, steps) * bits + 7) // 8,), (1,))
+    if bits >= 8:
+        return dims, steps, type_
+    return ((span(dims, steps) * bits + 7) // 8,), (1,), data_type.UINT8
 
 
 def can_allocate(like: Any, type_: data_type) -> bool:
@@ -385,7 +387,7 @@ _CUPY_TYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "uint3
 def empty(dims: tuple[int, ...], strides: tuple[int, ...], type_: data_type, like: Any = None) -> Any:
     """A new array of `like`'s library and on its device when that is torch or CuPy, else a NumPy array. Types
     of fewer than 8 bits come as the bytes that hold them."""
-    dims, strides = stored(dims, strides, type_)
+    dims, strides, type_ = stored(dims, strides, type_)
     if like is not None and is_torch(like):
         torch = sys.modules["torch"]
         return torch.empty_strided(dims, strides, dtype=dtypes.torch_dtype(type_), device=like.device)

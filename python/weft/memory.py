@@ -65,12 +65,11 @@ class DeviceArray:
             raise BadParameterError(
                 "device array: data_type is not set. Give the type of its elements, for example 'f32'."
             )
-        self.dims, self.strides = buffers.stored(
+        self.dims, self.strides, self.dtype = buffers.stored(
             arguments.wholes(dims, "device array: dims"),
             None if strides is None else arguments.wholes(strides, "device array: strides"),
             type_,
         )
-        self.dtype = type_
         self.handle = handle or default_handle()
         self._memory = DeviceMemory(self.handle, self._size)
         self._address = self._memory.address
@@ -109,7 +108,7 @@ class DeviceArray:
 
     @property
     def _item(self) -> int:
-        return max(dtypes.of(self.dtype).bits // 8, 1)
+        return dtypes.of(self.dtype).bits // 8
 
     def copy_from(self, array: Any) -> DeviceArray:
         """Copies an array of the host, of the same dims and type, into this one; waits until it is there."""

@@ -102,6 +102,16 @@ def test_arrays_are_described_to_others() -> None:
     assert not hasattr(weft.DeviceArray([2], handle=weft.create_handle("cpu")), "__cuda_array_interface__")
 
 
+def test_small_types_come_as_the_bytes_that_hold_them() -> None:
+    array = weft.DeviceArray([5], "i4").copy_from(np.uint8([0x21, 0x43, 5]))
+    assert repr(array) == "DeviceArray(u8[3], cuda:0)"
+    np.testing.assert_array_equal(array.numpy(), [0x21, 0x43, 5])
+    g = weft.Graph(handle=weft.create_handle("cuda"))
+    g.identity(g.tensor([5], data_type="i4", name="x"))
+    assert repr(g.build().plan(x=array)) == "DeviceArray(u8[3], cuda:0)"
+    assert g.plan(x=np.uint8([0x21, 0x43, 5])).shape == (3,)
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     array = weft.DeviceArray([2, 3])
     with refusal(
@@ -135,6 +145,7 @@ class Fake(ctypes.Structure):
 
 
 def allocations() -> int:
+    gc.collect()  # graphs and their tensors hold each other
     counts = Counts()
     library = ctypes.CDLL(os.environ["WEFT_LIBCUDA"])
     Fake.in_dll(library, "fake_cuda").counts(ctypes.byref(counts))
@@ -155,7 +166,6 @@ def test_memory_is_given_back() -> None:
     run = g.plan.bind(x=on_device(X))
     assert allocations() == kept + 2
     del run, g
-    gc.collect()
     assert allocations() == before
 
 
