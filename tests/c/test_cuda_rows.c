@@ -132,9 +132,9 @@ static void layer_backward_12288(struct model *m) { norm_backward_of(m, WEFT_LAY
 static void rms_backward_16384(struct model *m) { norm_backward_of(m, WEFT_RMS_NORM, 4096, 16384); }
 static void layer_backward_long(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 256, 262144); }
 
-static void batch_norm_of(struct model *m, bool channels_last, bool backward) {
-    struct extents dims = DIMS(128, 256, 56, 56), channel = DIMS(1, 256, 1, 1);
-    struct extents order = channels_last ? NHWC(128, 256, 56, 56) : UNSET;
+static void batch_norm_of(struct model *m, int64_t channels, int64_t side, bool channels_last, bool backward) {
+    struct extents dims = DIMS(128, channels, side, side), channel = DIMS(1, channels, 1, 1);
+    struct extents order = channels_last ? NHWC(128, channels, side, side) : UNSET;
     struct norm norm = {.mode = WEFT_BATCH_NORM};
     norm.x = strided(m, dims, order, BF16, 16);
     norm.scale = typed(m, channel, F32);
@@ -154,10 +154,12 @@ static void batch_norm_of(struct model *m, bool channels_last, bool backward) {
     add_pointwise(m, WEFT_POINTWISE_RELU_FWD, norm.y, NULL, strided(m, dims, order, BF16, 16));
 }
 
-static void batch_norm_nhwc(struct model *m) { batch_norm_of(m, true, false); }
-static void batch_norm_nchw(struct model *m) { batch_norm_of(m, false, false); }
-static void batch_backward_nhwc(struct model *m) { batch_norm_of(m, true, true); }
-static void batch_backward_nchw(struct model *m) { batch_norm_of(m, false, true); }
+static void batch_norm_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, false); }
+static void batch_norm_nchw(struct model *m) { batch_norm_of(m, 256, 56, false, false); }
+static void batch_norm_small(struct model *m) { batch_norm_of(m, 2048, 7, true, false); }
+static void batch_backward_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, true); }
+static void batch_backward_nchw(struct model *m) { batch_norm_of(m, 256, 56, false, true); }
+static void batch_backward_small(struct model *m) { batch_norm_of(m, 2048, 7, true, true); }
 
 static void grouped(struct model *m, weftBackendNormMode_t mode, bool backward) {
     struct extents dims = DIMS(32, 320, 64, 64), channel = DIMS(1, 320, 1, 1), order = NHWC(32, 320, 64, 64);
@@ -231,28 +233,30 @@ static const struct family_case cases[] = {
     {&cuda_rows, layer_norm, "layer norm 16384x4096", "rows in registers"},
     {&cuda_rows, layer_norm_short, "layer norm 131072x128", "rows in registers"},
     {&cuda_rows, layer_norm_wide, "layer norm 4096x16384", "rows in registers"},
-    {&cuda_rows, layer_norm_65536, "layer norm 1024x65536", "rows "},
-    {&cuda_rows, layer_norm_long, "layer norm 512x262144", "rows streamed"},
+    {&cuda_rows, layer_norm_65536, "layer norm 1024x65536", "rows in registers: 4 x 512"},
+    {&cuda_rows, layer_norm_long, "layer norm 512x262144", "rows in registers: 8 x 512"},
     {&cuda_rows, layer_norm_odd, "layer norm 1000x4097", "rows "},
     {&cuda_rows, layer_norm_double, "layer norm 1024x1024 double", "rows in registers"},
     {&cuda_rows, fused_rms_norm, "residual, RMS norm, SiLU, fp8", "rows in registers"},
-    {&cuda_rows, layer_backward, "layer norm backward 16384x4096", "rows in registers"},
+    {&cuda_rows, layer_backward, "layer norm backward 16384x4096", "rows in shared memory"},
     {&cuda_rows, layer_backward_short, "layer norm backward 131072x128", "rows in registers"},
-    {&cuda_rows, layer_backward_8192, "layer norm backward 8192x8192", "rows in registers"},
-    {&cuda_rows, layer_backward_12288, "layer norm backward 1024x12288", "rows in registers"},
-    {&cuda_rows, rms_backward_16384, "RMS norm backward 4096x16384", "rows in registers"},
+    {&cuda_rows, layer_backward_8192, "layer norm backward 8192x8192", "rows in shared memory"},
+    {&cuda_rows, layer_backward_12288, "layer norm backward 1024x12288", "rows in shared memory"},
+    {&cuda_rows, rms_backward_16384, "RMS norm backward 4096x16384", "rows in shared memory"},
     {&cuda_rows, layer_backward_long, "layer norm backward 256x262144", "rows streamed"},
     {&cuda_rows, batch_norm_nhwc, "batch norm NHWC", "rows side by side streamed"},
     {&cuda_rows, batch_norm_nchw, "batch norm NCHW", "rows streamed"},
     {&cuda_rows, batch_backward_nhwc, "batch norm backward NHWC", "rows side by side streamed"},
     {&cuda_rows, batch_backward_nchw, "batch norm backward NCHW", "rows streamed"},
+    {&cuda_rows, batch_norm_small, "batch norm of 7x7 NHWC", "rows side by side in shared memory"},
+    {&cuda_rows, batch_backward_small, "batch norm backward of 7x7 NHWC", "rows side by side in shared memory"},
     {&cuda_rows, group_norm, "group norm NHWC", "rows "},
     {&cuda_rows, group_backward, "group norm backward NHWC", "rows "},
-    {&cuda_rows, instance_norm, "instance norm NHWC", "rows side by side"},
+    {&cuda_rows, instance_norm, "instance norm NHWC", "rows side by side in shared memory"},
     {&cuda_rows, instance_backward, "instance norm backward NHWC", "rows side by side"},
     {&cuda_rows, softmax, "softmax 16384x4096", "rows in registers"},
     {&cuda_rows, softmax_float, "softmax 4096x16384 float", "rows in registers"},
-    {&cuda_rows, softmax_long, "softmax 512x262144", "rows streamed"},
+    {&cuda_rows, softmax_long, "softmax 512x262144", "rows in registers: 8 x 512"},
     {&cuda_rows, softmax_few, "softmax 4x1048576", "rows streamed"},
     {&cuda_rows, softmax_channels, "softmax over channels", "rows side by side in registers"},
     {&cuda_rows, softmax_unaligned, "softmax unaligned", "rows "},

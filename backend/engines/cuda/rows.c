@@ -94,8 +94,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *shape = walk->is_columns ? "rows side by side" : "rows";
     if (walk->steps)
         return arena_print(arena, &step->detail,
-                           "%s in registers: %d threads each, %d runs of %d; %d passes, %d launches", shape, walk->team,
-                           walk->steps, walk->run, walk->passes, state->count);
+                           "%s in %s: %d x %d threads each, %d runs of %d; %d passes, %d launches", shape,
+                           walk->ring ? "shared memory" : "registers", walk->cluster, walk->team, walk->steps,
+                           walk->run, walk->passes, state->count);
     return arena_print(arena, &step->detail,
                        "%s streamed in %d passes: %d threads each, runs of %d, %lld parts; %d launches", shape,
                        walk->passes, walk->team, walk->run, (long long)walk->parts, state->count);

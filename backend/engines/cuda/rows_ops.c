@@ -173,22 +173,31 @@ struct statistics {
     int slip;                /* what the true mean has more than the rounded one; -1: not known */
 };
 
+/* Whether x comes from memory in so few bits that its mean, rounded to float, is off by nothing that counts. */
+static bool comes_in_few_bits(const struct rows *rows, const struct tensor *tensor) {
+    int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
+    return dtype_bytes((weftDataType_t)tensor->type, 1) <= 2 && !(producer >= 0 && region_has(rows->region, producer));
+}
+
 /* Mean and variance of x; 0 for rows without elements. Rows in registers are summed twice, around their mean the second
-   time; streamed ones once, in chunks, around their first element, which keeps large common parts out of the sums. */
+   time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums. */
 static struct statistics take_statistics(struct rows *rows, const char *type, const struct tensor *tensor, int x,
                                          bool has_mean) {
     struct statistics s = {-1, -1, -1, -1};
-    int count = rows_text(rows, type, "(%s)(a.length ? a.length : 1)", type), first, squares;
+    int count = rows_text(rows, type, "(%s)(a.length ? a.length : 1)", type), first = -1, squares;
+    bool slips = !comes_in_few_bits(rows, tensor);
     if (!has_mean) {
         squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", x, x));
     } else if (!rows->is_online) {
-        s.mean = rows_text(rows, type, "v%d / v%d", rows_total(rows, TOTAL_SUM, type, x), count);
+        s.mean = rows_text(rows, type, "share(v%d, v%d)", rows_total(rows, TOTAL_SUM, type, x), count);
         int deviation = rows_text(rows, type, "v%d - v%d", x, s.mean);
-        int sum = rows_total(rows, TOTAL_SUM, type, deviation);
         squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", deviation, deviation));
-        s.slip = rows_text(rows, type, "v%d / v%d", sum, count);
-        squares = rows_text(rows, type, "v%d - v%d * v%d", squares, sum, s.slip);
-    } else if ((first = rows_first(rows, tensor, type)) >= 0) {
+        if (slips) {
+            int sum = rows_total(rows, TOTAL_SUM, type, deviation);
+            s.slip = rows_text(rows, type, "share(v%d, v%d)", sum, count);
+            squares = rows_text(rows, type, "v%d - v%d * v%d", squares, sum, s.slip);
+        }
+    } else if (slips && (first = rows_first(rows, tensor, type)) >= 0) {
         int near = rows_total(rows, TOTAL_MOMENTS, type, rows_text(rows, type, "v%d - v%d", x, first));
         squares = near + 1;
         s.mean = rows_text(rows, type, "v%d + v%d", near, first);
@@ -197,23 +206,28 @@ static struct statistics take_statistics(struct rows *rows, const char *type, co
         s.mean = rows_total(rows, TOTAL_MOMENTS, type, x);
         squares = s.mean + 1;
     }
-    s.variance = rows_text(rows, type, "v%d < 0 ? (%s)0 : v%d / v%d", squares, type, squares, count);
+    s.variance = rows_text(rows, type, "v%d < 0 ? (%s)0 : share(v%d, v%d)", squares, type, squares, count);
     return s;
 }
 
 static int inverse_deviation(struct rows *rows, const char *type, int variance, int epsilon) {
     if (epsilon < 0)
-        return rows_text(rows, type, "1 / sqrt(v%d)", variance);
-    return rows_text(rows, type, "1 / sqrt(v%d + v%d)", variance, epsilon);
+        return rows_text(rows, type, "inverse_root(v%d)", variance);
+    return rows_text(rows, type, "inverse_root(v%d + v%d)", variance, epsilon);
+}
+
+/* (x - mean) * factor. */
+static int deviation_times(struct rows *rows, const char *type, int x, struct statistics s, int factor) {
+    if (s.mean < 0)
+        return rows_text(rows, type, "v%d * v%d", x, factor);
+    if (s.slip < 0)
+        return rows_text(rows, type, "(v%d - v%d) * v%d", x, s.mean, factor);
+    int offset = rows_text(rows, type, "v%d * v%d", s.slip, factor);
+    return rows_text(rows, type, "(v%d - v%d) * v%d - v%d", x, s.mean, factor, offset);
 }
 
 static int normalised(struct rows *rows, const char *type, int x, struct statistics s) {
-    if (s.mean < 0)
-        return rows_text(rows, type, "v%d * v%d", x, s.inv);
-    if (s.slip < 0)
-        return rows_text(rows, type, "(v%d - v%d) * v%d", x, s.mean, s.inv);
-    int offset = rows_text(rows, type, "v%d * v%d", s.slip, s.inv);
-    return rows_text(rows, type, "(v%d - v%d) * v%d - v%d", x, s.mean, s.inv, offset);
+    return deviation_times(rows, type, x, s, s.inv);
 }
 
 /* running = (1 - f) * before + f * batch; where nothing came before, the batch's. */
@@ -261,9 +275,19 @@ static weftStatus_t expand_norm_forward(struct rows *rows, const struct node *no
         rows_result(rows, op->mean, type, s.mean);
         rows_result(rows, op->inv_variance, type, s.inv);
     }
-    int y = normalised(rows, type, x, s), scale = rows_input(rows, op->scale, type);
-    int bias = rows_input(rows, op->bias, type);
-    if (scale >= 0)
+    int scale = rows_input(rows, op->scale, type), bias = rows_input(rows, op->bias, type), factor = s.inv;
+    TRY(rows->trouble);
+    bool is_per_row = scale >= 0 && !rows_find(rows, scale)->spans;
+    if (is_per_row)
+        factor = rows_text(rows, type, "v%d * v%d", scale, s.inv);
+    if (is_per_row && s.mean >= 0 && comes_in_few_bits(rows, op->x)) {
+        int shift = bias < 0 ? rows_text(rows, type, "-v%d * v%d", s.mean, factor)
+                             : rows_text(rows, type, "v%d - v%d * v%d", bias, s.mean, factor);
+        rows_result(rows, op->y, type, rows_text(rows, type, "v%d * v%d + v%d", x, factor, shift));
+        return WEFT_STATUS_SUCCESS;
+    }
+    int y = deviation_times(rows, type, x, s, factor);
+    if (scale >= 0 && !is_per_row)
         y = rows_text(rows, type, bias >= 0 ? "v%d * v%d + v%d" : "v%d * v%d", scale, y, bias);
     else if (bias >= 0)
         y = rows_text(rows, type, "v%d + v%d", y, bias);
@@ -332,6 +356,46 @@ static weftStatus_t expand_gradients(struct rows *rows, const struct node *node,
     return WEFT_STATUS_SUCCESS;
 }
 
+/* dx = inv * (g - mean of g - xhat * mean of g * xhat), where g = scale * dy. */
+static void store_gradient(struct rows *rows, const struct node *node, const char *type, int g, int factor,
+                           int deviation, int slope, int level) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    int dx = norm_has_mean(op->mode)
+                 ? rows_text(rows, type, "v%d * v%d - (v%d * v%d + v%d)", g, factor, deviation, slope, level)
+                 : rows_text(rows, type, "v%d * v%d - v%d * v%d", g, factor, deviation, slope);
+    rows_result(rows, op->dx, type, dx);
+}
+
+/* A scale for each place in the row: the totals are of g itself. */
+static void scaled_gradient(struct rows *rows, const struct node *node, const char *type, struct statistics s, int x,
+                            int dy, int scale) {
+    int xhat = normalised(rows, type, x, s), g = rows_text(rows, type, "v%d * v%d", scale, dy);
+    int count = rows_text(rows, type, "(%s)a.length", type);
+    int sum_g = rows_total(rows, TOTAL_SUM, type, g);
+    int sum_weighted = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", g, xhat));
+    int slope = rows_text(rows, type, "share(v%d, v%d) * v%d", sum_weighted, count, s.inv);
+    int level = rows_text(rows, type, "share(v%d, v%d) * v%d", sum_g, count, s.inv);
+    store_gradient(rows, node, type, g, s.inv, xhat, slope, level);
+}
+
+/* One scale for the row, or none: its gradients are the row's totals. */
+static void row_gradient(struct rows *rows, const struct node *node, const char *type, struct statistics s, int x,
+                         int dy, int scale, int *row_dy, int *row_weighted) {
+    int one = rows_text(rows, type, "(%s)1", type), count = rows_text(rows, type, "(%s)a.length", type);
+    int deviation = deviation_times(rows, type, x, s, one);
+    int product = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", dy, deviation));
+    *row_dy = rows_total(rows, TOTAL_SUM, type, dy);
+    *row_weighted = rows_text(rows, type, "v%d * v%d", product, s.inv);
+    int factor = scale < 0 ? s.inv : rows_text(rows, type, "v%d * v%d", scale, s.inv);
+    int slope = rows_text(rows, type, "share(v%d, v%d) * v%d * v%d", *row_weighted, count, factor, s.inv);
+    int level = rows_text(rows, type, "share(v%d, v%d) * v%d", *row_dy, count, factor);
+    if (s.mean >= 0 && comes_in_few_bits(rows, ((const struct norm_backward *)node->op)->x)) {
+        level = rows_text(rows, type, "v%d - v%d * v%d", level, s.mean, slope);
+        deviation = x;
+    }
+    store_gradient(rows, node, type, dy, factor, deviation, slope, level);
+}
+
 static weftStatus_t expand_norm_backward(struct rows *rows, const struct node *node) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     const char *type = arithmetic(op->math, op->x);
@@ -345,31 +409,13 @@ static weftStatus_t expand_norm_backward(struct rows *rows, const struct node *n
         s = take_statistics(rows, type, op->x, x, norm_has_mean(op->mode));
         s.inv = inverse_deviation(rows, type, s.variance, rows_input(rows, op->epsilon, type));
     }
-    int xhat = normalised(rows, type, x, s), weighted = rows_text(rows, type, "v%d * v%d", dy, xhat);
-    int scale = rows_input(rows, op->scale, type), g = dy, sum_g, sum_g_xhat, row_dy = -1, row_weighted = -1;
+    int scale = rows_input(rows, op->scale, type), row_dy = -1, row_weighted = -1;
+    int weighted = rows_text(rows, type, "v%d * v%d", dy, normalised(rows, type, x, s));
     TRY(rows->trouble);
-    if (scale >= 0 && rows_find(rows, scale)->spans) {
-        g = rows_text(rows, type, "v%d * v%d", scale, dy);
-        sum_g = rows_total(rows, TOTAL_SUM, type, g);
-        sum_g_xhat = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", g, xhat));
-    } else {
-        /* One scale for the row: its gradients are the row's totals. */
-        row_dy = sum_g = rows_total(rows, TOTAL_SUM, type, dy);
-        row_weighted = sum_g_xhat = rows_total(rows, TOTAL_SUM, type, weighted);
-        if (scale >= 0) {
-            g = rows_text(rows, type, "v%d * v%d", scale, dy);
-            sum_g = rows_text(rows, type, "v%d * v%d", scale, row_dy);
-            sum_g_xhat = rows_text(rows, type, "v%d * v%d", scale, row_weighted);
-        }
-    }
-    int along = rows_text(rows, type, "v%d / (%s)a.length", sum_g_xhat, type);
-    if (norm_has_mean(op->mode)) {
-        int level = rows_text(rows, type, "v%d / (%s)a.length", sum_g, type);
-        rows_result(rows, op->dx, type,
-                    rows_text(rows, type, "v%d * (v%d - v%d - v%d * v%d)", s.inv, g, level, xhat, along));
-    } else {
-        rows_result(rows, op->dx, type, rows_text(rows, type, "v%d * (v%d - v%d * v%d)", s.inv, g, xhat, along));
-    }
+    if (scale >= 0 && rows_find(rows, scale)->spans)
+        scaled_gradient(rows, node, type, s, x, dy, scale);
+    else
+        row_gradient(rows, node, type, s, x, dy, scale, &row_dy, &row_weighted);
     if (row_dy < 0 && wanted(rows, op->dscale) == NULL && wanted(rows, op->dbias) == NULL)
         return WEFT_STATUS_SUCCESS;
     return expand_gradients(rows, node, type, s, dy, weighted, row_dy, row_weighted);

@@ -9,6 +9,7 @@
 /* The launch that is being printed. */
 struct stage {
     int recalled, passes_end, join;
+    int64_t parts; /* of rows, when is_split */
     bool is_split, has_row_stores;
     int64_t left;        /* place of the totals that it leaves; -1: none */
     int64_t *totals;     /* per pass: where the totals of the parts, or the joined ones, are */
@@ -81,17 +82,13 @@ static void print_fields(struct printer *p) {
         const char *name;
         int64_t number;
     } numbers[] = {
-        {"jobs", walk->tiles * (p->stage->is_split ? walk->parts : 1)},
-        {"groups", walk->groups},
-        {"runs", walk->runs},
-        {"rows", rows_count(p->rows)},
-        {"length", rows_length(p->rows)},
-        {"parts", walk->parts},
-        {"part_runs", walk->part_runs},
+        {"jobs", walk->tiles * p->stage->parts}, {"groups", walk->groups},         {"runs", walk->runs},
+        {"rows", rows_count(p->rows)},           {"length", rows_length(p->rows)}, {"parts", p->stage->parts},
     };
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         print_number(p->print, numbers[i].number, numbers[i].name);
+    print_divisor(p->print, walk->tiles < INT32_MAX ? walk->tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->recalled; pass++) {
         snprintf(name, sizeof name, "total%d", pass);
@@ -109,6 +106,9 @@ static void print_fields(struct printer *p) {
             print_operand_fields(p, k);
 }
 
+/* The last pass of rows in parts, when all totals are known. */
+static bool stores_only(const struct stage *stage) { return stage->is_split && stage->left < 0; }
+
 static void print_constants(struct printer *p) {
     const struct walk *walk = p->walk;
     const struct stage *stage = p->stage;
@@ -120,22 +120,31 @@ static void print_constants(struct printer *p) {
         {"COLUMNS", walk->is_columns},
         {"TEAM", walk->team},
         {"ACROSS", walk->across},
+        {"CLUSTER", walk->cluster},
         {"THREADS", walk->threads},
         {"MIN_BLOCKS", walk->min_blocks},
         {"STEPS", stage->join >= 0 ? 0 : walk->steps},
-        {"UNROLL", walk->unroll},
+        {"UNROLL", walk->steps && walk->ring != 1 ? walk->steps : walk->unroll},
+        {"IS_WHOLE", walk->is_whole && stage->join < 0},
+        {"PREFETCHES", walk->prefetches},
+        {"RING", walk->ring},
+        {"SLOTS", walk->steps * (walk->is_columns ? walk->threads : walk->team)}, /* runs of a slot */
+        {"HELD_BYTES", walk->steps ? walk_row_bytes(walk) / ((int64_t)walk->steps * walk->team) : 0},
+        {"KEEPS_COMMON", walk->keeps_common},
         {"RECALLED", stage->recalled},
         {"PASSES_END", stage->passes_end},
         {"JOIN", stage->join},
         {"IS_SPLIT", stage->is_split},
+        {"IS_SINGLE", stores_only(stage) && stage->parts * walk->team * walk->unroll >= walk->runs},
         {"IS_REVERSED", stage->is_split && stage->recalled > 0},
         {"BETWEEN", stage->is_split && stage->recalled > 0 ? -walk->team : walk->team},
+        {"IS_DEPENDENT", walk->is_dependent},
         {"HAS_ROW_STORES", stage->has_row_stores},
         {"COLUMN_TOTALS", walk->column_totals},
-        {"AHEAD", walk->ahead},
         {"FORGETS", walk->forgets},
     };
-    text_add(&p->print->constants, "#include \"lib/stream.cuh\"\n#include \"lib/reduce.cuh\"\n\n");
+    text_add(&p->print->constants,
+             "#include \"lib/async.cuh\"\n#include \"lib/stream.cuh\"\n#include \"lib/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(p->print, constants[i].name, constants[i].value);
     text_add(&p->print->constants, "using position = %s;\n", walk->runs < INT32_MAX / 2 ? "int" : "i64");
@@ -230,20 +239,20 @@ static void print_address(struct printer *p, int k, bool of_row) {
 static int64_t fast_stride(const struct printer *p, int k) { return operand_at(p, k)->strides[walk_fast_dim(p->walk)]; }
 
 static void print_run_field(struct printer *p, int k) {
-    text_add(p->code, "    run<%s, %s> r%d;\n", type_of(p, k), fast_stride(p, k) ? "RUN" : "1", k);
+    text_add(p->code, "    raw<%s, %s> r%d;\n", type_of(p, k), fast_stride(p, k) ? "RUN" : "1", k);
 }
 
 /* One run of an operand: neighbours at once, a single one, or one by one. */
 static void print_load(struct printer *p, int k, const char *into, bool once) {
     int64_t stride = fast_stride(p, k);
     if (stride > 1) {
-        text_add(p->code, "    for (int e = 0; e < RUN; e++) %sr%d.at[e] = (", into, k);
+        text_add(p->code, "    for (int e = 0; e < RUN; e++) %sr%d.put(e, (", into, k);
         print_address(p, k, false);
-        text_add(p->code, ")[e * a.s%d_%d];\n", k, walk_fast_dim(p->walk));
+        text_add(p->code, ")[e * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
         return;
     }
-    text_add(p->code, "    %sr%d = %s<%s, %s>(", into, k, once && stride ? "stream_run" : "load_run", type_of(p, k),
-             stride ? "RUN" : "1");
+    text_add(p->code, "    %sr%d = raw<%s, %s>::load<%s>(", into, k, type_of(p, k), stride ? "RUN" : "1",
+             once && stride ? "true" : "false");
     print_address(p, k, false);
     text_add(p->code, ");\n");
 }
@@ -272,52 +281,76 @@ static bool is_broadcast_to_rows(const struct printer *p, int k) {
 
 static bool is_held(const struct printer *p, int k) { return walk_holds(p->walk, k) && is_element_load(p, k); }
 
-static void print_held(struct printer *p) {
-    text_add(p->code, "struct held {\n");
+/* What every row reads alike, at the same places. */
+static bool is_common(const struct printer *p, int k) {
+    return p->walk->keeps_common && is_element_load(p, k) && !walk_holds(p->walk, k);
+}
+
+static void print_loader(struct printer *p, const char *name, bool (*takes)(const struct printer *, int),
+                         const char *parameters, bool once) {
+    text_add(p->code, "struct %s {\n", name);
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_held(p, k))
+        if (takes(p, k))
             print_run_field(p, k);
-    text_add(p->code, "};\n\nDEVICE void load_held(held& in, const arguments& a, const place& at, position q) {\n");
+    text_add(p->code, "};\n\nDEVICE void load_%s(%s& in, const arguments& a, %sposition q) {\n", name, name,
+             parameters);
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_held(p, k))
-            print_load(p, k, "in.", true);
+        if (takes(p, k))
+            print_load(p, k, "in.", once);
     text_add(p->code, "}\n\n");
 }
 
-/* Runs on their way through shared memory: for each operand as many as there are buffers, steps and threads. */
-static void print_ahead(struct printer *p) {
-    const struct walk *walk = p->walk;
+/* Shared memory: a slot has the runs of one operand behind those of another, SLOTS each. `line` is printed for each:
+   # its number, $ its type, @ where it begins in a slot, % bytes of a run, ^ the row's first address, ~ the address at
+   the coordinates in scope. */
+static void print_slots(struct printer *p, const char *line) {
     int64_t at = 0;
-    text_add(p->code, "extern __shared__ words4 s_ahead[];\n\n");
-    for (int k = 0; k < p->rows->operand_count && walk->ahead; k++) {
+    for (int k = 0; k < p->rows->operand_count && p->walk->ring; k++) {
         if (!is_held(p, k))
             continue;
-        const char *count = fast_stride(p, k) ? "RUN" : "1";
-        text_add(
-            p->code,
-            "DEVICE run<%s, %s>* ahead%d(int slot) { return (run<%s, %s>*)((char*)s_ahead + %lld) + slot * THREADS + "
-            "threadIdx.x; }\n",
-            type_of(p, k), count, k, type_of(p, k), count, (long long)at);
-        at += walk_held_bytes(walk, k) * (walk->ahead + 1) * walk->steps * walk->threads;
+        int64_t bytes = walk_held_bytes(p->walk, k);
+        for (const char *c = line; *c; c++)
+            if (*c == '#')
+                text_add(p->code, "%d", k);
+            else if (*c == '$')
+                text_add(p->code, "%s", type_of(p, k));
+            else if (*c == '@')
+                text_add(p->code, "%lld * SLOTS", (long long)at);
+            else if (*c == '%')
+                text_add(p->code, "%lld", (long long)bytes);
+            else if (*c == '^' || *c == '~')
+                print_address(p, k, *c == '^');
+            else
+                text_add_chars(p->code, c, 1);
+        at += bytes;
     }
-    text_add(p->code, "\nDEVICE void copy_held(int slot, const arguments& a, const place& at, position q) {\n");
-    print_coordinates(p, walk->kept, walk->rank, "q");
-    for (int k = 0; k < p->rows->operand_count && walk->ahead; k++) {
-        if (!is_held(p, k))
-            continue;
-        text_add(p->code, "    copy_run<%s, %s>(ahead%d(slot), ", type_of(p, k), fast_stride(p, k) ? "RUN" : "1", k);
-        print_address(p, k, false);
-        text_add(p->code, ");\n");
-    }
-    text_add(p->code, "}\n\nDEVICE void take_held(held& in, int slot) {\n");
-    for (int k = 0; k < p->rows->operand_count && walk->ahead; k++)
-        if (is_held(p, k))
-            text_add(p->code, "    in.r%d = *ahead%d(slot);\n", k, k);
-    text_add(p->code, "}\n\nDEVICE void forget_held(held& in) {\n");
+}
+
+/* The copy engine's way for part of a row, a thread's own for one run, and from there to registers. */
+static void print_ring(struct printer *p) {
+    text_add(p->code, "DEVICE void copy_held(char* slot, u64* arrival, const arguments& a, const place& at, "
+                      "position first, position runs) {\n    expect_bytes(arrival, (u32)runs * HELD_BYTES);\n");
+    if (p->walk->ring > 1)
+        print_slots(p, "    copy_bulk(slot + @, ^ + (i64)first * RUN, (u32)runs * %, arrival);\n");
+    text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
+                      "position q) {\n");
+    print_coordinates(p, p->walk->kept, p->walk->rank, "q");
+    if (p->walk->ring == 1)
+        print_slots(p, "    copy_pieces<%>(slot + @ + index * %, ~);\n");
+    text_add(p->code, "}\n\nDEVICE void take_held(held& in, const char* slot, int index) {\n");
+    print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
+    text_add(p->code, "}\n\n");
+}
+
+static void print_held(struct printer *p) {
+    print_loader(p, "held", is_held, "const place& at, ", true);
+    print_loader(p, "common", is_common, "", false);
+    print_ring(p);
+    text_add(p->code, "DEVICE void forget_held(held& in) {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_held(p, k))
-            text_add(p->code, "    forget(in.r%d);\n", k);
+            text_add(p->code, "    in.r%d.forget();\n", k);
     text_add(p->code, "}\n\n");
 }
 
@@ -371,45 +404,65 @@ static void print_row_terms(struct printer *p, int stage) {
     }
 }
 
-static void print_row_load(struct printer *p, const struct term *term) {
-    int k = term->operand;
-    bool has_place = depends_on(operand_at(p, k), 0, p->walk->kept);
-    if (operand_at(p, k)->memory == MEMORY_INDEX) {
-        text_add(p->code, "    for (int l = 0; l < LANES_OF_ROWS; l++) now[l].v%d = 0", term->name);
-        if (has_place)
-            text_add(p->code, " + at.b%d", k);
-        if (p->walk->is_columns && fast_stride(p, k) == 1)
-            text_add(p->code, " + l");
-        else if (p->walk->is_columns && fast_stride(p, k))
-            text_add(p->code, " + l * a.s%d_%d", k, walk_fast_dim(p->walk));
-        text_add(p->code, ";\n");
-        return;
-    }
-    bool is_run = p->walk->is_columns && fast_stride(p, k) == 1;
-    bool gathers = p->walk->is_columns && fast_stride(p, k) > 1;
-    if (!gathers) {
-        text_add(p->code, "    const run<%s, %s> r%d = load_run<%s, %s>(", type_of(p, k), is_run ? "RUN" : "1", k,
-                 type_of(p, k), is_run ? "RUN" : "1");
+static bool is_entry(const struct printer *p, const struct term *term) {
+    return is_row_field(term) && term->kind == TERM_LOAD && operand_at(p, term->operand)->memory != MEMORY_INDEX;
+}
+
+/* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. */
+static const char *entry_length(const struct printer *p, int k) {
+    return p->walk->is_columns && fast_stride(p, k) ? "RUN" : "1";
+}
+
+/* What the rows' own numbers are loaded to, before they are worked on. */
+static void print_entry(struct printer *p) {
+    text_add(p->code, "struct entry {\n");
+    for (int i = 0; i < p->rows->term_count; i++)
+        if (is_entry(p, &p->rows->terms[i])) {
+            int k = p->rows->terms[i].operand;
+            text_add(p->code, "    raw<%s, %s> r%d;\n", type_of(p, k), entry_length(p, k), k);
+        }
+    text_add(p->code, "};\n\nDEVICE void load_entry(entry& in, const arguments& a, const place& at) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        int k = p->rows->terms[i].operand;
+        if (!is_entry(p, &p->rows->terms[i]))
+            continue;
+        if (p->walk->is_columns && fast_stride(p, k) > 1) {
+            text_add(p->code, "    for (int l = 0; l < RUN; l++) in.r%d.put(l, (", k);
+            print_address(p, k, true);
+            text_add(p->code, ")[l * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
+            continue;
+        }
+        text_add(p->code, "    in.r%d = raw<%s, %s>::load<false>(", k, type_of(p, k), entry_length(p, k));
         print_address(p, k, true);
         text_add(p->code, ");\n");
     }
-    text_add(p->code, "    for (int l = 0; l < LANES_OF_ROWS; l++) now[l].v%d = ", term->name);
-    if (gathers) {
-        text_add(p->code, "(");
-        print_address(p, k, true);
-        text_add(p->code, ")[l * a.s%d_%d];\n", k, walk_fast_dim(p->walk));
-    } else {
-        text_add(p->code, "r%d.at[%s];\n", k, is_run ? "l" : "0");
-    }
+    text_add(p->code, "}\n\n");
+}
+
+static void print_row_index(struct printer *p, const struct term *term) {
+    int k = term->operand;
+    text_add(p->code, "    r.v%d = 0", term->name);
+    if (depends_on(operand_at(p, k), 0, p->walk->kept))
+        text_add(p->code, " + at.b%d", k);
+    if (p->walk->is_columns && fast_stride(p, k) == 1)
+        text_add(p->code, " + l");
+    else if (p->walk->is_columns && fast_stride(p, k))
+        text_add(p->code, " + l * a.s%d_%d", k, walk_fast_dim(p->walk));
+    text_add(p->code, ";\n");
 }
 
 static void print_open(struct printer *p) {
-    text_add(p->code, "constexpr int LANES_OF_ROWS = COLUMNS ? RUN : 1;\n\n"
-                      "DEVICE void open_rows(row* now, const arguments& a, const place& at) {\n");
-    for (int i = 0; i < p->rows->term_count; i++)
-        if (is_row_field(&p->rows->terms[i]) && p->rows->terms[i].kind == TERM_LOAD)
-            print_row_load(p, &p->rows->terms[i]);
-    text_add(p->code, "    #pragma unroll\n    for (int l = 0; l < LANES_OF_ROWS; l++) {\n    row& r = now[l];\n");
+    text_add(p->code, "DEVICE void open_rows(row* now, const entry& in, const arguments& a, const place& at) {\n"
+                      "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? RUN : 1); l++) {\n"
+                      "    row& r = now[l];\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        if (is_entry(p, term))
+            text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
+                     *entry_length(p, term->operand) == 'R' ? "l" : "0");
+        else if (is_row_field(term) && term->kind == TERM_LOAD)
+            print_row_index(p, term);
+    }
     print_row_terms(p, 0);
     text_add(p->code, "    }\n}\n\n");
 }
@@ -440,27 +493,41 @@ static void print_row_stores(struct printer *p) {
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
+/* A line for each total of a pass: # is its kind, @ the number in its name. */
+static void print_totals(struct printer *p, int pass, const char *line) {
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        for (const char *at = line; *at && closes(term, pass); at++)
+            if (*at == '#')
+                text_add(p->code, "%s<%s>", totals[term->total].type, term->type);
+            else if (*at == '@')
+                text_add(p->code, "%d", term->name);
+            else
+                text_add_chars(p->code, at, 1);
+    }
+}
+
 static void print_total(struct printer *p, int pass) {
     const struct rows *rows = p->rows;
-    text_add(p->code, "    struct total {\n");
     bool any = false;
     for (int i = 0; i < rows->term_count; i++)
-        if (closes(&rows->terms[i], pass)) {
-            any = true;
-            text_add(p->code, "        %s<%s> t%d;\n", totals[rows->terms[i].total].type, rows->terms[i].type,
-                     rows->terms[i].name);
-        }
-    text_add(p->code, "    };\n    static constexpr bool CLOSES = %s;\n", any ? "true" : "false");
-    text_add(p->code, "    static DEVICE total none() {\n        total t;\n");
-    for (int i = 0; i < rows->term_count; i++)
-        if (closes(&rows->terms[i], pass))
-            text_add(p->code, "        t.t%d = t.t%d.none();\n", rows->terms[i].name, rows->terms[i].name);
+        any = any || closes(&rows->terms[i], pass);
+    text_add(p->code, "    static constexpr bool CLOSES = %s;\n    struct taken {\n", any ? "true" : "false");
+    print_totals(p, pass, "        typename #::taker t@;\n");
+    text_add(p->code, "    };\n    struct total {\n");
+    print_totals(p, pass, "        # t@;\n");
+    text_add(p->code, "    };\n    static constexpr bool COMMUTES = true");
+    print_totals(p, pass, " && #::COMMUTES");
+    text_add(p->code, ";\n    static DEVICE taken nothing() {\n        taken t;\n");
+    print_totals(p, pass, "        t.t@ = #::taker::none();\n");
+    text_add(p->code,
+             "        return t;\n    }\n    static DEVICE total settled(const taken& a) {\n        total t;\n");
+    print_totals(p, pass, "        t.t@ = a.t@.settled();\n");
+    text_add(p->code, "        return t;\n    }\n    static DEVICE total none() {\n        total t;\n");
+    print_totals(p, pass, "        t.t@ = #::none();\n");
     text_add(p->code, "        return t;\n    }\n    static DEVICE total joined(const total& a, const total& b) {\n"
                       "        total t;\n");
-    for (int i = 0; i < rows->term_count; i++)
-        if (closes(&rows->terms[i], pass))
-            text_add(p->code, "        t.t%d = t.t%d.joined(a.t%d, b.t%d);\n", rows->terms[i].name, rows->terms[i].name,
-                     rows->terms[i].name, rows->terms[i].name);
+    print_totals(p, pass, "        t.t@ = #::joined(a.t@, b.t@);\n");
     text_add(p->code, "        return t;\n    }\n");
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0; i < rows->term_count; i++) {
@@ -476,8 +543,9 @@ static void print_total(struct printer *p, int pass) {
     if (pass < p->stage->recalled)
         text_add(p->code,
                  "    static DEVICE const total* recalled(const arguments& a) { return (const total*)a.total%d; }\n"
-                 "    static DEVICE i64 parts(const arguments& a) { return a.parts%d; }\n",
-                 pass, pass);
+                 "    static DEVICE i64 parts(const arguments& a) { return a.parts%d; }\n"
+                 "    static constexpr bool IS_JOINED = %s;\n",
+                 pass, pass, p->stage->part_count[pass] == 1 ? "true" : "false");
 }
 
 static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
@@ -503,6 +571,7 @@ static void print_element_load(struct printer *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
     const struct walk *walk = p->walk;
+    const char *from = walk_holds(walk, k) ? "own" : walk->keeps_common ? "all" : "in";
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
         if (depends_on(operand, 0, walk->kept))
@@ -515,8 +584,8 @@ static void print_element_load(struct printer *p, const struct term *term) {
         text_add(p->code, ";\n");
         return;
     }
-    text_add(p->code, "    const %s v%d = %s[u].r%d.at[%s];\n", term->type, term->name,
-             walk_holds(walk, k) ? "own" : "in", k, fast_stride(p, k) ? "e" : "0");
+    text_add(p->code, "    const %s v%d = %s[u].r%d.at(%s);\n", term->type, term->name, from, k,
+             fast_stride(p, k) ? "e" : "0");
 }
 
 /* Offsets of indices, which have no memory to load from. */
@@ -558,10 +627,11 @@ static void print_element_results(struct printer *p, int pass) {
 
 static void print_elements(struct printer *p, int pass, const bool *takes_part) {
     const struct rows *rows = p->rows;
-    text_add(p->code,
-             "    template <int U>\n    static DEVICE void elements(const held* own, const inputs* in, const row* now, "
-             "total* taken, column* columns, const arguments& a, const place& at, position q) {\n"
-             "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : RUN;\n");
+    text_add(
+        p->code,
+        "    template <int U>\n    static DEVICE void elements(const held* own, const common* all, const inputs* in, "
+        "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
+        "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : RUN;\n");
     print_index_offsets(p, takes_part);
     for (int k = 0; k < rows->operand_count; k++)
         if (stores_elements(p, k, pass))
@@ -588,7 +658,7 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
     text_add(p->code, "    }\n");
     for (int i = 0; i < rows->term_count; i++)
         if (closes(&rows->terms[i], pass))
-            text_add(p->code, "    taken[COLUMNS ? outer : 0].t%d.added(x%d);\n", rows->terms[i].name,
+            text_add(p->code, "    sums[COLUMNS ? outer : 0].t%d.added(x%d);\n", rows->terms[i].name,
                      rows->terms[i].name);
     text_add(p->code, "    }\n    for (int u = 0; u < U; u++) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q + u * BETWEEN");
@@ -628,7 +698,8 @@ static void print_columns(struct printer *p) {
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
-        text_add(p->code, "    if (k == %d)\n        for (int e = 0; e < RUN; e++) (a.p%d + blockIdx.x * a.block%d + ",
+        text_add(p->code,
+                 "    if (k == %d)\n        for (int e = 0; e < RUN; e++) (a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
                  column++, k, k);
         print_offset(p, k, p->walk->kept, p->walk->rank);
         if (fast_stride(p, k) > 1)
@@ -647,6 +718,8 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     joining = *planned;
     if (stage->passes_end <= stage->recalled)
         walk_for_joining(walk, planned->parts);
+    else if (stores_only(stage))
+        walk_for_storing(walk);
     if (state->count == KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
     struct kernel_print print;
@@ -659,18 +732,20 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
                      "template <class T> DEVICE float as_number(T x) { return to_float(x); }\n\n");
     print_place(&p);
     print_held(&p);
-    print_ahead(&p);
     print_row_struct(&p);
+    print_entry(&p);
     print_open(&p);
     print_columns(&p);
     print_passes(&p);
     print_row_stores(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    int64_t most = walk->tiles * (stage->is_split ? walk->parts : 1);
-    kernel->grid[0] = (uint32_t)(walk->blocks < most ? walk->blocks : most);
+    int64_t jobs = walk->tiles * stage->parts, most = walk->is_persistent ? walk->blocks : INT32_MAX;
+    kernel->grid[0] = (uint32_t)((jobs < most ? jobs : most) * walk->cluster);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)walk->threads;
-    kernel->shared_bytes = stage->join >= 0 ? 0 : (uint32_t)walk_ahead_bytes(walk, walk->ahead + 1);
+    kernel->shared_bytes = (uint32_t)walk_ring_bytes(walk);
+    kernel->cluster = walk->cluster > 1 ? (uint32_t)walk->cluster : 0;
+    kernel->is_dependent = walk->is_dependent;
     return kernel_finish(&print, kernel, "rows.cuh", "rows", arena);
 }
 
@@ -682,26 +757,45 @@ static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
 
 weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
     int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = rows_count(walk->rows) * walk_total_bytes(walk);
-    struct stage stage = {0, walk->passes, -1, false, true, -1, places, counts};
+    struct stage stage = {.passes_end = walk->passes,
+                          .parts = 1,
+                          .join = -1,
+                          .has_row_stores = true,
+                          .left = -1,
+                          .totals = places,
+                          .part_count = counts};
     if (walk->groups == 0)
         return WEFT_STATUS_SUCCESS;
     if (walk->parts == 1)
         return print_launch(walk, &stage, state, arena);
+    stage.has_row_stores = false;
     for (int pass = 0; pass < walk->closed; pass++) {
         places[pass] = take_scratch(scratch_bytes, bytes * walk->parts);
         counts[pass] = walk->parts;
-        stage = (struct stage){pass, pass + 1, -1, true, false, places[pass], places, counts};
+        stage.is_split = true;
+        stage.parts = walk->parts;
+        stage.recalled = pass;
+        stage.passes_end = pass + 1;
+        stage.left = places[pass];
         TRY(print_launch(walk, &stage, state, arena));
         if (!walk_joins(walk, pass))
             continue;
-        int64_t joined = take_scratch(scratch_bytes, bytes);
-        stage = (struct stage){pass + 1, 0, pass, false, false, joined, places, counts};
+        stage.is_split = false;
+        stage.parts = 1;
+        stage.recalled = pass + 1;
+        stage.passes_end = 0;
+        stage.join = pass;
+        stage.left = take_scratch(scratch_bytes, bytes);
         TRY(print_launch(walk, &stage, state, arena));
-        places[pass] = joined;
+        stage.join = -1;
+        places[pass] = stage.left;
         counts[pass] = 1;
     }
-    bool stores = walk->last_pass >= walk->closed;
-    stage =
-        (struct stage){walk->closed, stores ? walk->closed + 1 : walk->closed, -1, stores, true, -1, places, counts};
+    stage.is_split = walk->last_pass >= walk->closed;
+    stage.parts = stage.is_split ? walk->store_parts : 1;
+    stage.recalled = walk->closed;
+    stage.passes_end = stage.is_split ? walk->closed + 1 : walk->closed;
+    stage.has_row_stores = true;
+    stage.left = -1;
     return print_launch(walk, &stage, state, arena);
 }

@@ -9,13 +9,24 @@ enum {
     REQUESTED_BYTES = 64, /* per thread, when rows stay in registers */
     HELD_BYTES = 128,     /* per thread, at most */
     SHARED_BYTES = 40960, /* for totals, of the 48 KB that need no asking */
+    SHARED_SUMS = 20480,  /* beside a ring, for sums of places of several teams */
+    SHARED_LITTLE = 1024, /* for what else there is */
+    COMMON_BYTES = 32,    /* per thread, of what all rows read alike */
     STREAMED_BYTES = 32,  /* per thread, twice */
     ROW_NUMBERS = 40,     /* registers for numbers of rows that lie side by side */
     STREAM_THREADS = 256,
+    SHORT_THREADS = 128, /* of blocks with a warp or less for each row */
+    PERSISTENT_THREADS = 512,
+    SHARED_THREADS = 512,
+    SHARED_ACROSS = 8,
+    RING_MOST = 4,
+    RING_TEAM = 128, /* smaller teams load their rows sooner by themselves */
     STEPS_MOST = 8,
-    JOIN_THREADS = 512,
+    SUMS_BYTES = 256, /* per thread, where sums of places stay too */
+    CLUSTER_MOST = 8,
+    JOIN_THREADS = 256,
     PARTS_MAX = 1024,
-    JOINED_PARTS = 16, /* more parts than these are joined before many blocks read them */
+    JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
@@ -246,73 +257,108 @@ static int64_t held_bytes(const struct walk *walk) {
     return bytes ? bytes : 1;
 }
 
-int64_t walk_ahead_bytes(const struct walk *walk, int rows) {
-    return walk->ahead ? held_bytes(walk) * walk->steps * walk->threads * rows : 0;
-}
+int64_t walk_row_bytes(const struct walk *walk) { return held_bytes(walk) * walk->steps * walk->team; }
 
-/* Whether copies to shared memory can be made: in pieces of 4 bytes or more, of what is neighbours. */
-static bool can_copy_ahead(const struct walk *walk) {
+int64_t walk_ring_bytes(const struct walk *walk) { return walk_row_bytes(walk) * walk->across * walk->ring; }
+
+/* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. */
+static bool can_ring(const struct walk *walk, const struct device *device) {
+    bool can = device->cuda.major >= 9 && walk->rank == walk->kept + 1 && walk->closed > 0;
     for (int k = 0; k < walk->rows->operand_count; k++)
-        if (walk_holds(walk, k) && (walk_held_bytes(walk, k) < 4 || walk->operands[k].strides[walk_fast_dim(walk)] > 1))
-            return false;
-    return true;
+        if (walk_holds(walk, k))
+            can = can && walk->operands[k].strides[walk->kept] == 1 && walk_held_bytes(walk, k) % 16 == 0 &&
+                  walk->operands[k].memory >= 0;
+    return can;
 }
 
 static void round_team(struct walk *walk, int64_t team) {
     walk->team = team <= 32 ? power_above(team, 32) : (int)(ceiling(team, 32) * 32);
 }
 
-/* Sums of places want few blocks, as large as may be: each leaves sums of every place. Their next rows are on their way
-   while they work on one. */
-static void make_persistent(struct walk *walk, const struct device *device) {
-    walk->is_persistent = true;
-    walk->threads = walk->team <= 32 ? 1024 : walk->team * (int)least(1024 / walk->team, 8);
-    if (device->cuda.major < 8 || !can_copy_ahead(walk))
-        return;
-    int64_t shared = device->cuda.shared_per_block - (walk->threads > walk->team ? SHARED_BYTES : 2048);
-    walk->ahead = 1;
-    walk->ahead = (int)least(2, shared / walk_ahead_bytes(walk, 1) - 1);
-    walk->ahead = walk->ahead < 0 ? 0 : walk->ahead;
+/* Bytes that a thread holds for one run of each operand that all rows read alike. */
+static int64_t common_bytes(const struct walk *walk) {
+    int64_t bytes = 0;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (is_traffic(walk, k) && !walk->operands[k].is_store && !walk_holds(walk, k) &&
+            rows_find(walk->rows, walk->operands[k].value)->spans)
+            bytes += walk_held_bytes(walk, k);
+    return bytes;
 }
 
-/* Rows in registers, a team of neighbours for each: few bytes for many threads where rows are short or few; two blocks
-   at least on a multiprocessor, so that one loads while the other computes. */
-static bool place_rows(struct walk *walk, const struct device *device) {
-    walk->steps = 1;
-    int64_t bytes = held_bytes(walk), most_steps = least(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
-    if (walk->column_totals) /* each place in a register for each sum */
-        most_steps = least(most_steps, 32 / (walk->column_totals * walk->run));
-    if (calculates_in_double(walk))
-        most_steps = most_steps > 2 ? most_steps / 2 : 1;
-    int64_t steps = walk->column_totals ? 1 : ceiling(REQUESTED_BYTES, bytes);
+/* Runs that a thread may keep: they take registers, and so do the next row's and the sums of their places. */
+static int64_t most_steps(const struct walk *walk) {
+    int64_t bytes = held_bytes(walk), most = least(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
+    if (walk->column_totals)
+        most = least(most, SUMS_BYTES / (2 * bytes + 4 * walk->column_totals * walk->run));
+    return calculates_in_double(walk) && most > 2 ? most / 2 : most;
+}
+
+/* Runs of a thread: few bytes for many threads where rows are short or few. */
+static int64_t wanted_steps(const struct walk *walk, const struct device *device) {
+    int64_t steps = ceiling(REQUESTED_BYTES, held_bytes(walk));
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
     while (steps > 1 && walk->groups * ceiling(walk->runs, steps) < resident)
         steps--;
-    steps = least(steps, most_steps > 0 ? most_steps : 1);
-    int64_t team = ceiling(walk->runs, steps);
-    team = team < 8 ? least(8, power_above(walk->runs, 8)) : team;
-    if (team > 512 && !walk->column_totals && ceiling(walk->runs, 512) <= most_steps)
-        team = ceiling(walk->runs, ceiling(walk->runs, 512));
-    if (walk->column_totals && steps == 1 && team > 1024) {
-        steps = ceiling(walk->runs, 768);
-        team = ceiling(walk->runs, steps);
-    } else if (team > 1024) {
-        steps = ceiling(walk->runs, 1024);
-        team = ceiling(walk->runs, steps);
-        most_steps /= 2; /* with 64 registers */
+    return least(steps, most_steps(walk));
+}
+
+/* The smallest cluster whose threads hold a row in `most` runs each. Clusters cost a barrier between blocks for each
+   total: rows that are read once are streamed instead. */
+static bool fit_rows(struct walk *walk, const struct device *device, int64_t widest, int64_t most) {
+    int64_t wanted = wanted_steps(walk, device);
+    int clusters = device->cuda.major >= 9 && walk->passes > 1 ? CLUSTER_MOST : 1;
+    for (walk->cluster = 1; walk->cluster <= clusters; walk->cluster *= 2) {
+        int64_t team = ceiling(walk->runs, wanted * walk->cluster);
+        if (team > widest)
+            team = ceiling(walk->runs, ceiling(walk->runs, widest * walk->cluster) * walk->cluster);
+        round_team(walk, team < 8 ? least(8, power_above(walk->runs, 8)) : team);
+        walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
+        walk->steps = walk->steps ? walk->steps : 1;
+        if (walk->steps <= most)
+            return true;
     }
-    if (steps > most_steps || most_steps < 1)
-        return false;
-    round_team(walk, team);
-    walk->steps = (int)ceiling(walk->runs, walk->team);
-    walk->steps = walk->steps ? walk->steps : 1;
-    walk->threads = walk->team <= 32 ? 256 : walk->team;
+    walk->cluster = 1;
+    return false;
+}
+
+/* Rows of a team in shared memory at a time, one of them worked on; 0: too few to be worth it. */
+static int ring_of(const struct walk *walk, const struct device *device) {
+    int64_t room = device->cuda.shared_per_block - (walk->across > 1 ? SHARED_SUMS : SHARED_LITTLE);
+    int64_t ring = least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
+    return can_ring(walk, device) && walk->team >= RING_TEAM && ring >= 3 ? (int)ring : 0;
+}
+
+/* Rows whose places are summed over all rows: few blocks, since each leaves sums of every place, that take row after row
+   and have the next ones on their way. More than 512 threads leave no registers for these. */
+static bool place_persistent(struct walk *walk, const struct device *device) {
+    for (int widest = 1024; widest >= 512; widest /= 2) {
+        if (!fit_rows(walk, device, widest, most_steps(walk)))
+            continue;
+        int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
+        walk->across = teams > 1 ? teams : 1;
+        walk->threads = walk->team * walk->across;
+        walk->ring = ring_of(walk, device);
+        walk->is_persistent = walk->prefetches = walk->forgets = true;
+        walk->keeps_common = walk->threads <= 512;
+        if (walk->threads <= 512 || (walk->ring && walk->cluster == 1))
+            return true;
+    }
+    return false;
+}
+
+/* Rows in registers, a team of neighbours for each; long ones are shared by the blocks of a cluster. Half of what threads
+   may keep lets two blocks live side by side, one loading while the other computes. */
+static bool place_rows(struct walk *walk, const struct device *device) {
+    walk->steps = 1; /* walk_holds asks */
     if (walk->column_totals)
-        make_persistent(walk, device);
-    if (walk->column_totals && !walk->ahead && walk->steps > 1)
+        return place_persistent(walk, device);
+    int64_t widest = device->cuda.major >= 9 && walk->passes > 1 ? 512 : 1024, most = most_steps(walk);
+    if (!fit_rows(walk, device, widest, most > 4 ? most / 2 : most) && !fit_rows(walk, device, 512, most))
         return false;
+    walk->threads = walk->team <= 32 ? SHORT_THREADS : walk->team;
     walk->across = walk->threads / walk->team;
-    walk->forgets = walk->steps * walk->run > 32 || walk->column_totals || held_bytes(walk) > 16;
+    walk->keeps_common = common_bytes(walk) * walk->steps <= COMMON_BYTES;
+    walk->forgets = walk->steps * walk->run > 32 || held_bytes(walk) > 16;
     return true;
 }
 
@@ -338,6 +384,39 @@ static bool place_columns(struct walk *walk) {
     return true;
 }
 
+/* Whether every thread can copy its runs to shared memory, in pieces of 4 bytes or more. */
+static bool can_copy(const struct walk *walk, const struct device *device) {
+    bool can = device->cuda.major >= 8 && walk->rank == walk->kept + 1;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (walk_holds(walk, k))
+            can = can && walk_held_bytes(walk, k) >= 4 && walk->operands[k].strides[walk_fast_dim(walk)] <= 1;
+    return can;
+}
+
+/* Rows side by side in shared memory, of one block or of a cluster, where that keeps most multiprocessors busy. */
+static bool place_shared(struct walk *walk, const struct device *device) {
+    int64_t multiprocessors = device->cuda.multiprocessors;
+    walk->steps = 1;
+    if (walk->passes != 2 || !can_copy(walk, device)) /* rows have numbers of every pass, too many for registers */
+        return false;
+    walk->threads = SHARED_THREADS;
+    walk->across = power_above(walk->groups, SHARED_ACROSS);
+    walk->team = walk->threads / walk->across;
+    int64_t totals = walk->run * walk->across * walk_total_bytes(walk);
+    int clusters = device->cuda.major >= 9 ? CLUSTER_MOST : 1;
+    for (walk->cluster = 1; walk->cluster <= clusters; walk->cluster *= 2) {
+        walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
+        int64_t blocks = ceiling(walk->groups, walk->across) * walk->cluster;
+        int64_t bytes = walk_row_bytes(walk) * walk->across + (walk->threads / 32 + 2 * walk->cluster) * totals;
+        bool is_busy = blocks * 4 >= ceiling(blocks, multiprocessors) * multiprocessors * 3;
+        if (is_busy && bytes + SHARED_LITTLE <= device->cuda.shared_per_block)
+            break;
+    }
+    walk->ring = 1;
+    walk->unroll = 4;
+    return walk->cluster <= clusters;
+}
+
 /* Bytes that a thread asks for at once where rows are streamed. */
 static int64_t streamed_bytes(const struct walk *walk) {
     int64_t bytes = 0;
@@ -348,15 +427,15 @@ static int64_t streamed_bytes(const struct walk *walk) {
 }
 
 static void place_stream(struct walk *walk, const struct device *device) {
-    walk->steps = 0;
+    walk->steps = walk->ring = 0;
+    walk->cluster = 1;
     walk->threads = STREAM_THREADS;
     /* Chunks of rows side by side are as long as the block of runs, and cost less when they are longer. */
     walk->unroll = (int)least(4, STREAMED_BYTES * (walk->is_columns ? 2 : 1) / streamed_bytes(walk));
     if (walk->is_columns && walk->passes > 2)
         walk->unroll = (int)least(walk->unroll, 2);
     walk->unroll = walk->unroll < 1 ? 1 : walk->unroll;
-    walk->ahead = 0;
-    walk->forgets = walk->is_persistent = false;
+    walk->forgets = walk->is_persistent = walk->prefetches = walk->keeps_common = false;
     if (!walk->is_columns) {
         walk->across = 1;
         walk->threads = walk->groups < 3 * device->cuda.multiprocessors ? 2 * STREAM_THREADS : STREAM_THREADS;
@@ -395,8 +474,9 @@ static void cut_rows(struct walk *walk, const struct device *device) {
     parts = least(parts, least(ceiling(walk->runs, smallest), PARTS_MAX));
     if (parts <= 1 || (walk->closed && walk->tiles * 2 >= wanted))
         return;
-    walk->part_runs = ceiling(ceiling(walk->runs, parts), walk->team) * walk->team;
-    walk->parts = ceiling(walk->runs, walk->part_runs);
+    walk->parts = parts;
+    /* Threads that read several operands last longer, and are fewer. */
+    walk->store_parts = ceiling(walk->runs, smallest * (walk->unroll < 4 ? 4 : 1));
 }
 
 bool walk_joins(const struct walk *walk, int pass) {
@@ -414,34 +494,45 @@ int walk_kernel_count(const struct walk *walk) {
 
 /* Registers for about this many threads on a multiprocessor: what elements are put through takes them. */
 static void allot_registers(struct walk *walk) {
-    bool is_heavy = calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1;
-    bool holds_much = held_bytes(walk) > 16 && held_bytes(walk) * walk->steps > 96;
+    bool is_heavy =
+        calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1 || walk->column_totals;
+    bool holds_much = held_bytes(walk) * walk->steps > 96;
     int threads = is_heavy ? 512 : walk->steps && !holds_much ? 1024 : 768;
     for (int i = 0; i < walk->rows->term_count && threads == 1024; i++) {
         const struct term *term = &walk->rows->terms[i];
         if (term->is_needed && term->spans && term->kind == TERM_NODE)
             threads = 768;
     }
-    walk->min_blocks = threads / walk->threads > 0 ? threads / walk->threads : 1;
+    if (threads == 1024 && walk->closed > 1 && walk->threads <= 256)
+        threads = 896; /* a few registers more for a second reduction */
+    walk->min_blocks = threads / walk->threads > 0 && walk->ring != 1 ? threads / walk->threads : 1;
 }
 
+/* Clusters lie within a group of 16 multiprocessors or more. */
 static void count_blocks(struct walk *walk, const struct device *device) {
-    int64_t most = INT32_MAX;
+    int64_t most = INT32_MAX, multiprocessors = device->cuda.multiprocessors;
     if (walk->is_persistent)
-        most = device->cuda.multiprocessors;
+        most = walk->cluster <= 2 ? multiprocessors / walk->cluster * walk->min_blocks
+                                  : multiprocessors / 16 * (16 / walk->cluster) * walk->min_blocks;
     walk->blocks = least(walk->tiles * walk->parts, most);
+    walk->is_dependent = device->cuda.major >= 9;
 }
 
+/* Each row's parts are few and rows are many: a warp or a few for each. */
 void walk_for_joining(struct walk *walk, int64_t parts) {
+    walk->is_columns = walk->is_whole = walk->is_persistent = false;
+    walk->run = walk->unroll = walk->min_blocks = 1;
+    walk->steps = walk->ring = 0;
+    walk->groups = rows_count(walk->rows);
+    walk->runs = rows_length(walk->rows);
+    walk->team = power_above(ceiling(parts, 4), JOIN_THREADS);
+    walk->team = walk->team < 32 ? 32 : walk->team;
     walk->threads = JOIN_THREADS;
-    walk->team = !walk->is_columns ? JOIN_THREADS : parts > 128 ? 256 : 128;
     walk->across = walk->threads / walk->team;
-    walk->steps = walk->ahead = 0;
-    walk->min_blocks = 1;
     walk->tiles = ceiling(walk->groups, walk->across);
-    walk->parts = 1;
-    walk->blocks = walk->tiles;
 }
+
+void walk_for_storing(struct walk *walk) { walk->min_blocks = (walk->unroll < 4 ? 512 : 768) / walk->threads; }
 
 static void predict(struct walk *walk, const struct device *device) {
     double bandwidth = (double)device->cuda.bandwidth, multiprocessors = device->cuda.multiprocessors;
@@ -454,14 +545,23 @@ static void predict(struct walk *walk, const struct device *device) {
 
 static void count_tiles(struct walk *walk) {
     walk->tiles = ceiling(walk->groups, walk->across);
-    walk->parts = 1;
-    walk->part_runs = walk->runs;
+    walk->parts = walk->store_parts = 1;
+    walk->is_whole = walk->steps && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
+                     walk->groups == walk->tiles * walk->across;
+}
+
+/* Rows that are read once, where they fit. Those that lie side by side want their statistics in one pass when they go
+   through shared memory, as streamed ones do. */
+static bool place_resident(struct walk *walk, const struct device *device, bool must_stream) {
+    if (walk->is_columns)
+        return !walk->column_totals && (must_stream ? place_shared(walk, device) : place_columns(walk));
+    return !must_stream && place_rows(walk, device);
 }
 
 weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
     memset(walk, 0, sizeof *walk);
     walk->rows = rows;
-    walk->unroll = 1;
+    walk->unroll = walk->cluster = 1;
     TRY(order_dims(walk));
     count_passes(walk);
     walk->run = run_length(walk);
@@ -470,9 +570,7 @@ weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct 
     for (int i = 0; i < walk->rank; i++)
         *(i < walk->kept ? &walk->groups : &walk->runs) *= walk->extents[i];
     *(walk->is_columns ? &walk->groups : &walk->runs) /= walk->run;
-    bool stays = !must_stream && walk->passes > 0 && !(walk->column_totals && walk->is_columns) &&
-                 (walk->is_columns ? place_columns(walk) : place_rows(walk, device)) && totals_fit(walk);
-    if (!stays)
+    if (!(walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk)))
         place_stream(walk, device);
     while (!totals_fit(walk) && walk->across > 1) {
         walk->across /= 2;

@@ -13,13 +13,17 @@ struct walk {
     int64_t extents[WEFT_DIM_MAX];
     struct operand operands[ROWS_OPERANDS_MAX]; /* strides over these dims */
     bool is_columns;                            /* the fastest dim is one of the rows' */
-    int run, team, across, threads, min_blocks;
+    int run, team, across, cluster, threads, min_blocks;
     int steps, unroll; /* steps 0: rows do not stay in registers */
     int column_totals;
-    bool is_persistent;
-    int ahead;    /* rows that a persistent block copies to shared memory early */
-    bool forgets; /* runs in registers are converted anew in every pass */
-    int64_t groups, runs, tiles, parts, part_runs, blocks;
+    bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */
+    int ring;                       /* rows of a team in shared memory; 0: none */
+    bool keeps_common;              /* what all rows read alike stays in registers */
+    bool is_whole;                  /* every thread has all its runs, every team a row */
+    bool forgets;                   /* runs in registers are converted anew in every pass */
+    bool is_dependent;              /* the launch may begin while the one before ends */
+    int64_t groups, runs, tiles, blocks;
+    int64_t parts, store_parts;    /* of each row, for totals and for the pass that only stores */
     int closed, last_pass, passes; /* passes with totals; the pass that stores elements, -1: none; all */
     double seconds;
 };
@@ -34,10 +38,13 @@ void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part);
 bool walk_holds(const struct walk *walk, int operand);
 /* Bytes of one run of it. */
 int64_t walk_held_bytes(const struct walk *walk, int operand);
-/* Bytes of shared memory for this many rows of each team on their way to registers. */
-int64_t walk_ahead_bytes(const struct walk *walk, int rows);
+/* Bytes that a block's threads hold of one row; and of all rows in shared memory with what they read alike. */
+int64_t walk_row_bytes(const struct walk *walk);
+int64_t walk_ring_bytes(const struct walk *walk);
 /* Gives the threads of a launch that only joins totals to few rows, many parts each. */
 void walk_for_joining(struct walk *walk, int64_t parts);
+/* Gives a launch that only stores elements as many threads as its registers allow. */
+void walk_for_storing(struct walk *walk);
 /* The dim that runs lie along. */
 static inline int walk_fast_dim(const struct walk *walk) { return walk->is_columns ? walk->kept - 1 : walk->rank - 1; }
 

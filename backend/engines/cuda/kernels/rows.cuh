@@ -1,86 +1,159 @@
 /* rows: elements in, totals of rows, elements out                                                    any chip, any type
    Formula   printed from the graph as passes: pass<P>::elements takes runs of RUN neighbours into the row's totals and,
              in the last one, stores results; pass<P>::close turns the totals into numbers of the row
-   Tile      a team of TEAM threads has a row (COLUMNS: RUN rows that are neighbours in memory, and threads along the
-             rows' other dims); ACROSS teams in a block; a thread has the runs lane, lane + TEAM, ...
+   Tile      TEAM threads of each of CLUSTER blocks have a row (COLUMNS: RUN rows that are neighbours in memory, and
+             threads along the rows' other dims); ACROSS teams in a block; thread i of a row has the runs i, i + STRIDE, ...
    Memory    STEPS > 0: a thread loads its STEPS runs once, all before its first arithmetic, and keeps them in registers
              through all passes; STEPS 0: every pass reads the row again, UNROLL runs at a time
-   Reduce    shuffles within a warp, then one exchange through shared memory; the order is fixed
-   Split     rows too few to fill the chip are cut into parts: one kernel for each pass leaves the parts' totals in the
-             workspace, the next joins those of the passes before (RECALLED) and goes on; PASSES_END ends its passes.
-             JOIN: joins the parts of one pass to one
+   Reduce    shuffles within a warp, then one exchange through the shared memory of all blocks; the order is fixed
+   Next      PREFETCHES: a block has row after row, and loads the next one's runs before it works on one
+   Ring      RING > 1: rows are whole in memory, and the copy engine brings them to shared memory RING - 1 rows early;
+             passes read them there. RING 1: each thread copies its own runs there, UNROLL at a time go through a pass
+   Common    KEEPS_COMMON: what all rows read (scale, bias) is loaded once and stays in registers; else each pass loads it
+   Split     rows too few to fill the chip are cut into parts, by turns, so that all blocks read neighbours at a time: one
+             kernel for each pass leaves the parts' totals in the workspace, the next joins those of the passes before
+             (RECALLED) and goes on, from the end (IS_REVERSED), which the cache still has; PASSES_END ends its passes.
+             JOIN: joins the parts of one pass to one. IS_SINGLE: no more than one block of runs for each thread
    Columns   COLUMN_TOTALS sums over rows for every place in the row stay in registers of a persistent block, which
-             leaves them in the workspace; another launch adds up the blocks. Its rows are copied to shared memory
-             AHEAD rows early
+             leaves them in the workspace; another launch adds up the blocks
    Registers FORGETS: between passes runs stay as they are stored, and are converted again
-   Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps
-   Params    RUN COLUMNS TEAM ACROSS THREADS MIN_BLOCKS STEPS UNROLL RECALLED PASSES_END JOIN IS_SPLIT IS_REVERSED
-             HAS_ROW_STORES COLUMN_TOTALS AHEAD FORGETS position BETWEEN */
+   Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
+             team of whole warps in a block
+   Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS
+             HELD_BYTES KEEPS_COMMON RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_DEPENDENT HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN */
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
-constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs in registers
+constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
 
 static_assert(!COLUMN_TOTALS || (STEPS > 0 && !COLUMNS), "sums of places need rows in registers");
 static_assert(THREADS == TEAM * ACROSS && THREADS % 32 == 0, "a block is whole warps");
+static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && TEAM % 32 == 0), "blocks that share a row have no other");
 
 /* What a thread works on: rows of one team, a part of their runs. */
 struct span {
-    i64 group;            // of LANES rows
-    position first, last; // runs
+    i64 job, group; // of LANES rows
     i64 part;
-    int lane, across, turn;
+    int stage; // of the ring
+    int lane, across, rank, turn;
     bool inside;
+    char* slot; // of the ring, where its runs are
 };
 
+/* Whether run `step` of a thread is one of the row's: known beforehand where all rows fill all threads. */
+DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
+DEVICE bool has_run(const arguments& a, const span& s, int step) { return IS_WHOLE || (s.inside && run_of(s, step) < a.runs); }
+DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
+
 /* ---- Totals of a team -------------------------------------------------------------------------------------------- */
+
+/* The parts of a row's total that warps left, in a fixed order. */
+template <class P, int PARTS> DEVICE typename P::total join_warps(const typename P::total (&parts)[PARTS]) {
+    typename P::total sum = parts[0];
+    if constexpr (PARTS <= 8) {
+        #pragma unroll
+        for (int i = 1; i < PARTS; i++) sum = P::joined(sum, parts[i]);
+    } else {
+        constexpr int LAST = PARTS > 16 ? 16 : 8;
+        const int mine = threadIdx.x % (2 * LAST);
+        sum = P::none();
+        for (int i = mine; i < PARTS; i += 2 * LAST) sum = P::joined(sum, parts[i]);
+        sum = reduce_lanes<P, 1, LAST>(sum);
+    }
+    return sum;
+}
 
 /* A row is in neighbouring threads. */
 template <class P> DEVICE void reduce_row(typename P::total& sum, const span& s) {
     if constexpr (TEAM <= 32) {
         sum = reduce_lanes<P, 1, TEAM / 2>(sum);
-    } else {
+    }
+    if constexpr (TEAM > 32 || CLUSTER > 1) {
         constexpr int WARPS = TEAM > 32 ? TEAM / 32 : 1;
-        constexpr int LAST = WARPS > 16 ? 16 : WARPS > 8 ? 8 : WARPS > 4 ? 4 : WARPS > 2 ? 2 : 1;
         // By turns, as the next row may be ahead of readers of this one.
-        __shared__ typename P::total s_warps[2][ACROSS][WARPS];
-        const int lane = threadIdx.x % 32;
-        sum = reduce_lanes<P, 1, 16>(sum);
-        if (lane == 0) s_warps[s.turn][s.across][s.lane / 32] = sum;
-        if constexpr (ACROSS == 1) __syncthreads();
-        else team_barrier(1 + s.across, TEAM);
-        sum = P::none();
-        if (lane % (2 * LAST) < WARPS) sum = s_warps[s.turn][s.across][lane % (2 * LAST)];
-        sum = reduce_lanes<P, 1, LAST>(sum);
+        __shared__ typename P::total s_warps[2][ACROSS][WARPS * CLUSTER];
+        if constexpr (TEAM > 32) sum = reduce_lanes<P, 1, 16>(sum);
+        typename P::total* own = &s_warps[s.turn][s.across][s.rank * WARPS + s.lane / 32];
+        if constexpr (CLUSTER > 1) {
+            if (threadIdx.x % 32 < CLUSTER) store_to_peer(own, threadIdx.x % 32, sum);
+            arrive_at_cluster();
+            await_cluster();
+        } else {
+            if (threadIdx.x % 32 == 0) *own = sum;
+            if constexpr (ACROSS == 1) __syncthreads();
+            else team_barrier(1 + s.across, TEAM);
+        }
+        sum = join_warps<P>(s_warps[s.turn][s.across]);
     }
 }
 
 /* Neighbouring threads have neighbouring rows. */
 template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span& s) {
     constexpr int IN_WARP = ACROSS >= 32 ? 1 : TEAM * ACROSS >= 32 ? 32 / ACROSS : TEAM;
-    constexpr int GROUPS = TEAM / IN_WARP;
+    constexpr int GROUPS = TEAM / IN_WARP, ROWS = LANES * ACROSS, SPARE = THREADS / ROWS;
+    constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    static_assert(CLUSTER == 1 || GROUPS > 1, "blocks that share rows have several warps for each");
     #pragma unroll
     for (int l = 0; l < LANES; l++) sum[l] = reduce_lanes<P, ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
     if constexpr (GROUPS > 1) {
-        __shared__ typename P::total s_groups[GROUPS][LANES * ACROSS];
-        __shared__ typename P::total s_whole[LANES * ACROSS];
+        __shared__ typename P::total s_groups[GROUPS][ROWS];
+        __shared__ typename P::total s_blocks[CLUSTER > 1 ? 2 : 1][CLUSTER][ROWS]; // by turns, as in reduce_row
         if (s.lane % IN_WARP == 0)
             #pragma unroll
             for (int l = 0; l < LANES; l++) s_groups[s.lane / IN_WARP][l * ACROSS + s.across] = sum[l];
         __syncthreads();
-        for (int c = threadIdx.x; c < LANES * ACROSS; c += THREADS) {
-            typename P::total whole = s_groups[0][c];
-            for (int g = 1; g < GROUPS; g++) whole = P::joined(whole, s_groups[g][c]);
-            s_whole[c] = whole;
+        for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
+            typename P::total whole = P::none();
+            for (int g = threadIdx.x % JOINERS; g < GROUPS; g += JOINERS) whole = P::joined(whole, s_groups[g][c]);
+            whole = reduce_lanes<P, 1, JOINERS / 2>(whole);
+            auto* own = &s_blocks[CLUSTER > 1 ? s.turn : 0][s.rank][c];
+            if constexpr (CLUSTER == 1) *own = whole;
+            else if (threadIdx.x % JOINERS < CLUSTER) store_to_peer(own, threadIdx.x % JOINERS, whole);
         }
-        __syncthreads();
+        if constexpr (CLUSTER == 1) __syncthreads();
+        else { arrive_at_cluster(); await_cluster(); }
         #pragma unroll
-        for (int l = 0; l < LANES; l++) sum[l] = s_whole[l * ACROSS + s.across];
+        for (int l = 0; l < LANES; l++) {
+            sum[l] = s_blocks[CLUSTER > 1 ? s.turn : 0][0][l * ACROSS + s.across];
+            for (int rank = 1; rank < CLUSTER; rank++) sum[l] = P::joined(sum[l], s_blocks[s.turn][rank][l * ACROSS + s.across]);
+        }
     }
 }
 
 template <class P> DEVICE void reduce_team(typename P::total (&sum)[LANES], const span& s) {
     if constexpr (COLUMNS) reduce_columns<P>(sum, s);
     else reduce_row<P>(sum[0], s);
+}
+
+/* ---- The ring ---------------------------------------------------------------------------------------------------- */
+
+DEVICE span span_of(const arguments& a, i64 job, int rank, int turn);
+
+__shared__ u64 s_arrivals[ACROSS][RING > 0 ? RING : 1];
+extern __shared__ words4 s_ring[];
+
+DEVICE char* slot_of(const span& s, int stage) { return (char*)s_ring + (s.across * RING + stage) * (SLOTS * HELD_BYTES); }
+
+/* Of one row; of rows side by side, each thread has its own. */
+DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS + (int)threadIdx.x : step * TEAM + s.lane; }
+
+/* One thread of a team asks for the block's part of a row. */
+DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
+    const span s = span_of(a, job, rank, 0);
+    const position first = rank * SLOTS, rest = (position)a.runs - first;
+    if (job < a.jobs && s.inside && s.lane == 0)
+        copy_held(slot_of(s, stage), &s_arrivals[s.across][stage], a, place_of(a, s.group), first, rest < SLOTS ? rest : SLOTS);
+}
+
+/* Every thread asks for the runs that it alone will take. */
+DEVICE void copy_own(const arguments& a, const span& s, const place& at) {
+    for (int step = 0; step < STEPS; step++)
+        if (has_run(a, s, step)) copy_run(s.slot, slot_index(s, step), a, at, run_of(s, step));
+    commit_copies();
+}
+
+/* The slot of the row before takes the row that is RING - 1 rows on. */
+DEVICE void refill_ring(const span& s, const arguments& a) {
+    fill_ring(a, s.job + (i64)(gridDim.x / CLUSTER) * (RING - 1), s.rank, s.stage == 0 ? RING - 1 : s.stage - 1);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
@@ -91,54 +164,67 @@ DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments& a, con
     for (int u = 0; u < UNROLL; u++) P::load(in[u], a, at, q + u * BETWEEN);
 }
 
-/* All runs of a thread through one pass. */
+/* All runs of a thread through one pass, from registers or from shared memory. */
 template <class P>
-DEVICE void walk(typename P::total (&sum)[LANES], const span& s, const held* own, const row* now, column* columns,
-                 const arguments& a, const place& at) {
-    if constexpr (STEPS > 0) {
+DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, const held* own, const common* all, const row* now,
+                      column* columns, const arguments& a, const place& at) {
+    #pragma unroll UNROLL
+    for (int step = 0; step < STEPS; step++) {
+        if (!has_run(a, s, step)) continue;
+        held here;
+        typename P::inputs in[1];
+        if constexpr (RING > 0) take_held(here, s.slot, slot_index(s, step));
+        if constexpr (!KEEPS_COMMON) P::load(in[0], a, at, run_of(s, step));
+        P::template elements<1>(RING > 0 ? &here : own + step, all + step, in, now, taken, columns + step, a, at,
+                                run_of(s, step));
+    }
+}
+
+/* All runs of a thread through one pass, from memory. */
+template <class P>
+DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const row* now, const arguments& a,
+                        const place& at) {
+    const position last = s.inside ? (position)a.runs : 0, ends = (position)a.runs - 1;
+    const position advance = UNROLL * TEAM * (IS_SPLIT ? (position)a.parts : 1);
+    position i = UNROLL * TEAM * (position)s.part + s.lane;
+    typename P::inputs now_in[UNROLL], next_in[UNROLL];
+    bool is_full = i + (UNROLL - 1) * TEAM < last;
+    if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
+    while (is_full) { // the next block is on its way while this one is worked on
+        const position q = IS_REVERSED ? ends - i : i;
+        i += advance;
+        is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last;
+        if (is_full) load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
+        P::template elements<UNROLL>(nullptr, nullptr, now_in, now, taken, nullptr, a, at, q);
         #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            const position q = s.lane + step * TEAM;
-            if (!s.inside || q >= s.last) continue;
-            typename P::inputs in[1];
-            P::load(in[0], a, at, q);
-            P::template elements<1>(own + step, in, now, sum, columns + step, a, at, q);
-        }
-    } else {
-        const position last = s.inside ? s.last : s.first;
-        const position ends = s.first + s.last - 1;
-        position i = s.first + s.lane;
-        typename P::inputs now_in[UNROLL], next_in[UNROLL];
-        bool is_full = i + (UNROLL - 1) * TEAM < last;
-        if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
-        while (is_full) { // the next block is on its way while this one is worked on
-            const position q = IS_REVERSED ? ends - i : i;
-            i += UNROLL * TEAM;
-            is_full = i + (UNROLL - 1) * TEAM < last;
-            if (is_full) load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
-            P::template elements<UNROLL>(own, now_in, now, sum, columns, a, at, q);
-            #pragma unroll
-            for (int u = 0; u < UNROLL; u++) now_in[u] = next_in[u];
-        }
-        for (; i < last; i += TEAM) {
-            const position q = IS_REVERSED ? ends - i : i;
-            typename P::inputs in[1];
-            P::load(in[0], a, at, q);
-            P::template elements<1>(own, in, now, sum, columns, a, at, q);
-        }
+        for (int u = 0; u < UNROLL; u++) now_in[u] = next_in[u];
+    }
+    for (int u = 0; u < UNROLL && i < last; u++, i += TEAM) {
+        const position q = IS_REVERSED ? ends - i : i;
+        typename P::inputs in[1];
+        P::load(in[0], a, at, q);
+        P::template elements<1>(nullptr, nullptr, in, now, taken, nullptr, a, at, q);
     }
 }
 
 /* The totals of pass P that parts left in the workspace, joined. */
 template <int P> DEVICE void gather(typename pass<P>::total (&sum)[LANES], const span& s, const arguments& a) {
-    #pragma unroll
-    for (int l = 0; l < LANES; l++) sum[l] = pass<P>::none();
-    if (s.inside)
-        for (i64 part = s.lane; part < pass<P>::parts(a); part += TEAM)
-            #pragma unroll
-            for (int l = 0; l < LANES; l++)
-                sum[l] = pass<P>::joined(sum[l], pass<P>::recalled(a)[part * a.rows + s.group * LANES + l]);
-    reduce_team<pass<P>>(sum, s);
+    const auto* recalled = pass<P>::recalled(a) + (s.inside ? s.group : 0) * LANES;
+    if constexpr (pass<P>::IS_JOINED) {
+        using words = raw<u32, sizeof(sum) / 4>;
+        union { words from; typename pass<P>::total numbers[LANES]; } both;
+        both.from = words::template load<false>((const u32*)recalled);
+        #pragma unroll
+        for (int l = 0; l < LANES; l++) sum[l] = both.numbers[l];
+    } else {
+        #pragma unroll
+        for (int l = 0; l < LANES; l++) sum[l] = pass<P>::none();
+        if (s.inside)
+            for (i64 part = s.lane; part < pass<P>::parts(a); part += TEAM)
+                #pragma unroll
+                for (int l = 0; l < LANES; l++) sum[l] = pass<P>::joined(sum[l], recalled[part * a.rows + l]);
+        reduce_team<pass<P>>(sum, s);
+    }
 }
 
 template <int P> DEVICE void leave(const typename pass<P>::total (&sum)[LANES], const span& s, const arguments& a) {
@@ -153,27 +239,42 @@ template <int P> DEVICE void close(const typename pass<P>::total (&sum)[LANES], 
     for (int l = 0; l < LANES; l++) pass<P>::close(sum[l], now[l], a);
 }
 
+/* A pass over the elements, up to the row's totals. */
+template <class P>
+DEVICE void take(typename P::total (&sum)[LANES], const span& s, const held* own, const common* all, const row* now,
+                 column* columns, const arguments& a, const place& at) {
+    typename P::taken taken[LANES];
+    #pragma unroll
+    for (int l = 0; l < LANES; l++) taken[l] = P::nothing();
+    if constexpr (STEPS > 0) walk_held<P>(taken, s, own, all, now, columns, a, at);
+    else walk_stream<P>(taken, s, now, a, at);
+    if constexpr (P::CLOSES) {
+        #pragma unroll
+        for (int l = 0; l < LANES; l++) sum[l] = P::settled(taken[l]);
+        reduce_team<P>(sum, s);
+    }
+}
+
 template <int P>
-DEVICE void run_passes(const span& s, held* own, row* now, column* columns, const arguments& a, const place& at) {
+DEVICE void run_passes(const span& s, held* own, const common* all, row* now, column* columns, const arguments& a,
+                       const place& at) {
     if constexpr (P < PASSES_END) {
         typename pass<P>::total sum[LANES];
         if constexpr (P < RECALLED) {
             gather<P>(sum, s, a);
             close<P>(sum, now, a);
         } else {
-            #pragma unroll
-            for (int l = 0; l < LANES; l++) sum[l] = pass<P>::none();
-            if constexpr (FORGETS && P > RECALLED)
+            if constexpr (FORGETS && RING == 0 && P > RECALLED)
                 #pragma unroll
                 for (int step = 0; step < STEPS; step++) forget_held(own[step]);
-            walk<pass<P>>(sum, s, own, now, columns, a, at);
+            take<pass<P>>(sum, s, own, all, now, columns, a, at);
+            if constexpr (RING > 1 && P == 0) refill_ring(s, a); // all threads are done with the row before
             if constexpr (pass<P>::CLOSES) {
-                reduce_team<pass<P>>(sum, s);
                 if constexpr (IS_SPLIT) leave<P>(sum, s, a);
                 else close<P>(sum, now, a);
             }
         }
-        run_passes<P + 1>(s, own, now, columns, a, at);
+        run_passes<P + 1>(s, own, all, now, columns, a, at);
     }
 }
 
@@ -188,7 +289,7 @@ template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
 /* Teams of a warp, then pairs of warps (or larger teams), pairs of pairs, ...; the first one writes. */
-DEVICE void leave_columns(const column (&columns)[KEPT], const arguments& a) {
+DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const arguments& a) {
     constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP, PLACES = KEPT * RUN;
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
     const bool is_first = threadIdx.x % GROUP < TEAM;
@@ -217,76 +318,96 @@ DEVICE void leave_columns(const column (&columns)[KEPT], const arguments& a) {
         }
         #pragma unroll
         for (int step = 0; step < KEPT; step++) {
-            column_t run_of[RUN];
+            column_t run_of_sums[RUN];
             #pragma unroll
-            for (int e = 0; e < RUN; e++) run_of[e] = mine[step * RUN + e];
-            const position q = lane + step * TEAM;
-            if (group == 0 && is_first && q < a.runs) store_column(k, run_of, a, q);
+            for (int e = 0; e < RUN; e++) run_of_sums[e] = mine[step * RUN + e];
+            if (group == 0 && is_first && run_of(s, step) < a.runs) store_column(k, run_of_sums, a, run_of(s, step));
         }
     }
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-DEVICE span span_of(const arguments& a, i64 job, int turn) {
+DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
     span s;
+    s.job = job;
+    s.stage = 0;
+    s.slot = nullptr;
     s.lane = COLUMNS ? threadIdx.x / ACROSS : threadIdx.x % TEAM;
-    s.across = COLUMNS ? threadIdx.x % ACROSS : threadIdx.x / TEAM;
-    s.part = IS_SPLIT ? job % a.parts : 0;
-    s.group = (IS_SPLIT ? job / a.parts : job) * ACROSS + s.across;
+    s.across = ACROSS == 1 ? 0 : COLUMNS ? threadIdx.x % ACROSS : threadIdx.x / TEAM;
+    s.rank = rank;
+    s.part = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
+    s.group = (job - s.part * a.tiles.value) * ACROSS + s.across;
     s.inside = s.group < a.groups;
-    s.first = IS_SPLIT ? (position)(s.part * a.part_runs) : 0;
-    s.last = IS_SPLIT && s.first + a.part_runs < a.runs ? (position)(s.first + a.part_runs) : (position)a.runs;
     s.turn = turn;
     return s;
 }
 
-/* The runs that stay in registers, all requested before any is used. */
-DEVICE void load_own(held (&own)[KEPT], const span& s, const arguments& a, const place& at) {
+/* What a row needs from memory, all requested before any is used. */
+struct loaded {
+    held runs[RING > 0 ? 1 : KEPT];
+    entry numbers;
+};
+
+DEVICE void load_job(loaded& in, const arguments& a, const span& s) {
+    const place at = place_of(a, s.inside ? s.group : 0);
     #pragma unroll
-    for (int step = 0; step < STEPS; step++)
-        if (s.inside && s.lane + step * TEAM < s.last) load_held(own[step], a, at, s.lane + step * TEAM);
+    for (int step = 0; step < STEPS && RING == 0; step++)
+        if (has_run(a, s, step)) load_held(in.runs[step], a, at, run_of(s, step));
+    load_entry(in.numbers, a, at);
 }
 
-/* The same, to shared memory and AHEAD jobs early: every thread copies what it alone will take. */
-DEVICE void copy_ahead(const arguments& a, i64 job, int buffer) {
-    if (job < a.jobs) {
-        const span s = span_of(a, job, 0);
-        const place at = place_of(a, s.inside ? s.group : 0);
-        #pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            if (s.inside && s.lane + step * TEAM < s.last)
-                copy_held(buffer * STEPS + step, a, at, s.lane + step * TEAM);
-    }
-    close_copies();
+DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
+    #pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        if (IS_WHOLE || run_of(s, step) < a.runs) load_common(all[step], a, run_of(s, step));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
+    if constexpr (IS_DEPENDENT) await_launch_before();
+    const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
+    const i64 step = gridDim.x / CLUSTER;
+    i64 job = blockIdx.x / CLUSTER;
+    loaded in;
+    common all[KEPT];
     column columns[KEPT];
+    if constexpr (CLUSTER > 1) arrive_at_cluster();
     #pragma unroll
-    for (int step = 0; step < KEPT; step++) clear_column(columns[step]);
-    int turn = 0, buffer = 0;
-    if constexpr (AHEAD > 0)
-        for (int early = 0; early < AHEAD; early++) copy_ahead(a, blockIdx.x + (i64)gridDim.x * early, early);
-    for (i64 job = blockIdx.x; job < a.jobs; job += gridDim.x) {
-        const span s = span_of(a, job, turn);
-        const place at = place_of(a, s.inside ? s.group : 0);
-        held own[KEPT];
-        row now[LANES];
-        if constexpr (AHEAD > 0) {
-            copy_ahead(a, job + (i64)gridDim.x * AHEAD, buffer == 0 ? AHEAD : buffer - 1);
-            await_copies<AHEAD>();
-            #pragma unroll
-            for (int step = 0; step < STEPS; step++) take_held(own[step], buffer * STEPS + step);
-            buffer = buffer == AHEAD ? 0 : buffer + 1;
-        } else {
-            load_own(own, s, a, at);
-        }
-        open_rows(now, a, at);
-        join_parts<JOIN>(s, a);
-        run_passes<0>(s, own, now, columns, a, at);
-        if (HAS_ROW_STORES && s.inside && s.lane == 0 && s.part == 0) store_rows(now, a, at);
-        turn ^= 1;
+    for (int i = 0; i < KEPT; i++) clear_column(columns[i]);
+    if constexpr (RING > 1) {
+        if (threadIdx.x < ACROSS * RING) make_arrival(&s_arrivals[0][threadIdx.x]);
+        __syncthreads();
+        for (int stage = 0; stage < RING - 1; stage++) fill_ring(a, job + stage * step, rank, stage);
     }
-    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, a);
+    if constexpr (PREFETCHES) load_job(in, a, span_of(a, job, rank, 0));
+    if constexpr (KEEPS_COMMON) load_all(all, a, span_of(a, job, rank, 0));
+    int stage = 0;
+    u32 round = 0;
+    for (int turn = 0; job < a.jobs; job += step, turn ^= 1) {
+        span s = span_of(a, job, rank, turn);
+        const place at = place_of(a, s.inside ? s.group : 0);
+        row now[LANES];
+        if constexpr (!PREFETCHES) load_job(in, a, s);
+        loaded mine = in;
+        if (PREFETCHES && job + step < a.jobs) load_job(in, a, span_of(a, job + step, rank, 0));
+        // All blocks run before one writes to another.
+        if (CLUSTER > 1 && job == blockIdx.x / CLUSTER) await_cluster();
+        if constexpr (RING == 1) {
+            s.slot = (char*)s_ring;
+            copy_own(a, s, at);
+            await_copies<0>();
+        } else if constexpr (RING > 1) {
+            s.stage = stage;
+            s.slot = slot_of(s, stage);
+            if (s.inside) await_arrival(&s_arrivals[s.across][stage], round);
+            stage = stage == RING - 1 ? 0 : stage + 1;
+            round ^= stage == 0;
+        }
+        open_rows(now, mine.numbers, a, at);
+        join_parts<JOIN>(s, a);
+        run_passes<0>(s, mine.runs, all, now, columns, a, at);
+        if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
+    }
+    if constexpr (IS_DEPENDENT) allow_launch_after();
+    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, 0, rank, 0), a);
 }

@@ -1,6 +1,6 @@
-/* reduce: combining elements to totals. Every kind of total has an identity, takes chunks of elements in (added), and
-   joins with another one; joining keeps the order of its arguments, so that all threads that join the same totals in
-   the same order agree to the bit. NaN wins. */
+/* reduce: combining elements to totals. A taker takes chunks of elements in (added) and ends as a total (settled); a
+   total has an identity (none) and joins with another one. All threads that join the same totals agree to the bit:
+   either the order of the two makes no difference (COMMUTES), or it is kept. NaN wins. */
 
 namespace weft {
 
@@ -21,8 +21,8 @@ template <class P, int FIRST, int LAST, class T> DEVICE T reduce_lanes(T x) {
     #pragma unroll
     for (int mask = FIRST; mask <= LAST; mask *= 2) {
         const T other = shuffle_xor(x, mask);
-        const bool upper = threadIdx.x & mask;
-        x = P::joined(upper ? other : x, upper ? x : other);
+        if (P::COMMUTES || !(threadIdx.x & mask)) x = P::joined(x, other);
+        else x = P::joined(other, x);
     }
     return x;
 }
@@ -50,18 +50,24 @@ template <class A, int N> DEVICE A tree_sum(const A (&x)[N]) {
 
 template <class A> struct sum {
     A number;
+    using taker = sum;
+    static constexpr bool COMMUTES = true;
     static DEVICE sum none() { return {(A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) { number = plus(number, tree_sum(x)); }
+    DEVICE sum settled() const { return *this; }
     static DEVICE sum joined(const sum& a, const sum& b) { return {plus(a.number, b.number)}; }
 };
 
 template <class A> struct product {
     A number;
+    using taker = product;
+    static constexpr bool COMMUTES = true;
     static DEVICE product none() { return {(A)1}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         #pragma unroll
         for (int i = 0; i < N; i++) number = times(number, x[i]);
     }
+    DEVICE product settled() const { return *this; }
     static DEVICE product joined(const product& a, const product& b) { return {times(a.number, b.number)}; }
 };
 
@@ -88,58 +94,86 @@ DEVICE double peak_of(double a, double b) { return fmax(a, b); }
 
 template <class A> struct largest {
     A number;
+    using taker = largest;
+    static constexpr bool COMMUTES = true;
     static DEVICE largest none() { return {ends<A>::low()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         #pragma unroll
         for (int i = 0; i < N; i++) number = larger(number, x[i]);
     }
+    DEVICE largest settled() const { return *this; }
     static DEVICE largest joined(const largest& a, const largest& b) { return {larger(a.number, b.number)}; }
 };
 
 template <class A> struct least {
     A number;
+    using taker = least;
+    static constexpr bool COMMUTES = true;
     static DEVICE least none() { return {ends<A>::high()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         #pragma unroll
         for (int i = 0; i < N; i++) number = smaller(number, x[i]);
     }
+    DEVICE least settled() const { return *this; }
     static DEVICE least joined(const least& a, const least& b) { return {smaller(a.number, b.number)}; }
 };
 
 /* The largest that is a number. */
 template <class A> struct peak {
     A number;
+    using taker = peak;
+    static constexpr bool COMMUTES = true;
     static DEVICE peak none() { return {ends<A>::low()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         #pragma unroll
         for (int i = 0; i < N; i++) number = peak_of(number, x[i]);
     }
+    DEVICE peak settled() const { return *this; }
     static DEVICE peak joined(const peak& a, const peak& b) { return {peak_of(a.number, b.number)}; }
 };
 
 /* ---- Mean and squared deviations ---- */
 
-/* part / whole for counts. */
+/* 1 / sqrt(x), and part / whole where that need not be exact to the last bit. */
+DEVICE float inverse_root(float x) { float y; asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
 
-/* Chunks are measured around their own mean, so that nothing large cancels; Chan's formula joins them. */
+/* Chan's formula joins what was measured around different means, so that nothing large cancels. */
 template <class A> struct moments {
     A count, number, squares; /* number: the mean */
+    static constexpr bool COMMUTES = false;
     static DEVICE moments none() { return {(A)0, (A)0, (A)0}; }
-    template <int N> DEVICE void added(const A (&x)[N]) {
-        const A mean = tree_sum(x) * (A)(1.0 / N);
-        A deviations[N];
-        #pragma unroll
-        for (int i = 0; i < N; i++) deviations[i] = (x[i] - mean) * (x[i] - mean);
-        *this = joined(*this, {(A)N, mean, tree_sum(deviations)});
-    }
     static DEVICE moments joined(const moments& a, const moments& b) {
         const A count = a.count + b.count;
         const A weight = count > 0 ? share(b.count, count) : (A)0, distance = b.number - a.number;
         return {count, a.count > 0 ? a.number + distance * weight : b.number,
                 a.squares + b.squares + distance * distance * a.count * weight};
     }
+
+    /* Measures around its first element: that is at most sqrt(count) deviations off, so that what cancels in the end is
+       no more than count units of the last place. */
+    struct taker {
+        A count, shift, sum, squares;
+        static DEVICE taker none() { return {(A)0, (A)0, (A)0, (A)0}; }
+        template <int N> DEVICE void added(const A (&x)[N]) {
+            A near[N], square[N];
+            shift = count > 0 ? shift : x[0];
+            #pragma unroll
+            for (int i = 0; i < N; i++) {
+                near[i] = x[i] - shift;
+                square[i] = near[i] * near[i];
+            }
+            count += (A)N;
+            sum += tree_sum(near);
+            squares += tree_sum(square);
+        }
+        DEVICE moments settled() const {
+            const A mean = count > 0 ? share(sum, count) : (A)0, rest = squares - sum * mean;
+            return {count, shift + mean, rest < 0 ? (A)0 : rest};
+        }
+    };
 };
 
 /* ---- Weights of softmax ---- */
@@ -166,6 +200,8 @@ DEVICE double brief_weight(double score, double shift) { return weight(score, sh
 /* The largest score so far and the sum of weights relative to it. */
 template <class A> struct weights {
     A number, sum;
+    using taker = weights;
+    static constexpr bool COMMUTES = false;
     static DEVICE weights none() { return {ends<A>::low(), (A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         A most = number, each[N];
@@ -177,6 +213,7 @@ template <class A> struct weights {
         sum = sum * weight(number, shift) + tree_sum(each);
         number = most;
     }
+    DEVICE weights settled() const { return *this; }
     static DEVICE weights joined(const weights& a, const weights& b) {
         const A most = larger(a.number, b.number), shift = shift_of(most);
         return {most, a.sum * weight(a.number, shift) + b.sum * weight(b.number, shift)};

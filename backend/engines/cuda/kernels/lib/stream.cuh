@@ -1,5 +1,5 @@
-/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; what
-   is copied ahead to shared memory; and barriers of a part of a block. Pointers must be to global memory. */
+/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and of
+   several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
 
 namespace weft {
 
@@ -16,16 +16,61 @@ DEVICE void store_words(void* p, const words4& w) {
                  :: "l"(p), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3]) : "memory");
 }
 
-template <class T, int N> DEVICE run<T, N> stream_run(const T* p) {
-    if constexpr (sizeof(run<T, N>) % 16 == 0) {
-        union { words4 words[sizeof(run<T, N>) / 16]; run<T, N> elements; } both;
-        #pragma unroll
-        for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++) both.words[i] = load_words((const words4*)p + i);
-        return both.elements;
-    } else {
-        return load_run<T, N>(p);
+/* A run in registers as it lies in memory, in whole words. Where elements were taken apart as they are loaded, a thread
+   would wait for them there; this waits where at() is called. */
+template <class T, int N> struct raw {
+    static constexpr int BYTES = sizeof(T) * N, WORDS = (BYTES + 3) / 4, BITS = 8 * sizeof(T);
+    u32 words[WORDS];
+
+    DEVICE T at(int e) const {
+        union { u32 words[(sizeof(T) + 3) / 4]; T number; } one;
+        if constexpr (BITS < 32) one.words[0] = words[e * BITS / 32] >> e * BITS % 32;
+        else
+            for (int w = 0; w < BITS / 32; w++) one.words[w] = words[e * BITS / 32 + w];
+        return one.number;
     }
-}
+
+    /* Each element once, the first of a word first. */
+    DEVICE void put(int e, T x) {
+        union { u32 words[(sizeof(T) + 3) / 4]; T number; } one;
+        one.words[0] = 0;
+        one.number = x;
+        if constexpr (BITS < 32) words[e * BITS / 32] = (e * BITS % 32 ? words[e * BITS / 32] : 0) | one.words[0] << e * BITS % 32;
+        else
+            for (int w = 0; w < BITS / 32; w++) words[e * BITS / 32 + w] = one.words[w];
+    }
+
+    /* ONCE: nobody reads it again soon. */
+    template <bool ONCE> static DEVICE raw load(const T* p) {
+        raw r;
+        if constexpr (BYTES % 16 == 0) {
+            #pragma unroll
+            for (int i = 0; i < BYTES / 16; i++) {
+                const words4 w = ONCE ? load_words((const words4*)p + i) : ((const words4*)p)[i];
+                #pragma unroll
+                for (int k = 0; k < 4; k++) r.words[4 * i + k] = w.at[k];
+            }
+        } else if constexpr (BYTES % 4 == 0 && BYTES != 8) {
+            #pragma unroll
+            for (int i = 0; i < WORDS; i++) r.words[i] = ((const u32*)p)[i];
+        } else if constexpr (BYTES == 8) {
+            const run<u32, 2> w = *(const run<u32, 2>*)p;
+            r.words[0] = w.at[0];
+            r.words[1] = w.at[1];
+        } else if constexpr (BYTES == 2) {
+            r.words[0] = *(const u16*)p;
+        } else {
+            r.words[0] = *(const u8*)p;
+        }
+        return r;
+    }
+
+    /* Makes the compiler take it for new, so that it converts it again rather than keep what it made of it. */
+    DEVICE void forget() {
+        #pragma unroll
+        for (int w = 0; w < WORDS; w++) asm volatile("" : "+r"(words[w]));
+    }
+};
 
 template <class T, int N> DEVICE void stream_out(T* p, const run<T, N>& r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
@@ -38,42 +83,67 @@ template <class T, int N> DEVICE void stream_out(T* p, const run<T, N>& r) {
     }
 }
 
-/* ---- Copies to shared memory that go on while the thread works, 4, 8 or 16 bytes at a time (sm_80 on) ---- */
-
-template <int BYTES> DEVICE void copy_bytes(void* shared, const void* p) {
-    const u32 to = (u32)__cvta_generic_to_shared(shared);
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(p) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(p), "n"(BYTES) : "memory");
-}
-
-template <class T, int N> DEVICE void copy_run(run<T, N>* shared, const T* p) {
-    constexpr int BYTES = sizeof(run<T, N>), UNIT = BYTES < 16 ? BYTES : 16;
-    #pragma unroll
-    for (int i = 0; i < BYTES / UNIT; i++) copy_bytes<UNIT>((char*)shared + i * UNIT, (const char*)p + i * UNIT);
-}
-
-/* Closes a group of copies; waits until at most PENDING of the groups closed last are under way. */
-DEVICE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> DEVICE void await_copies() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
-}
-
-/* ---- Registers and barriers ---- */
-
-/* Makes the compiler take a run for new, so that it converts it again rather than keep what it made of it. */
-template <class T, int N> DEVICE void forget(run<T, N>& r) {
-    if constexpr (sizeof(run<T, N>) % 4 == 0) {
-        union { u32 words[sizeof(run<T, N>) / 4]; run<T, N> elements; } both;
-        both.elements = r;
-        #pragma unroll
-        for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) asm volatile("" : "+r"(both.words[i]));
-        r = both.elements;
-    }
-}
+/* ---- Barriers ---- */
 
 /* Waits for `threads` threads, whole warps, that name the same barrier, 1 .. 15. */
 DEVICE void team_barrier(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
 }
+
+/* Copies to shared memory that pass by the registers, 16 bytes at a time where there are as many. */
+template <int BYTES> DEVICE void copy_pieces(char* shared, const void* p) {
+    constexpr int PIECE = BYTES < 16 ? BYTES : 16;
+    #pragma unroll
+    for (int i = 0; i < BYTES; i += PIECE) copy_async<PIECE>(shared + i, (const char*)p + i, true);
+}
+
+/* ---- Copies by the copy engine (sm_90 on) ---- */
+
+/* One thread makes an arrival; all threads may use it after the next barrier. */
+DEVICE void make_arrival(u64* arrival) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;"
+                 :: "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
+}
+
+/* One thread announces how many bytes arrive next, and then copies them; both sides are multiples of 16 bytes. */
+DEVICE void expect_bytes(u64* arrival, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(bytes) : "memory");
+}
+DEVICE void copy_bulk(void* shared, const void* p, u32 bytes, u64* arrival) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(bytes), "r"((u32)__cvta_generic_to_shared(arrival))
+                 : "memory");
+}
+
+/* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
+DEVICE void await_arrival(u64* arrival, u32 turn) {
+    asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra AGAIN;\n}"
+                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(turn) : "memory");
+}
+
+/* ---- Clusters of blocks (sm_90 on) ---- */
+
+/* Writes a number of whole words to where it lies in this block, but in the shared memory of block `peer`. */
+template <class T> DEVICE void store_to_peer(T* shared, int peer, const T& number) {
+    union { u32 words[sizeof(T) / 4]; T number; } both;
+    both.number = number;
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
+    #pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at + 4 * i), "r"(both.words[i]) : "memory");
+}
+
+/* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. */
+DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+/* ---- Launches that overlap (sm_90 on) ---- */
+
+/* Until the launch before has ended and its memory is seen; the one after may start, and waits likewise. */
+DEVICE void await_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void allow_launch_after() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 } // namespace weft
