@@ -29,9 +29,9 @@ static weftStatus_t load_plan(weftBackendDescriptor_t *plan, weftHandle_t handle
 }
 
 int main(int count, char **arguments) {
-    weftHandle_t handle;
-    weftBackendDescriptor_t plan;
-    void *x, *y;
+    weftHandle_t handle = NULL;
+    weftBackendDescriptor_t plan = NULL;
+    void *x = NULL, *y = NULL;
     weftStatus_t status = weftCreate(&handle);
     if (!status)
         status = load_plan(&plan, handle, count > 1 ? arguments[1] : "");
