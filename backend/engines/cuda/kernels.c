@@ -59,6 +59,7 @@ EMBED(lib_places, "lib/places.cuh")
 EMBED(lib_slabs, "lib/slabs.cuh")
 EMBED(hopper, "hopper.cuh")
 EMBED(stem, "stem.cuh")
+EMBED(stem_sm90, "stem_sm90.cuh")
 EMBED(depthwise, "depthwise.cuh")
 
 static const struct program_header files[] = {
@@ -71,6 +72,7 @@ static const struct program_header files[] = {
     {"lib/slabs.cuh", weft_kernel_lib_slabs},
     {"hopper.cuh", weft_kernel_hopper},
     {"stem.cuh", weft_kernel_stem},
+    {"stem_sm90.cuh", weft_kernel_stem_sm90},
     {"depthwise.cuh", weft_kernel_depthwise},
     {"lib/mma.cuh", weft_kernel_lib_mma},
     {"lib/staging.cuh", weft_kernel_lib_staging},
