@@ -1,51 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: one matmul or convolution of 16-bit factors and the
-   pointwise operations behind it, through the copy engine and wgmma. The host
-   half decides and prints; kernels/hopper.cuh makes tiles of the product, and
-   kernels/combine.cuh brings the parts of split sums together. What it
-   declines, the contraction family takes. */
+/* The Hopper family: one matmul or convolution of 16-bit factors and the pointwise operations behind it, through the
+   copy engine and wgmma. The host half decides and prints; kernels/hopper.cuh makes tiles of the product, and
+   kernels/combine.cuh brings the parts of split sums together. What it declines, the contraction family takes. */
 #include "engines/cuda/hopper.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum {
     WARPGROUP = 128,
-    GROUP_TILES = 8,    /* rows of tiles that are walked together, so that their
-                         factors meet in L2 */
+    GROUP_TILES = 8,    /* rows of tiles that are walked together, so that their factors meet in L2 */
     BARRIER_BYTES = 16, /* of a slot */
     SKINNY_COLUMNS = 128,
     SHARED_MAX = 232448, /* all that a block can have */
 };
 
-/* ---- Accepting
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t check_arithmetic(const struct contraction *c) {
+/* Products of equal factors of 16 bits, or, narrowed, of two floats. */
+static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
     weftDataType_t a = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->factor[FACTOR_B].tensor->type;
-    bool is_half = (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && a == b;
-    if (!is_half || (c->arithmetic != MMA_F16 && c->arithmetic != MMA_BF16))
+    bool is_half =
+        (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (c->arithmetic == MMA_F16 || c->arithmetic == MMA_BF16);
+    bool is_float = a == WEFT_DATA_FLOAT && c->arithmetic == FMA_FLOAT;
+    if (a != b || !(narrows ? is_float : is_half))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: products of %s and %s are not multiplied here; two halves or two "
-             "bfloat16 summed in float are.",
-             descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name);
+             "%s: products of %s and %s are not multiplied here; %s summed in float are.",
+             descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
+             narrows ? "two floats" : "two halves or two bfloat16");
     if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0 || c->used[0] || c->used[1] || c->used[2])
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, tiny, larger than 2^31 along an index, or with overrides: "
-             "the contraction family takes it.",
+             "%s: empty, tiny, larger than 2^31 along an index, or with overrides: the contraction family takes it.",
              descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
-                                   const struct knob_choices *knobs, bool is_turned) {
+                                   const struct knob_choices *knobs, bool narrows, bool is_turned) {
     *h = (struct hopper){.is_turned = is_turned};
     TRY(contraction_find(&h->c, region));
     if (is_turned)
         contraction_turn(&h->c);
     TRY(contraction_plan(&h->c, device, NULL));
-    TRY(check_arithmetic(&h->c));
+    TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
     hopper_plan(h, device, knobs);
     return WEFT_STATUS_SUCCESS;
@@ -53,14 +53,14 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
 
 /* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
-                            const struct knob_choices *knobs) {
+                            const struct knob_choices *knobs, bool narrows) {
     struct hopper turned;
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
              device->cuda.minor);
-    weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, true);
-    TRY(analyse_turned(h, region, device, knobs, false));
+    weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, narrows, true);
+    TRY(analyse_turned(h, region, device, knobs, narrows, false));
     if (turned_status) {
         status_clear();
         return WEFT_STATUS_SUCCESS;
@@ -76,12 +76,23 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct hopper h;
-    TRY(analyse(&h, region, device, NULL));
+    TRY(analyse(&h, region, device, NULL, false));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* NVIDIA_TF32_OVERRIDE=0 is how users forbid narrowing in every library. */
+static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
+    struct hopper h;
+    const char *wish = getenv("NVIDIA_TF32_OVERRIDE");
+    if (wish && strcmp(wish, "0") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
+    TRY(analyse(&h, region, device, NULL, true));
+    *seconds = h.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static int math_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
 
@@ -125,6 +136,7 @@ static void print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "SHARES_A", tile->shares_a);
     print_constant(print, "GROUP_TILES", GROUP_TILES);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
@@ -132,9 +144,10 @@ static void print_tile(struct kernel_print *print, const struct hopper *h) {
 
 static void print_walk(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int64_t height = (int64_t)tile->rows * tile->cluster, rows = digits_extent(&h->c.digits[ROW]);
+    int64_t height = hopper_tile_rows(tile), width = hopper_tile_columns(tile);
+    int64_t rows = digits_extent(&h->c.digits[ROW]);
     int64_t columns = digits_extent(&h->c.digits[COLUMN]);
-    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
+    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + width - 1) / width;
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");
     print_number(print, h->steps, "steps");
@@ -178,18 +191,17 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     const struct hopper_tile *tile = h->tile;
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     return arena_print(arena, &step->detail,
-                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s, %d "
-                       "operations behind",
+                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s, %d operations behind",
                        tile->rows, tile->columns, h->is_turned ? " turned" : "", h->stages, tile->cluster, h->splits,
                        has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
                        h->store ? ", staged" : "", h->c.region->count - 1);
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
+static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                              struct arena *arena, bool narrows) {
     struct hopper h;
     struct cuda_step *state;
-    TRY(analyse(&h, &step->region, device, knobs));
+    TRY(analyse(&h, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     int64_t elements = contraction_elements(&h.c);
@@ -205,6 +217,16 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return describe(step, &h, arena);
 }
 
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    return build_any(step, device, knobs, arena, false);
+}
+
+static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                               struct arena *arena) {
+    return build_any(step, device, knobs, arena, true);
+}
+
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, HOPPER_TILE_ROWS, 1, 0, "row of the tile table; 0 chooses"},
     {WEFT_KNOB_TYPE_SPLIT_K, 0, HOPPER_SPLITS_MAX, 1, 0, "parts that each sum is split into; 0 chooses"},
@@ -213,11 +235,22 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of 16-bit factors and the pointwise "
-           "operations behind it, on Hopper's tensor cores",
+    .doc = "a matmul or convolution of 16-bit factors and the pointwise operations behind it, on Hopper's tensor cores",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};
+
+const struct family cuda_tf32 = {
+    .name = "cuda.tf32",
+    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it, on Hopper",
+    .knobs = knobs,
+    .accepts = accepts_tf32,
+    .build = build_tf32,
     .load = cuda_load,
     .run = cuda_run,
     .may_alias = contraction_may_alias,

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: products as contraction.h describes them, for compute
-   capability 9.0, whose factors the copy engine (TMA) brings into shared memory
-   and whose tensor cores (wgmma) multiply them there. A factor is a plain
-   matrix, or an image under filter taps. What follows the sum is the
-   contraction family's. */
+/* The Hopper family: products as contraction.h describes them, for compute capability 9.0, whose factors the copy
+   engine (TMA) brings into shared memory and whose tensor cores (wgmma) multiply them there. A factor is a plain
+   matrix, or an image under filter taps. What follows the sum is the contraction family's. */
 #ifndef WEFT_ENGINES_CUDA_HOPPER_H
 #define WEFT_ENGINES_CUDA_HOPPER_H
 
@@ -17,22 +15,20 @@ enum walk { WALK_DEPTH, WALK_OUTER, WALK_TAP, WALK_ENTRY, WALK_IMAGE };
 
 struct view_dim {
     enum walk walk;
-    int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's
-                 number) or batch digit (ENTRY) */
+    int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's number) or batch digit (ENTRY) */
     int64_t extent, stride;
 };
 
 /* A factor as the copy engine sees it; the first dimension is contiguous. */
 struct map_view {
-    bool along_depth; /* its contiguous dimension is the depth (K-major); else its
-                       own index (MN-major) */
+    bool along_depth; /* its contiguous dimension is the depth (K-major); else its own index (MN-major) */
     bool is_image;
     int count;
     struct view_dim dims[VIEW_DIMS_MAX];
 };
 
-/* Positions of an image in one spatial dimension, and the taps at each: position i reads from pixel corner + i * stride on,
-   tap t `offset` + t * tap_step pixels further, which is never negative. */
+/* Positions of an image in one spatial dimension, and the taps at each: position i reads from pixel corner + i *
+   stride on, tap t `offset` + t * tap_step pixels further, which is never negative. */
 struct positions {
     int64_t count, stride, corner;
     int64_t taps, offset, tap_step;
@@ -42,8 +38,8 @@ struct positions {
 
 struct hopper_tile {
     int rows, columns, row_blocks, stages, cluster;
-    double efficiency; /* share of the chip's rate under its power limit, many
-                        tiles of long depth */
+    bool shares_a;     /* blocks of a cluster lie side by side and share A; else one above the other and share B */
+    double efficiency; /* share of the chip's rate under its power limit, many tiles of long depth */
 };
 
 struct hopper {
@@ -67,17 +63,18 @@ struct hopper {
 
 /* ---- hopper_shape.c: from digits and geometry to views ---- */
 
-/* The views of a contraction that has its shape; NOT_SUPPORTED and a sentence
- * for what the copy engine cannot serve. */
+/* The views of a contraction that has its shape; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
 weftStatus_t hopper_shape(struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum { HOPPER_TILE_ROWS = 24, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
+enum { HOPPER_TILE_ROWS = 25, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
-/* Tiles of whole clusters, over the batch. */
+/* Extents of a cluster's tile, and how many there are, over the batch. */
+int64_t hopper_tile_rows(const struct hopper_tile *tile);
+int64_t hopper_tile_columns(const struct hopper_tile *tile);
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 
 /* ---- hopper_print.c: text, maps and arguments ---- */

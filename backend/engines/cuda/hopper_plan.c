@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tile, and into how many parts the depth is split: the least predicted
- * time over a table. Pure. */
+/* Which tile, and into how many parts the depth is split: the least predicted time over a table. Pure. */
 #include "engines/cuda/hopper.h"
 
-/* Efficiencies and the numbers below are fitted to 33 products of the side-by-side suite, each timed with every tile on an H200:
-   what they choose is 1 % slower than the best tile, on geometric mean. */
+/* Efficiencies and the numbers below are fitted to 33 products of the side-by-side suite, each timed with every tile
+   on an H200: what they choose is 1 % slower than the best tile, on geometric mean. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
-    {256, 192, 2, 3, 2, 0.96}, {128, 256, 1, 4, 2, 0.90}, {128, 256, 1, 4, 1, 0.94}, {256, 128, 2, 4, 1, 0.91},
-    {256, 160, 2, 4, 1, 0.95}, {128, 192, 1, 4, 2, 0.90}, {128, 192, 1, 4, 1, 0.96}, {128, 160, 1, 5, 1, 0.90},
-    {128, 128, 1, 6, 2, 0.86}, {128, 128, 1, 6, 1, 0.94}, {128, 96, 1, 7, 1, 0.74},  {256, 64, 2, 5, 1, 0.71},
-    {128, 64, 1, 8, 1, 0.80},  {128, 32, 1, 9, 1, 0.40},  {256, 192, 2, 3, 1, 0.96}, {128, 16, 1, 11, 1, 0.30},
-    {192, 192, 1, 3, 1, 0.94}, {256, 128, 2, 4, 2, 0.89}, {192, 128, 1, 5, 1, 0.94}, {256, 96, 2, 5, 1, 0.85},
-    {256, 160, 2, 4, 2, 0.90}, {128, 224, 1, 5, 1, 0.88}, {192, 160, 1, 5, 1, 0.97}, {256, 32, 2, 6, 1, 0.36},
+    {256, 192, 2, 3, 2, false, 0.96}, {128, 256, 1, 4, 2, false, 0.90}, {128, 256, 1, 4, 1, false, 0.94},
+    {256, 128, 2, 4, 1, false, 0.91}, {256, 160, 2, 4, 1, false, 0.95}, {128, 192, 1, 4, 2, false, 0.90},
+    {128, 192, 1, 4, 1, false, 0.96}, {128, 160, 1, 5, 1, false, 0.90}, {128, 128, 1, 6, 2, false, 0.86},
+    {128, 128, 1, 6, 1, false, 0.94}, {128, 96, 1, 7, 1, false, 0.74},  {256, 64, 2, 5, 1, false, 0.71},
+    {128, 64, 1, 8, 1, false, 0.80},  {128, 32, 1, 9, 1, false, 0.40},  {256, 192, 2, 3, 1, false, 0.96},
+    {128, 16, 1, 11, 1, false, 0.30}, {192, 192, 1, 3, 1, false, 0.94}, {256, 128, 2, 4, 2, false, 0.89},
+    {192, 128, 1, 5, 1, false, 0.94}, {256, 96, 2, 5, 1, false, 0.85},  {256, 160, 2, 4, 2, false, 0.90},
+    {128, 224, 1, 5, 1, false, 0.88}, {192, 160, 1, 5, 1, false, 0.97}, {256, 32, 2, 6, 1, false, 0.36},
+    {128, 64, 1, 8, 2, true, 0.90},
 };
 
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
+static const double CLUSTER_CLOCKS = 1500;       /* before the blocks of a cluster see each other's barriers */
 static const double END_CLOCKS = 640;            /* of a tile, */
 static const double END_ELEMENTS_PER_CLOCK = 22; /* and its stores, which nothing hides */
 static const double POWERED_CLOCK = 1.54e9;      /* under the power limit */
@@ -32,10 +35,17 @@ static double elements_of(const struct hopper *h) {
 
 static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
 
+int64_t hopper_tile_rows(const struct hopper_tile *tile) {
+    return (int64_t)tile->rows * (tile->shares_a ? 1 : tile->cluster);
+}
+
+int64_t hopper_tile_columns(const struct hopper_tile *tile) {
+    return (int64_t)tile->columns * (tile->shares_a ? tile->cluster : 1);
+}
+
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
-    return digits_extent(&h->c.digits[BATCH]) *
-           tiles_along(digits_extent(&h->c.digits[ROW]), (int64_t)tile->rows * tile->cluster) *
-           tiles_along(digits_extent(&h->c.digits[COLUMN]), tile->columns);
+    return digits_extent(&h->c.digits[BATCH]) * tiles_along(digits_extent(&h->c.digits[ROW]), hopper_tile_rows(tile)) *
+           tiles_along(digits_extent(&h->c.digits[COLUMN]), hopper_tile_columns(tile));
 }
 
 static double memory_seconds(const struct hopper *h, const struct device *device) {
@@ -52,10 +62,13 @@ static double predict(const struct hopper *h, const struct device *device, const
     double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
     double units = (double)hopper_tiles(h, tile) * splits, waves = (double)(int64_t)((units + clusters - 1) / clusters);
     double steps = (double)tiles_along(h->steps, splits), area = (double)tile->rows * tile->columns;
-    double fill = (tile->rows + (double)tile->columns / tile->cluster) * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
+    double lines = tile->shares_a ? (double)tile->rows / tile->cluster + tile->columns
+                                  : tile->rows + (double)tile->columns / tile->cluster;
+    double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
     double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
     step = step > fill ? step : fill;
-    double clocks = waves * (steps * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
+    double clocks =
+        (tile->cluster > 1 ? CLUSTER_CLOCKS : 0) + waves * (steps * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
     double computing = clocks / POWERED_CLOCK, moving = memory_seconds(h, device) / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
@@ -69,16 +82,24 @@ static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_
     return 0;
 }
 
-/* What a tile demands of the operands: a quad finishes 32 columns; slabs of
-   what is not along the depth are 64 wide, and each block of a cluster loads
-   whole ones. */
+/* Whether its sums leave registers for no more than their way out. */
+static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > 256; }
+
+/* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
+   and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.finish.lead == ROW;
-    bool has_slabs = !h->view[FACTOR_B].along_depth;
-    if ((!lead_is_row && tile->columns % 32 != 0) || (has_slabs && tile->columns % (64 * tile->cluster) != 0))
+    int shared = tile->shares_a ? FACTOR_A : FACTOR_B;
+    if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[shared].is_image))
         return false;
-    if ((h->view[FACTOR_B].is_image && tile->cluster > 1))
+    if (is_deep(tile) && (h->c.finish.count > 1 || !finish_find_half(&h->c)))
         return false;
+    if (tile->row_blocks > 1 && tile->columns >= 128 && h->c.finish.count > 2) /* two blocks of addresses, too */
+        return false;
+    for (int f = 0; f < FACTORS; f++)
+        if (!h->view[f].along_depth &&
+            (f == FACTOR_A ? tile->rows : tile->columns) % (64 * (f == shared ? tile->cluster : 1)))
+            return false;
     return tile->columns > 32 || lead_is_row || digits_extent(&h->c.digits[COLUMN]) <= 32;
 }
 
@@ -97,7 +118,8 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
             continue;
         for (int splits = asked > 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX; splits++) {
             double seconds = predict(h, device, &tiles[t], splits);
-            if ((asked > 0 || split_fits(h, splits)) && (!h->tile || seconds < h->seconds)) {
+            if ((asked > 0 || split_fits(h, splits)) && (splits == 1 || !is_deep(&tiles[t])) &&
+                (!h->tile || seconds < h->seconds)) {
                 h->seconds = seconds;
                 h->tile = &tiles[t];
                 h->splits = splits;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The views of A and B as text: their tensor maps, the two functions that copy
-   a box of each, and the tensor core product of the tile's width. It must not
-   know how tile and views were found. */
+/* The views of A and B as text: their tensor maps, the two functions that copy a box of each, and the tensor core
+   product of the tile's width. It must not know how tile and views were found. */
 #include "engines/cuda/hopper.h"
 
 static const char *const spatial_names[] = {"d", "h", "w"};
@@ -14,21 +13,20 @@ static int block_of(const struct hopper *h, int factor) {
     return factor == FACTOR_A ? h->tile->rows : h->tile->columns;
 }
 
-static bool is_shared(const struct hopper *h, int factor) { return factor == FACTOR_B && h->tile->cluster > 1; }
+static bool is_shared(const struct hopper *h, int factor) {
+    return h->tile->cluster > 1 && factor == (h->tile->shares_a ? FACTOR_A : FACTOR_B);
+}
 
-/* Rows of 128 bytes along the depth are one box, or one for each block of a
- * cluster; slabs are a box each. */
+/* Rows of 128 bytes along the depth are one box, or one for each block of a cluster; slabs are a box each. */
 static int box_count(const struct hopper *h, int factor) {
     int slab = (int)(HOPPER_DEPTH_BYTES / stored_bytes(h));
     return h->view[factor].along_depth ? is_shared(h, factor) ? h->tile->cluster : 1 : block_of(h, factor) / slab;
 }
 
-/* ---- Maps
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- Maps -------------------------------------------------------------------------------------------------------- */
 
 static enum tensor_map_type map_type(weftDataType_t type) {
-    return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16 : TENSOR_MAP_U8;
+    return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16 : TENSOR_MAP_TF32;
 }
 
 static struct tensor_map_form form_of(const struct hopper *h, int factor) {
@@ -61,9 +59,7 @@ static struct tensor_map_form form_of(const struct hopper *h, int factor) {
     return form;
 }
 
-/* ---- Copies
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 static void print_coordinate(struct kernel_print *print, const struct hopper *h, const struct view_dim *dim) {
     const char *from = h->depth_is_pixels ? "k" : "at";
@@ -93,17 +89,17 @@ static void print_tap_of_outer(struct kernel_print *print, const struct hopper *
     print_divisor(print, h->positions[1].taps, "outer_taps1");
     text_add(&print->code, "    u32 rest = (u32)outer;\n"
                            "    outer = (i32)split(rest, p.outer_channels);\n"
-                           "    const i32 tap2 = (i32)split(rest, p.outer_taps2), tap1 = "
-                           "(i32)split(rest, p.outer_taps1), tap0 = (i32)rest;\n");
+                           "    const i32 tap2 = (i32)split(rest, p.outer_taps2), tap1 = (i32)split(rest, "
+                           "p.outer_taps1), tap0 = (i32)rest;\n");
 }
 
 static void print_load(struct kernel_print *print, const struct hopper *h, int factor) {
     const struct map_view *view = &h->view[factor];
     char letter = "ab"[factor];
-    text_add(&print->code,
-             "DEVICE void load_%c(const arguments& p, const place& at, const "
-             "depth& k, i32 outer, u32 dst, u32 full) {\n",
-             letter);
+    text_add(
+        &print->code,
+        "DEVICE void load_%c(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {\n",
+        letter);
     if (view->is_image && h->depth_is_pixels)
         print_tap_of_outer(print, h, view->dims[0].extent);
     if (is_shared(h, factor))
@@ -120,12 +116,10 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
     text_add(&print->code, ");\n}\n\n");
 }
 
-/* ---- Where a tile stands
- * -----------------------------------------------------------------------------------------
- */
+/* ---- Where a tile stands ----------------------------------------------------------------------------------------- */
 
-/* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and how far
-   from the corner it reads. Finding them takes divisions. */
+/* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and
+   how far from the corner it reads. Finding them takes divisions. */
 static void print_phases(struct kernel_print *print, const struct positions *at, int i) {
     const struct phase *phase = at->phase;
     print_number(print, phase->tap_step, named("filter_step%d", i).text);
@@ -257,21 +251,23 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
         print_load(print, h, f);
 }
 
-/* ---- The product
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- The product ------------------------------------------------------------------------------------------------- */
 
 void wgmma_print(struct text *code, int columns, weftDataType_t stored, bool a_is_turned, bool b_is_turned) {
-    const char *type = stored == WEFT_DATA_HALF ? "f16" : "bf16";
+    const char *type = stored == WEFT_DATA_HALF ? "f16" : stored == WEFT_DATA_BFLOAT16 ? "bf16" : "tf32";
+    bool is_wide = stored == WEFT_DATA_FLOAT; /* half as many in 32 bytes, and never turned */
     int count = columns / 2;
     text_add(code,
              "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 adds) {\n"
              "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
-             "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-             count, count + 2, columns, type, type);
+             "        \" wgmma.mma_async.sync.aligned.m64n%dk%d.f32.%s.%s {",
+             count, count + 2, columns, is_wide ? 8 : 16, type, type);
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n        : ", count, count + 1, a_is_turned, b_is_turned);
+    text_add(code, "}, %%%d, %%%d, p, 1, 1", count, count + 1);
+    if (!is_wide)
+        text_add(code, ", %d, %d", a_is_turned, b_is_turned);
+    text_add(code, "; }\"\n        : ");
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
     text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");

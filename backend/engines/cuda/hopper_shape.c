@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From digits and geometry to views: which dimensions a factor's tensor map
-   has, and what each of their coordinates is. It must not know tiles or text.
- */
+/* From digits and geometry to views: which dimensions a factor's tensor map has, and what each of their coordinates
+   is. It must not know tiles or text. */
 #include "engines/cuda/hopper.h"
 #include "graph/ops/matmul.h"
 
@@ -25,8 +24,7 @@ static weftStatus_t add_dim(struct hopper *h, int factor, enum walk walk, int nu
     if (view->count == 0 ? stride != 1 && extent != 1
                          : stride <= 0 || stride * element_bytes(h, factor) % MAP_ALIGNMENT != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has a stride of %lld elements; the copy engine wants "
-             "multiples of %d bytes, and one dimension "
+             "%s: %s has a stride of %lld elements; the copy engine wants multiples of %d bytes, and one dimension "
              "without gaps.",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), (long long)stride, MAP_ALIGNMENT);
     view->dims[view->count++] = (struct view_dim){walk, number, extent, stride};
@@ -42,9 +40,7 @@ static weftStatus_t add_matrix(struct hopper *h, int factor, struct view_dim dep
     return add_dim(h, factor, second.walk, second.number, second.extent, second.stride);
 }
 
-/* ---- Matmul, and what is one
- * -------------------------------------------------------------------------------------
- */
+/* ---- Matmul, and what is one ------------------------------------------------------------------------------------- */
 
 static struct view_dim dim_of(const struct contraction *c, int factor, enum index index, enum walk walk) {
     const struct digits *digits = &c->digits[index];
@@ -77,9 +73,7 @@ static weftStatus_t shape_matrices(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Convolution
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_geometry(const struct hopper *h, const struct conv_geometry *g) {
     if (g->groups != 1)
@@ -91,8 +85,7 @@ static weftStatus_t check_geometry(const struct hopper *h, const struct conv_geo
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The image of a factor: its channels without gaps, then positions from the
- * innermost dimension outwards. */
+/* The image of a factor: its channels without gaps, then positions from the innermost dimension outwards. */
 static weftStatus_t add_image(struct hopper *h, int factor, const struct conv_geometry *g,
                               const struct conv_operand *image, int64_t channels) {
     h->view[factor].is_image = true;
@@ -106,8 +99,7 @@ static weftStatus_t add_image(struct hopper *h, int factor, const struct conv_ge
         if (at->stride > IMAGE_STRIDE_MAX || at->corner < -most || at->corner > most || last < -most || last > most ||
             reach > most)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: stride, padding or filter are larger than the copy engine "
-                 "walks: strides to %d, distances to "
+                 "%s: stride, padding or filter are larger than the copy engine walks: strides to %d, distances to "
                  "%lld.",
                  descriptor_label(h->c.node->op), IMAGE_STRIDE_MAX, (long long)most);
         if (i > 0 || g->spatial == COORDINATES)
@@ -208,8 +200,7 @@ static bool is_one_line(const struct conv_operand *image, int64_t images, int64_
     return true;
 }
 
-/* dy is a matrix of pixels and filters; x is the image, of which the result's
- * other index counts taps and channels. */
+/* dy is a matrix of pixels and filters; x is the image, of which the result's other index counts taps and channels. */
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
     int64_t pixels, stride;
     const struct conv_operand *w = &g->w;
@@ -223,8 +214,7 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
     }
     if (!is_one_line(&g->y, g->n, &pixels, &stride) || !is_ordered || g->c % SLAB_ELEMENTS != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: filter gradients are multiplied here for channels last, "
-             "multiples of %d of them, and pixels of dy "
+             "%s: filter gradients are multiplied here for channels last, multiples of %d of them, and pixels of dy "
              "without gaps.",
              descriptor_label(h->c.node->op), SLAB_ELEMENTS);
     h->depth_is_pixels = true;
@@ -234,9 +224,7 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
                       (struct view_dim){WALK_OUTER, 0, g->k, g->y.channel_stride});
 }
 
-/* ---- All operations
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- All operations ---------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_view(const struct hopper *h, int factor) {
     const struct tensor *tensor = h->c.factor[factor].tensor;
@@ -244,11 +232,14 @@ static weftStatus_t check_view(const struct hopper *h, int factor) {
     if (tensor->is_by_value || tensor->is_constant || tensor->alignment % MAP_ALIGNMENT || offset % MAP_ALIGNMENT)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is not in memory aligned to %d bytes. Set its alignment.",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), MAP_ALIGNMENT);
+    if (!h->view[factor].along_depth && element_bytes(h, factor) != 2)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s must be contiguous along the summed dimension; only factors of 16 bits may lie otherwise.",
+             descriptor_label(h->c.node->op), descriptor_label(&tensor->base));
     for (int i = 0; i < h->view[factor].count; i++)
         if (h->view[factor].dims[i].extent > INT32_MAX - 512)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: %s has %lld elements along one dimension; coordinates count to "
-                 "2^31.",
+                 "%s: %s has %lld elements along one dimension; coordinates count to 2^31.",
                  descriptor_label(h->c.node->op), descriptor_label(&tensor->base),
                  (long long)h->view[factor].dims[i].extent);
     return WEFT_STATUS_SUCCESS;

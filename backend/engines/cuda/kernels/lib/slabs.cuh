@@ -34,7 +34,7 @@ struct pair_place {
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn) {
-    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 80 ? PAIRS : SPARE_REGISTERS >= 50 ? PAIRS / 2 : 1;
+    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 100 ? PAIRS : 1;
     const u32 lane = lane_index();
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
