@@ -1,0 +1,123 @@
+"""Every row of the Hopper family's tile table, compiled for a described GPU: no registers go to memory, and
+the compiler does not serialise the tensor cores."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import weft
+from weft.devices import DeviceProperties
+
+H200 = '{"kind":"cuda","arch":"sm_90"}'
+TILES = 25
+FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
+SERIALISED = "(C75"  # of the compiler's advisories about wgmma
+
+Build = Callable[[weft.Graph], Any]
+
+
+def channels_last(g: weft.Graph, images: int, channels: int, *size: int) -> Any:
+    dims, strides, step = [images, channels, *size], [0] * (2 + len(size)), channels
+    strides[1] = 1
+    for i in range(len(dims) - 1, 1, -1):
+        strides[i], step = step, step * dims[i]
+    strides[0] = step
+    return g.tensor(dims, strides)
+
+
+def linear(g: weft.Graph) -> Any:
+    a, b = g.tensor([2048, 1024], [1024, 1]), g.tensor([1024, 4096], [1, 1024])
+    bias, residual = g.tensor([1, 4096], [4096, 1]), g.tensor([2048, 4096], [4096, 1])
+    return g.add(g.gelu_approx_tanh(g.add(g.matmul(a, b), bias)), residual)
+
+
+def plain(g: weft.Graph) -> Any:
+    return g.matmul(g.tensor([2048, 1024], [1024, 1]), g.tensor([1024, 4096], [4096, 1]))
+
+
+def unstaged(g: weft.Graph) -> Any:
+    return plain(g).set_data_type("f32")
+
+
+def transposed(g: weft.Graph) -> Any:
+    a, b = g.tensor([2048, 1024], [1024, 1]), g.tensor([1024, 4096], [1, 1024])
+    return g.matmul(a, b).set_dim([2048, 4096]).set_stride([1, 2048])
+
+
+def forward(g: weft.Graph) -> Any:
+    return g.conv_fprop(channels_last(g, 32, 128, 28, 28), channels_last(g, 256, 128, 3, 3), padding=[1, 1])
+
+
+def data(g: weft.Graph) -> Any:
+    dy, w = channels_last(g, 32, 256, 14, 14), channels_last(g, 256, 128, 3, 3)
+    like = channels_last(g, 32, 128, 28, 28)
+    dx = g.conv_dgrad(dy, w, padding=[1, 1], stride=[2, 2])
+    return dx.set_dim(list(like.dims)).set_stride(list(like.strides))
+
+
+def filter_(g: weft.Graph) -> Any:
+    x, dy = channels_last(g, 32, 128, 28, 28), channels_last(g, 32, 256, 28, 28)
+    like = channels_last(g, 256, 128, 3, 3)
+    dw = g.conv_wgrad(x, dy, padding=[1, 1])
+    return dw.set_dim(list(like.dims)).set_stride(list(like.strides))
+
+
+def compile_for_h200(build: Build, knobs: dict[int | str, int]) -> str:
+    """The steps of the plan, in words."""
+    g = weft.Graph(
+        io_data_type="bf16",
+        intermediate_data_type="f32",
+        compute_data_type="f32",
+        device_property=DeviceProperties(H200),
+    )
+    build(g).set_output(True)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plan(0, knobs)
+    g.check_support()
+    g.build_plans()
+    return str(g.plan.report)
+
+
+def frames(code: bytes) -> list[int]:
+    """The bytes of local memory that functions of a cubin take: records of its .nv.info sections."""
+    table, size, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HHH", code, 58)
+    sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
+    found = []
+    for name, _, _, _, start, length in sections:
+        at = sections[names][4] + name
+        if code[at : code.index(b"\0", at)].startswith(b".nv.info"):
+            info = code[start : start + length]
+            found += [
+                struct.unpack_from("<I", info, i + 8)[0]
+                for i in range(0, length, 4)
+                if info[i : i + 4] == FRAME
+            ]
+    return found
+
+
+def check_dumped(folder: Path) -> None:
+    """Of each program: no frame in local memory, no word of serialised products."""
+    for image in folder.glob("*/*.cubin"):
+        sizes = frames(image.read_bytes())
+        assert len(sizes) > 0
+        assert not any(sizes), f"{image.parent.name}: {sizes} bytes of registers spilled"
+        assert SERIALISED not in (image.parent / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("build", [linear, plain, unstaged, transposed, forward, data, filter_])
+def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    served = 0
+    for tile in range(1, TILES + 1):
+        try:
+            served += "wgmma, tiles" in compile_for_h200(build, {"TILE_SIZE": tile})
+        except weft.NotSupportedError:  # not every tile takes every layout
+            continue
+    assert served >= 8
+    check_dumped(tmp_path)
