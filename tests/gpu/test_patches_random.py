@@ -11,8 +11,8 @@ import random
 from typing import Any
 
 import pytest
-from gpu import test_contraction_random as products
 import weft
+from gpu import test_contraction_random as products
 from gpu.test_contraction_random import CASES_PER_SEED, HALVES, SEEDS, torch, values
 
 FUNCTIONS = [torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d]
