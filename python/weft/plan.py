@@ -14,7 +14,7 @@ from weft_cffi._weft import ffi
 from weft import backend, buffers, dtypes, slots
 from weft.bound import BoundPlan
 from weft.devices import DeviceProperties, default_handle
-from weft.enums import attribute_name, descriptor_type, device_kind
+from weft.enums import attribute_name, data_type, descriptor_type, device_kind
 from weft.errors import BadParameterError
 from weft.frame import Frame, Thread, is_known, known_of
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of
@@ -288,12 +288,15 @@ class Plan:
         if type(value) is int:
             self.thread.pointers[i] = self._checked_address(slot, value)
             return
+        if type(value) is float:
+            self.put_number(i, value)
+            return
         kind = buffers.quick_kind_of(value)
         form = kind.form(value) if kind else None
         if kind and form == self._large_enough[i] and slot is self.slots[i]:
             self._remember(i, value, kind.address(value))
             return
-        if isinstance(value, (bool, float)) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
+        if isinstance(value, bool) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
         pointer, dtype, size, is_writable, place = buffers.memory_of(value, self._stream)
@@ -344,6 +347,10 @@ class Plan:
             raise BadParameterError(
                 f"{where}: {slot} is no by-value scalar, its buffer is {value!r}. Give an array."
             )
+        if type(value) is float and slot.data_type is data_type.FLOAT:
+            address = frame.float_scalar(i, value)
+            if address:
+                return address
         number = value if isinstance(value, (int, float)) else _number_of(value)
         is_exact = not isinstance(value, (int, float))
         packed = dtypes.fitting_bytes(slot.data_type, number, is_exact)

@@ -232,6 +232,16 @@ def test_python_numbers_are_rounded() -> None:
     np.testing.assert_array_equal(out, VALUES)
 
 
+def test_numbers_that_are_not_finite_are_numbers() -> None:
+    g, x, s, y = scaled()
+    out = np.empty(3, "f4")
+    for value in (float("inf"), 3e38, float("nan"), -0.0):
+        g.execute({x: VALUES, s: value, y: out})
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(out, np.float32(value) * VALUES)
+        assert np.signbit(out[0]) == np.signbit(np.float32(value))
+
+
 def test_large_whole_scalars_stay_exact() -> None:
     g = weft.Graph(handle=weft.create_handle("cpu"))
     x = g.tensor([1], data_type="i64", name="x", is_pass_by_value=False)
