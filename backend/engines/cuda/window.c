@@ -301,13 +301,22 @@ static bool computes_in_double(const struct window *w) {
 
 static int threads_of(const struct window *w) { return w->is_pool ? POOL_THREADS : THREADS; }
 
-/* Whether a thread holds more than a fifth of what a multiprocessor's registers hold for POOL_THREADS. */
-static bool is_heavy(const struct window *w) {
-    return computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || product(w->g.taps) > 9 ||
-           w->patch[1] * w->patch[2] > 2;
+/* Whether maxima are found of pairs as they lie in memory. */
+static bool is_paired(const struct window *w, const struct device *device) {
+    weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
+    return w->is_pool && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->has_index && w->run % 2 == 0 &&
+           (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) && device->cuda.major >= 8;
 }
 
-static void print_constants(struct kernel_print *print, const struct window *w) {
+/* How many blocks of POOL_THREADS a multiprocessor's registers must hold at once. */
+static int blocks_of(const struct window *w, const struct device *device) {
+    bool is_wide_window = product(w->g.taps) > 9;
+    if (computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || is_wide_window)
+        return 3;
+    return is_paired(w, device) ? 5 : w->patch[1] * w->patch[2] > 2 ? 3 : 4;
+}
+
+static void print_constants(struct kernel_print *print, const struct window *w, const struct device *device) {
     const struct resample_geometry *g = &w->g;
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool unrolls = w->is_pool || product(g->taps) <= UNROLLED_TAPS;
@@ -325,7 +334,8 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
         {"STEP2", w->is_pool ? g->step[2] : 0},
         {"PATCH1", w->patch[1]},
         {"PATCH2", w->patch[2]},
-        {"BLOCKS", is_heavy(w) ? 3 : 5},
+        {"BLOCKS", blocks_of(w, device)},
+        {"IS_PAIRED", is_paired(w, device)},
         {"IS_SCALED", g->alpha != 1},
         {"WANTS_WHERE", g->backward || w->has_index},
         {"IS_MAXIMUM", is_maximum},
@@ -384,7 +394,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (turns_of(&w) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     kernel_print_init(&print, step->region.graph);
-    print_constants(&print, &w);
+    print_constants(&print, &w, device);
     print_geometry(&print, &w);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
              w.is_pool ? "#include \"lib/pool.cuh\"\n" : "");

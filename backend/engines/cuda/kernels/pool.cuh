@@ -15,7 +15,7 @@ template <class P> DEVICE void store_values(const P& p, const axis (&axes)[3], c
         if constexpr (HAS_OLD) old = load_run<y_t, RUN>(y);
         #pragma unroll
         for (int e = 0; e < RUN; e++) {
-            math_t value = made.value[e];
+            math_t value = made_of::number(made.value, e);
             if (!IS_MAXIMUM) value = share<y_t>(value, counted);
             else if (SKIPS_PADDING && inside == 0) value = lowest;
             math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * value : value;

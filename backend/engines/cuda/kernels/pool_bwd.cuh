@@ -14,9 +14,9 @@ DEVICE length_t nearest_position(const axis& a, length_t o) { return o < 0 ? 0 :
 
 /* Adds what position (k1, k2) of those that reach the patch gives back; `again`, where maxima are found again, has their
    numbers. Templates, so that what was not printed is not looked up. */
-template <class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], length_t t0, int k1, int k2, const A& again) {
-    const bool inside = o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y;
-    const length_t near[3] = {o[0], nearest_position(axes[1], o[1]), nearest_position(axes[2], o[2])};
+template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], length_t t0, int k1, int k2, const A& again) {
+    const bool inside = IS_INTERIOR || (o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y);
+    const length_t near[3] = {o[0], IS_INTERIOR ? o[1] : nearest_position(axes[1], o[1]), IS_INTERIOR ? o[2] : nearest_position(axes[2], o[2])};
     const run<y_t, RUN> dy = load_channels(p.y + (at.n * p.y_n + at.c * p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride));
     i32 where[RUN] = {};
     if constexpr (HAS_INDEX) {
@@ -47,23 +47,29 @@ template <class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2]
         }
 }
 
-template <class P, class A> DEVICE void add_positions(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, const A& again) {
+template <bool IS_INTERIOR, class P, class A> DEVICE void add_positions(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, const A& again) {
     #pragma unroll
     for (int k1 = 0; k1 < REACHING1; k1++)
         #pragma unroll
         for (int k2 = 0; k2 < REACHING2; k2++) {
             const length_t o[3] = {first[0], first[1] + k1, first[2] + k2};
-            add_position(sum, p, axes, at, o, t0, k1, k2, again);
+            add_position<IS_INTERIOR>(sum, p, axes, at, o, t0, k1, k2, again);
         }
+}
+
+template <class P, class A> DEVICE void add_around(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, const A& again) {
+    const bool is_interior = first[1] >= 0 && first[1] + REACHING1 <= axes[1].y && first[2] >= 0 && first[2] + REACHING2 <= axes[2].y;
+    if (is_interior) add_positions<true>(sum, p, axes, at, first, t0, again);
+    else add_positions<false>(sum, p, axes, at, first, t0, again);
 }
 
 template <class P> DEVICE void add_plane(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0) {
     if constexpr (HAS_SAVED) {
         const i64 strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
         const patch<REACHING1, REACHING2> again(p.saved + (at.n * p.saved_n + at.c * p.saved_c), axes, strides, first);
-        add_positions(sum, p, axes, at, first, t0, again);
+        add_around(sum, p, axes, at, first, t0, again);
     } else {
-        add_positions(sum, p, axes, at, first, t0, 0);
+        add_around(sum, p, axes, at, first, t0, 0);
     }
 }
 

@@ -10,28 +10,61 @@ DEVICE float larger(float a, float b) {
     return a;
 }
 
-/* What no number of a window has to beat: a NaN where it never wins, else -infinity. */
-DEVICE math_t none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
-DEVICE math_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? none() : (math_t)0; }
+/* Two neighbouring channels of 16 bits, whose larger ones one instruction finds. */
+struct pair { u32 bits; };
+DEVICE pair larger(pair a, pair b) {
+    if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else if constexpr (same<x_t, bf16>::value) asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else if constexpr (PROPAGATES_NAN) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    return a;
+}
+
+/* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a window
+   has to beat: a NaN where it never wins, else -infinity. */
+template <bool PAIRED> struct units {
+    using type = math_t;
+    static constexpr int COUNT = RUN;
+    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return as<math_t>::of(r.at[e]); }
+    static DEVICE type none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
+    static DEVICE math_t number(const type* values, int e) { return values[e]; }
+};
+template <> struct units<true> {
+    using type = pair;
+    static constexpr int COUNT = RUN / 2;
+    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return pair{((const u32*)&r)[e]}; }
+    static DEVICE type none() { return pair{!PROPAGATES_NAN ? 0x7fff7fffu : same<x_t, bf16>::value ? 0xff80ff80u : 0xfc00fc00u}; }
+    static DEVICE math_t number(const type* values, int e) {
+        const u16 bits = (u16)(values[e / 2].bits >> e % 2 * 16);
+        return same<x_t, bf16>::value ? to_float(bf16{bits}) : to_float(f16{bits});
+    }
+};
+using made_of = units<IS_PAIRED>;
+using unit_t = made_of::type;
+constexpr int UNITS = made_of::COUNT;
+DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
 
 /* What windows combine: a channel's best or sum, and the number of the best among the taps. */
 struct found {
-    math_t value[RUN];
-    i32 where[RUN];
+    unit_t value[UNITS];
+    i32 where[UNITS];
 
-    DEVICE void start(const math_t (&values)[RUN], i32 number) {
+    DEVICE void start(const unit_t (&values)[UNITS], i32 number) {
         #pragma unroll
-        for (int e = 0; e < RUN; e++) {
+        for (int e = 0; e < UNITS; e++) {
             value[e] = values[e];
             where[e] = number;
         }
     }
-    DEVICE void take(int e, math_t other, i32 number) {
-        if constexpr (!IS_MAXIMUM) value[e] += other;
-        else if constexpr (!WANTS_WHERE) value[e] = larger(value[e], other);
+    /* A template, so that what a kind of unit cannot do is not looked up. */
+    template <class U> DEVICE void take(int e, U other, i32 number) {
+        const U best = value[e];
+        if constexpr (!IS_MAXIMUM) value[e] = best + other;
+        else if constexpr (!WANTS_WHERE) value[e] = larger(best, other);
         else {
-            const bool is_better = PROPAGATES_NAN ? other > value[e] || (other != other && value[e] == value[e]) : !(other <= value[e]) && other == other;
-            value[e] = is_better ? other : value[e];
+            const U most = larger(best, other);
+            const bool is_better = PROPAGATES_NAN ? !(other <= best) && best == best : !(other <= best) && other == other;
+            value[e] = most;
             where[e] = is_better ? number : where[e];
         }
     }
@@ -43,20 +76,20 @@ DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 :
 template <bool IS_INTERIOR, int COUNT, class T> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, i64 stride, bool inside) {
     constexpr int COLUMNS = (COUNT - 1) * STEP2 + TAPS2;
     run<T, RUN> loaded[COLUMNS];
-    math_t values[COLUMNS][RUN];
+    unit_t values[COLUMNS][UNITS];
     #pragma unroll
     for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (IS_INTERIOR ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
     #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
         #pragma unroll
-        for (int e = 0; e < RUN; e++) values[i][e] = IS_INTERIOR || (inside && is_inside(a, first + i)) ? as<math_t>::of(loaded[i].at[e]) : padding();
+        for (int e = 0; e < UNITS; e++) values[i][e] = IS_INTERIOR || (inside && is_inside(a, first + i)) ? made_of::of(loaded[i], e) : padding();
     #pragma unroll
     for (int s = 0; s < COUNT; s++) {
         row[s].start(values[s * STEP2], 0);
         #pragma unroll
         for (int t = 1; t < TAPS2; t++)
             #pragma unroll
-            for (int e = 0; e < RUN; e++) row[s].take(e, values[s * STEP2 + t][e], t);
+            for (int e = 0; e < UNITS; e++) row[s].take(e, values[s * STEP2 + t][e], t);
     }
 }
 
@@ -78,9 +111,9 @@ template <int ROWS, int COLUMNS> struct patch {
     found at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
-        math_t nothing[RUN];
+        unit_t nothing[UNITS];
         #pragma unroll
-        for (int e = 0; e < RUN; e++) nothing[e] = IS_MAXIMUM ? none() : (math_t)0;
+        for (int e = 0; e < UNITS; e++) nothing[e] = IS_MAXIMUM ? made_of::none() : unit_t{};
         #pragma unroll
         for (int r = 0; r < ROWS; r++)
             #pragma unroll
@@ -105,7 +138,7 @@ template <int ROWS, int COLUMNS> struct patch {
                     #pragma unroll
                     for (int s = 0; s < COLUMNS; s++)
                         #pragma unroll
-                        for (int e = 0; e < RUN; e++) at[r][s].take(e, row[s].value[e], (t0 * TAPS1 + t1) * TAPS2 + row[s].where[e]);
+                        for (int e = 0; e < UNITS; e++) at[r][s].take(e, row[s].value[e], (t0 * TAPS1 + t1) * TAPS2 + row[s].where[e]);
                 }
             }
     }

@@ -208,6 +208,9 @@ template <class T, class S> struct conversion {
 template <class T> struct conversion<T, T> { static DEVICE T of(T x) { return x; } };
 template <class T, class S> DEVICE T convert(S x) { return conversion<T, S>::of(x); }
 
+template <class A, class B> struct same { static constexpr bool value = false; };
+template <class A> struct same<A, A> { static constexpr bool value = true; };
+
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
 
