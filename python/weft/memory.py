@@ -121,7 +121,8 @@ class DeviceArray:
                 f"device array: it is {wanted}{list(self.dims)}, the array {source.dtype}"
                 f"{list(source.shape)}. Convert or reshape the array."
             )
-        staged = buffers.empty(self.dims, self.strides, self.dtype)
+        has_gaps = self._size > source.nbytes  # what lies between the elements is to stay
+        staged = self.numpy() if has_gaps else buffers.empty(self.dims, self.strides, self.dtype)
         staged[...] = source
         self._copy(self._address, staged.ctypes.data)
         return self

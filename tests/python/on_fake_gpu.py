@@ -102,6 +102,13 @@ def test_arrays_are_described_to_others() -> None:
     assert not hasattr(weft.DeviceArray([2], handle=weft.create_handle("cpu")), "__cuda_array_interface__")
 
 
+def test_copies_into_a_view_touch_nothing_else() -> None:
+    array = on_device(X)
+    array.view(1, [2], [3]).copy_from(np.float32([7, 8]))
+    np.testing.assert_array_equal(array.numpy(), [[0, 7, 2], [3, 8, 5]])
+    np.testing.assert_array_equal(array.view(1, [2], [3]).numpy(), [7, 8])
+
+
 def test_small_types_come_as_the_bytes_that_hold_them() -> None:
     array = weft.DeviceArray([5], "i4").copy_from(np.uint8([0x21, 0x43, 5]))
     assert repr(array) == "DeviceArray(u8[3], cuda:0)"
