@@ -239,6 +239,8 @@ def tolerance(
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
         summing = 2.0**-53 * 256
+    if engine == "cuda.tf32":  # keeps 10 bits of the fraction of each factor
+        summing += 2.0**-10
     takes_factors = rounded is not None and engine.startswith("cuda") and dtypes.of(type_).bits <= 16
     return ulps * ulp(want, type_) + summing * spread + (rounded if takes_factors else 0)
 
