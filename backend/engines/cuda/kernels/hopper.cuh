@@ -1,24 +1,26 @@
-/* hopper: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])              16-bit and 8-bit factors, wgmma; sm_90a
-   Formula   load_a and load_b are printed: one bulk tensor copy each, of a plain matrix or of an image (im2col), so that a matmul and
-             the three convolutions are one kernel; finish() is what follows the sum
-   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps of
-             128 bytes; persistent over tiles
-   Cluster   CLUSTER blocks stacked along i share the tile of B, or side by side along j that of A (SHARES_A): each loads its boxes of it
-             and sends them to all
-   Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then end_tile
-   Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...        STAGES slots; arrived[s]: slot s is full
-             math           |mma 0 |mma 1 |mma 2 |mma 3 |...        finished[s]: slot s may be refilled, in every block of the cluster
+/* hopper: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])              f16, bf16 and tf32 factors, wgmma; sm_90a
+   Formula   load_a and load_b are printed: one bulk tensor copy each, of a plain matrix or of an image (im2col), so that a matmul
+             and the three convolutions are one kernel; finish() is what follows the sum
+   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps
+             of 128 bytes; persistent over tiles
+   Cluster   CLUSTER blocks stacked along i share the tile of B, or side by side along j that of A (SHARES_A): each loads its boxes
+             of it and sends them to all
+   Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
+   Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
+             math           |mma 0 |mma 1 |mma 2 |mma 3 |...   finished[s]: slot s may be refilled, in every block of the cluster
    Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
    End       one result of 16 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
-             (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread;
-             else quads of lanes exchange sums, so that a thread finishes 8 neighbours of one row. No barrier wider than a warp
+             (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
+             thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER SHARES_A GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB B_SLAB A_STEP
-             B_STEP
-             DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
-   Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups: all
-             within noise or slower; releasing arrivals at peers: half the speed */
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER SHARES_A GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+             B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
+             IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+   Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
+             within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
+             instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
+             slower for images. Unsigned indices behind the sum: the compiler keeps an address per access, and spills */
 
 constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
 #include "lib/slabs.cuh"
