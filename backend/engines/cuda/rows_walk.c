@@ -397,7 +397,8 @@ static bool can_copy(const struct walk *walk, const struct device *device) {
 static bool place_shared(struct walk *walk, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors;
     walk->steps = 1;
-    if (walk->passes != 2 || !can_copy(walk, device)) /* rows have numbers of every pass, too many for registers */
+    /* Each row has numbers of every pass: more passes than two want too many registers. */
+    if (walk->passes != 2 || walk->runs == 0 || !can_copy(walk, device))
         return false;
     walk->threads = SHARED_THREADS;
     walk->across = power_above(walk->groups, SHARED_ACROSS);
