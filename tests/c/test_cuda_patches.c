@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA families of depthwise convolutions and of stems without a GPU: how shapes that people run are cut, what is
+   declined and in which words, and that every kernel printed compiles for all generations of chips with no spills. */
+#include "cuda_family.h"
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+enum direction { FORWARD, DATA, FILTER };
+enum layout { PACKED, CHANNELS_LAST };
+
+/* The same in each spatial dimension. */
+struct window {
+    int64_t stride, dilation, padding;
+};
+
+struct names {
+    weftBackendDescriptorType_t kind;
+    weftBackendAttributeName_t parameters, operands[3];
+};
+
+static const struct names names[] = {
+    [FORWARD] = {WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                 WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                 {WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                  WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y}},
+    [DATA] = {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+              WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+              {WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+               WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY}},
+    [FILTER] = {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                {WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                 WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY}},
+};
+
+/* x, w and y of one type and layout; of another type is what is made. */
+static void convolve_to(struct model *m, enum direction direction, enum layout layout, int type, int made,
+                        const struct extents dims[3], struct window window) {
+    static const int results[] = {[FORWARD] = 2, [DATA] = 0, [FILTER] = 1};
+    int64_t spatial = dims[0].count - 2;
+    const int64_t stride[] = {window.stride, window.stride, window.stride};
+    const int64_t dilation[] = {window.dilation, window.dilation, window.dilation};
+    const int64_t padding[] = {window.padding, window.padding, window.padding};
+    desc parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR), op = make(names[direction].kind);
+    MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, F32));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, spatial, stride));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_DILATIONS, spatial, dilation));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, spatial, padding));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, names[direction].parameters, parameters));
+    for (int i = 0; i < 3; i++) {
+        int of = i == results[direction] ? made : type;
+        desc tensor = layout == CHANNELS_LAST ? channels_last(m, dims[i], of) : typed(m, dims[i], of);
+        MUST(set_held(op, names[direction].operands[i], tensor));
+    }
+    drop(parameters);
+    add(m, op);
+}
+
+static void convolve(struct model *m, enum direction direction, enum layout layout, int type,
+                     const struct extents dims[3], struct window window) {
+    convolve_to(m, direction, layout, type, type, dims, window);
+}
+
+#define THREE(x, w, y) ((const struct extents[]){x, w, y})
+#define LARGE THREE(DIMS(64, 384, 28, 28), DIMS(384, 1, 7, 7), DIMS(64, 384, 28, 28))
+#define HALVING THREE(DIMS(8, 96, 56, 56), DIMS(96, 1, 3, 3), DIMS(8, 96, 28, 28))
+#define ODD THREE(DIMS(2, 37, 19, 23), DIMS(37, 1, 3, 3), DIMS(2, 37, 15, 19))
+#define CAUSAL THREE(DIMS(4, 1024, 2048), DIMS(1024, 1, 4), DIMS(4, 1024, 2051))
+#define VOLUME THREE(DIMS(2, 48, 8, 14, 14), DIMS(48, 1, 3, 3, 3), DIMS(2, 48, 8, 14, 14))
+#define STEM THREE(DIMS(32, 3, 224, 224), DIMS(64, 3, 7, 7), DIMS(32, 64, 112, 112))
+#define STEM_OF_8 THREE(DIMS(32, 8, 224, 224), DIMS(64, 8, 7, 7), DIMS(32, 64, 112, 112))
+#define SMALL_STEM THREE(DIMS(32, 3, 64, 48), DIMS(24, 3, 3, 3), DIMS(32, 24, 32, 24))
+
+/* ---- Depthwise --------------------------------------------------------------------------------------------------- */
+
+static void large(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, LARGE, (struct window){1, 1, 3}); }
+static void large_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, LARGE, (struct window){1, 1, 3}); }
+static void large_filter(struct model *m) { convolve(m, FILTER, CHANNELS_LAST, BF16, LARGE, (struct window){1, 1, 3}); }
+static void large_float(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F32, LARGE, (struct window){1, 1, 3}); }
+static void large_packed(struct model *m) { convolve(m, FORWARD, PACKED, BF16, LARGE, (struct window){1, 1, 3}); }
+static void halving(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
+static void halving_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
+static void halving_filter(struct model *m) { convolve(m, FILTER, PACKED, F32, HALVING, (struct window){2, 1, 1}); }
+static void odd(struct model *m) { convolve_to(m, FORWARD, PACKED, E4M3, F32, ODD, (struct window){1, 2, 0}); }
+static void odd_last(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, ODD, (struct window){1, 2, 0}); }
+static void causal(struct model *m) { convolve(m, FORWARD, PACKED, BF16, CAUSAL, (struct window){1, 1, 3}); }
+static void volume(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, VOLUME, (struct window){1, 1, 1}); }
+static void volume_filter(struct model *m) { convolve(m, FILTER, PACKED, F16, VOLUME, (struct window){1, 1, 1}); }
+
+static void with_bias(struct model *m) {
+    desc y = inner(m), sum = inner(m), op = make(names[FORWARD].kind),
+         parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR);
+    const int64_t padding[] = {3, 3};
+    MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, F32));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, 2, padding));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, names[FORWARD].parameters, parameters));
+    MUST(set_held(op, names[FORWARD].operands[0], channels_last(m, LARGE[0], BF16)));
+    MUST(set_held(op, names[FORWARD].operands[1], channels_last(m, LARGE[1], BF16)));
+    MUST(set_held(op, names[FORWARD].operands[2], y));
+    drop(parameters);
+    add(m, op);
+    add_pointwise(m, WEFT_POINTWISE_ADD, y, typed(m, DIMS(1, 384, 1, 1), BF16), sum);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, sum, NULL, channels_last(m, LARGE[2], BF16));
+}
+
+/* ---- Stems ------------------------------------------------------------------------------------------------------- */
+
+static void stem(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F16, STEM, (struct window){2, 1, 3}); }
+static void stem_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, STEM, (struct window){2, 1, 3}); }
+static void stem_filter(struct model *m) { convolve(m, FILTER, CHANNELS_LAST, F16, STEM, (struct window){2, 1, 3}); }
+static void stem_packed(struct model *m) { convolve(m, FORWARD, PACKED, BF16, STEM, (struct window){2, 1, 3}); }
+static void stem_of_8(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, STEM_OF_8, (struct window){2, 1, 3});
+}
+static void stem_of_8_data(struct model *m) {
+    convolve(m, DATA, CHANNELS_LAST, BF16, STEM_OF_8, (struct window){2, 1, 3});
+}
+static void stem_of_8_filter(struct model *m) {
+    convolve_to(m, FILTER, CHANNELS_LAST, BF16, F32, STEM_OF_8, (struct window){2, 1, 3});
+}
+static void small_stem(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, SMALL_STEM, (struct window){2, 1, 1});
+}
+static void small_stem_data(struct model *m) { convolve(m, DATA, PACKED, BF16, SMALL_STEM, (struct window){2, 1, 1}); }
+static void small_stem_filter(struct model *m) {
+    convolve(m, FILTER, PACKED, F16, SMALL_STEM, (struct window){2, 1, 1});
+}
+
+static const struct family_case cases[] = {
+    {&cuda_depthwise, large, "7x7", "tensor cores, 49 taps in registers, strips of 8, 4 in a block of 16 channels"},
+    {&cuda_depthwise, large_data, "7x7, data gradient", "tensor cores, 49 taps in registers, strips of 8"},
+    {&cuda_depthwise, large_filter, "7x7, filter gradient",
+     "49 taps in registers, strips of 7, 4 in a block of 64 channels"},
+    {&cuda_depthwise, large_float, "7x7 float", "49 taps in registers, strips of 7, 4 in a block of 32 channels"},
+    {&cuda_depthwise, large_packed, "7x7 NCHW", "49 taps in registers, strips of 7"},
+    {&cuda_depthwise, with_bias, "7x7, bias, relu", "2 operations behind"},
+    {&cuda_depthwise, halving, "3x3 stride 2", "9 taps in registers"},
+    {&cuda_depthwise, halving_data, "3x3 stride 2, data gradient", "9 taps in registers"},
+    {&cuda_depthwise, halving_filter, "3x3 stride 2, filter gradient", "9 taps in registers"},
+    {&cuda_depthwise, odd, "fp8, dilated, odd channels", "9 taps in registers"},
+    {&cuda_depthwise, odd_last, "dilated, odd channels last", "tensor cores, 9 taps in registers"},
+    {&cuda_depthwise, causal, "4 taps along a line", "4 taps in registers"},
+    {&cuda_depthwise, volume, "3x3x3", "27 taps in registers"},
+    {&cuda_depthwise, volume_filter, "3x3x3, filter gradient", "27 taps in registers"},
+    {&cuda_stem, stem, "stem of 3", "tiles of 16x16, 64 filters, 49 taps of 8 channels, 1 parts"},
+    {&cuda_stem, stem_data, "stem of 3, data gradient", "tiles of 8x32, 64 filters"},
+    {&cuda_stem, stem_filter, "stem of 3, filter gradient",
+     "tiles of 8x16, 64 filters, 49 taps of 8 channels, 132 parts"},
+    {&cuda_stem, stem_packed, "stem of 3 NCHW", "tiles of 16x16, 64 filters"},
+    {&cuda_stem, stem_of_8, "stem of 8", "tiles of 16x16, 64 filters"},
+    {&cuda_stem, stem_of_8_data, "stem of 8, data gradient", "tiles of 8x32, 64 filters"},
+    {&cuda_stem, stem_of_8_filter, "stem of 8, filter gradient", "132 parts"},
+    {&cuda_stem, small_stem, "small stem", "32 filters, 9 taps of 8 channels"},
+    {&cuda_stem, small_stem_data, "small stem NCHW, data gradient", "32 filters, 9 taps of 8 channels"},
+    {&cuda_stem, small_stem_filter, "small stem NCHW, filter gradient", "32 filters, 9 taps of 8 channels"},
+};
+
+/* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
+
+static void no_images(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(0, 32, 9, 9), DIMS(32, 1, 3, 3), DIMS(0, 32, 9, 9)),
+             (struct window){1, 1, 1});
+}
+
+static void nothing_is_launched(void) {
+    struct device device;
+    struct built built;
+    MUST(device_describe_cuda(&device, 9, 0));
+    MUST(build(&built, &cuda_depthwise, no_images, &device));
+    CHECK(state_of(&built)->count == 0, "%s", built.step.detail);
+    release(&built);
+}
+
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
+
+static void dense(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(2, 64, 9, 9), DIMS(64, 64, 3, 3), DIMS(2, 64, 9, 9)),
+             (struct window){1, 1, 1});
+}
+static void huge_filter(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, F32, THREE(DIMS(2, 64, 32, 32), DIMS(64, 1, 31, 31), DIMS(2, 64, 32, 32)),
+             (struct window){1, 1, 15});
+}
+static void whole_numbers(struct model *m) {
+    convolve_to(m, FORWARD, CHANNELS_LAST, I8, I32, THREE(DIMS(2, 64, 9, 9), DIMS(64, 1, 3, 3), DIMS(2, 64, 9, 9)),
+                (struct window){1, 1, 1});
+}
+static void float_stem(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F32, STEM, (struct window){2, 1, 3}); }
+static void pointwise_stem(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(2, 8, 9, 9), DIMS(64, 8, 1, 1), DIMS(2, 64, 9, 9)),
+             (struct window){1, 1, 0});
+}
+
+static const struct refused_case refusals[] = {
+    {&cuda_depthwise, dense, "conv_fprop: its groups have 64 channels in and 64 out. One of each is served."},
+    {&cuda_depthwise, huge_filter,
+     "conv_fprop: its 961 taps and the 31 rows of sums on their way exceed the registers"},
+    {&cuda_depthwise, whole_numbers,
+     "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
+    {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
+    {&cuda_stem, float_stem,
+     "conv_fprop: tensor (uid 1) and tensor (uid 2): tensors of one 16-bit float type, with products summed in float, "
+     "are served"},
+    {&cuda_stem, pointwise_stem, "conv_fprop: its filters have 1 taps; 2 to 128 are served"},
+};
+
+int main(void) {
+    build_cases(cases, COUNT(cases), 0);
+    nothing_is_launched();
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(true);
+}
