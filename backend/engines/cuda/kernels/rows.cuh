@@ -148,10 +148,10 @@ DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS
 /* One thread of a team asks for the block's part of a row. */
 DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
     const span s = span_of(a, job, rank, 0);
-    const position first = rank * SLOTS, rest = (position)a.runs - first;
+    const position first = rank * SLOTS, rest = (position)a.runs - first; // the last blocks may have none
+    const position runs = rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
     if (job < a.jobs && s.inside && s.lane == 0)
-        copy_held(slot_of(s, stage), &s_arrivals[s.across][stage], a, place_of(a, s.group), first,
-                  rest < SLOTS ? rest : SLOTS);
+        copy_held(slot_of(s, stage), &s_arrivals[s.across][stage], a, place_of(a, s.group), first, runs);
 }
 
 /* Every thread asks for the runs that it alone will take. */

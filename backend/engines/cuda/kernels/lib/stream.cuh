@@ -111,6 +111,7 @@ DEVICE void expect_bytes(u64* arrival, u32 bytes) {
                  :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(bytes) : "memory");
 }
 DEVICE void copy_bulk(void* shared, const void* p, u32 bytes, u64* arrival) {
+    if (bytes == 0) return;
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(bytes), "r"((u32)__cvta_generic_to_shared(arrival))
                  : "memory");
