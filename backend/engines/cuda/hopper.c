@@ -208,6 +208,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     if (elements == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     if (h.splits > 1) {
+        h.c.overlaps = true;
         TRY(contraction_build_combine(&state->kernels[1], &h.c, arena));
         step->workspace_bytes = (elements * h.splits * (int64_t)sizeof(float) + 63) / 64 * 64;
     }
