@@ -355,8 +355,8 @@ static void choose_segments(struct depthwise *d, const struct device *device) {
     d->patches = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->segments;
 }
 
-/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with more than one block, which
-   hide each other's waits. Two at least: combine.cuh adds parts. */
+/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with more than one block,
+   which hide each other's waits. Two at least: combine.cuh adds parts. */
 static void choose_parts(struct depthwise *d, const struct device *device) {
     int64_t best = 0;
     d->c.splits = 2;
