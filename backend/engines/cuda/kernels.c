@@ -36,6 +36,7 @@ EMBED(rng, "rng.cuh")
 EMBED(map, "map.cuh")
 EMBED(map_tile, "map_tile.cuh")
 EMBED(lib_exchange, "lib/exchange.cuh")
+EMBED(lib_overlap, "lib/overlap.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
 EMBED(rows, "rows.cuh")
@@ -98,6 +99,7 @@ static const struct program_header files[] = {
     {"map.cuh", weft_kernel_map},
     {"map_tile.cuh", weft_kernel_map_tile},
     {"lib/exchange.cuh", weft_kernel_lib_exchange},
+    {"lib/overlap.cuh", weft_kernel_lib_overlap},
     {"lib/reduce.cuh", weft_kernel_lib_reduce},
     {"lib/stream.cuh", weft_kernel_lib_stream},
     {"rows.cuh", weft_kernel_rows},

@@ -12,7 +12,7 @@ enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256 };
    along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
 struct map_tile {
     int axis;                       /* -1: none, the walk follows memory */
-    int64_t along_axis, along_last; /* extents of a tile, powers of two */
+    int64_t along_axis, along_last; /* extents of a tile */
     int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
 };
 

@@ -257,16 +257,15 @@ static void print_stages(struct text *code, const struct map *map) {
             print_address(code, map, k, "to");
             text_add(code, ", a.s%d_%d, left_axis, left_last);\n", k, last);
         }
-    text_add(code, "}\n\nDEVICE void take_inputs(inputs<RUN> (&in)[GROUP], const staged& tile, int axis, int last) {\n"
-                   "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
+    text_add(code,
+             "}\n\nDEVICE void take_inputs(inputs<RUN> (&in)[GROUP], const staged& tile, int axis, int last) {\n");
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
-            text_add(
-                code,
-                "        const run<%s, GROUP> t%d = tile.x%d.take<GROUP>(last + e, axis);\n        #pragma unroll\n"
-                "        for (int g = 0; g < GROUP; g++) in[g].r%d.at[e] = t%d.at[g];\n",
-                cuda_type_name(map->operands[k].type), k, k, k, k);
-    text_add(code, "    }\n}\n\n");
+            text_add(code,
+                     "    run<%s, RUN> t%d[GROUP];\n    tile.x%d.turn(t%d, last, axis);\n    #pragma unroll\n"
+                     "    for (int g = 0; g < GROUP; g++) in[g].r%d = t%d[g];\n",
+                     cuda_type_name(map->operands[k].type), k, k, k, k, k);
+    text_add(code, "}\n\n");
 }
 
 /* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. */

@@ -335,6 +335,7 @@ weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph
         kernel->grid[0] = (uint32_t)blocks;
         kernel->grid[1] = kernel->grid[2] = 1;
         kernel->block = THREADS;
+        kernel->is_dependent = device->cuda.major >= 9;
     }
     return WEFT_STATUS_SUCCESS;
 }

@@ -409,6 +409,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(&w);
+    kernel->is_dependent = w.is_pool && device->cuda.major >= 9;
     return arena_print(arena, &step->detail, "%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
                        entries[which], (long long)w.g.taps[0], (long long)w.g.taps[1], (long long)w.g.taps[2], w.run,
                        (long long)w.patch[1], (long long)w.patch[2]);

@@ -6,6 +6,8 @@
              thread where results share bytes (SHARES_BYTES)
    Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES, and locate(), load_inputs(), compute(), printed */
 
+#include "lib/overlap.cuh"
+
 /* The elements after the last whole run of a flat space. A template, so that element() is looked up where it is printed. */
 template <class A> DEVICE void sweep_rest(const A& a, i64 first) {
     constexpr int EACH = SHARES_BYTES ? RUN : 1;
@@ -23,6 +25,7 @@ template <class A> DEVICE void sweep_rest(const A& a, i64 first) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant__ arguments a) {
+    begin_overlapped();
     const i64 step = (i64)gridDim.x * THREADS * UNROLL;
     const i64 runs = a.elements / RUN;
     for (i64 first = (i64)blockIdx.x * THREADS * UNROLL + threadIdx.x; first < runs; first += step) {

@@ -7,7 +7,10 @@
    Limits    RUN divides the last extent, and the width of each staged load the axis
    Params    RUN GROUP THREADS TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(), compute(), printed */
 
+#include "lib/overlap.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS) map_tile(const __grid_constant__ arguments a) {
+    begin_overlapped();
     __shared__ staged tile;
     constexpr int PER_ROW = TILE_LAST / RUN, ALL = TILE_AXIS / GROUP * PER_ROW;
     for (i64 number = blockIdx.x; number < a.tiles; number += gridDim.x) {

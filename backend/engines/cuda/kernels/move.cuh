@@ -5,6 +5,8 @@
              takes bytes of what is written and finds the positions in them
    Params    THREADS UNROLL, and of each part from_t to_t RUN position find() */
 
+#include "lib/overlap.cuh"
+
 template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks) {
     using position = typename part::position;
     using from_t = typename part::from_t;
@@ -44,4 +46,7 @@ template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) move(const __grid_constant__ arguments p) { copy_parts(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) move(const __grid_constant__ arguments p) {
+    begin_overlapped();
+    copy_parts(p);
+}

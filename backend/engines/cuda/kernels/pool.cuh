@@ -4,6 +4,8 @@
    Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
    Params    as window.cuh, and STEP0-2 PATCH1 PATCH2 WANTS_WHERE */
 
+#include "lib/overlap.cuh"
+
 /* Templates, so that what was not printed is not looked up. */
 template <class P> DEVICE void store_values(const P& p, const axis (&axes)[3], const place& to, const length_t (&o)[3], const found& made) {
     if constexpr (HAS_Y) {
@@ -37,6 +39,7 @@ template <class P> DEVICE void store_numbers(const P& p, const axis (&axes)[3], 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_constant__ arguments p) {
+    begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
     for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {

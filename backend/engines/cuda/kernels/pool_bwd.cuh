@@ -5,6 +5,8 @@
    Limits    as pool.cuh
    Params    as pool.cuh, and HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
+#include "lib/overlap.cuh"
+
 constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
 /* Positions before the patch's own that reach it, and all that do. */
 constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, BEFORE2 = (TAPS2 - 1) / STEP2;
@@ -88,6 +90,7 @@ template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __grid_constant__ arguments p) {
+    begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
     for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {

@@ -2,6 +2,21 @@
    Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them without
    conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no bank. */
 
+/* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
+DEVICE void turn_words(u32 (&w)[2]) {
+    const u32 low = __byte_perm(w[0], w[1], 0x5410);
+    w[1] = __byte_perm(w[0], w[1], 0x7632);
+    w[0] = low;
+}
+DEVICE void turn_words(u32 (&w)[4]) {
+    const u32 a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
+    const u32 c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
+    w[0] = __byte_perm(a, b, 0x5410);
+    w[1] = __byte_perm(a, b, 0x7632);
+    w[2] = __byte_perm(c, d, 0x5410);
+    w[3] = __byte_perm(c, d, 0x7632);
+}
+
 template <class T> struct exchange {
     static constexpr int PITCH = (TILE_AXIS * (int)sizeof(T) + 3) / 4 | 1;
     u32 words[TILE_LAST * PITCH + TILE_LAST / RUN];
@@ -16,6 +31,31 @@ template <class T> struct exchange {
         #pragma unroll
         for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) both.words[i] = row[axis * (int)sizeof(T) / 4 + i];
         return both.elements;
+    }
+
+    /* COUNT neighbours along the last dim at each of N along the axis: as many words, whose bytes are dealt out. */
+    template <int COUNT, int N> DEVICE void turn(run<T, COUNT> (&out)[N], int last, int axis) const {
+        if constexpr (sizeof(run<T, N>) == 4 && N > 1 && COUNT % N == 0) {
+            union { u32 words[COUNT / N]; run<T, COUNT> elements; } made[N];
+            #pragma unroll
+            for (int e = 0; e < COUNT; e += N) {
+                u32 w[N];
+                #pragma unroll
+                for (int i = 0; i < N; i++) w[i] = words[row_of(last + e + i) + axis / N];
+                turn_words(w);
+                #pragma unroll
+                for (int i = 0; i < N; i++) made[i].words[e / N] = w[i];
+            }
+            #pragma unroll
+            for (int i = 0; i < N; i++) out[i] = made[i].elements;
+        } else {
+            #pragma unroll
+            for (int e = 0; e < COUNT; e++) {
+                const run<T, N> group = take<N>(last + e, axis);
+                #pragma unroll
+                for (int i = 0; i < N; i++) out[i].at[e] = group.at[i];
+            }
+        }
     }
 
     template <int N> DEVICE void put(int last, int axis, const run<T, N>& r) {
