@@ -15,19 +15,17 @@ enum { HEIGHT = 1, WIDTH = 2, CHANNELS_MAX = 8, PIXEL_BYTES = 16 };
 /* Of outputs, of pixels of dy, or of positions of dx: rows of 16 neighbours
  * each. */
 struct stem_tile {
-  int rows, columns;
+    int rows, columns;
 };
 
 struct stem {
-  struct contraction c;
-  struct conv_geometry g;
-  const struct stem_tile *tile;
-  int64_t warps, stages;
-  int64_t filters, filter_tiles; /* of a block; blocks side by side */
-  int64_t first[3], tiles_p,
-      tiles_q; /* the walk: where it begins, tiles down and across */
-  int64_t tiles, shared_bytes,
-      blocks; /* in all images; of a block; resident ones of a multiprocessor */
+    struct contraction c;
+    struct conv_geometry g;
+    const struct stem_tile *tile;
+    int64_t warps, stages;
+    int64_t filters, filter_tiles;       /* of a block; blocks side by side */
+    int64_t first[3], tiles_p, tiles_q;  /* the walk: where it begins, tiles down and across */
+    int64_t tiles, shared_bytes, blocks; /* in all images; of a block; resident ones of a multiprocessor */
 };
 
 int64_t stem_taps(const struct stem *s);
@@ -35,7 +33,6 @@ int64_t stem_taps(const struct stem *s);
 /* ---- stem_print.c ---- */
 
 /* The kernel, without grid and block. */
-weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s,
-                        struct arena *arena);
+weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct arena *arena);
 
 #endif
