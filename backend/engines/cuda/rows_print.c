@@ -739,7 +739,7 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     print_passes(&p);
     print_row_stores(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    int64_t jobs = walk->tiles * stage->parts, most = walk->is_persistent ? walk->blocks : INT32_MAX;
+    int64_t jobs = walk->tiles * stage->parts, most = walk->is_persistent ? walk->blocks : INT32_MAX / walk->cluster;
     kernel->grid[0] = (uint32_t)((jobs < most ? jobs : most) * walk->cluster);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)walk->threads;
