@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stem family takes, and how it cuts it: kernels/stem.cuh makes
-   results, stem_data.cuh gradients of images, stem_filter.cuh gradients of
-   filters. It must not know text. */
+/* What the stem family takes, and how it cuts it: kernels/stem.cuh makes results, stem_data.cuh gradients of images,
+   stem_filter.cuh gradients of filters. It must not know text. */
 #include "engines/cuda/stem.h"
 #include "engines/cuda/families.h"
 
@@ -41,9 +40,7 @@ static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
 int64_t stem_taps(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
-/* ---- What is served
- * ----------------------------------------------------------------------------------------------
- */
+/* ---- What is served ---------------------------------------------------------------------------------------------- */
 
 static bool is_served(const struct tensor *tensor, weftDataType_t type) {
     return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
@@ -84,9 +81,7 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
     return check_types(s);
 }
 
-/* ---- The result
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- The result -------------------------------------------------------------------------------------------------- */
 
 static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
     if (extent != 1)
@@ -94,8 +89,7 @@ static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
             (struct digit){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
-/* Rows are images and positions, columns channels; of the filter gradient,
- * filters, and taps and channels. */
+/* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. */
 static void find_digits(struct stem *s) {
     const struct conv_geometry *g = &s->g;
     bool is_filter = g->direction == CONV_FILTER;
@@ -117,8 +111,7 @@ static weftStatus_t analyse_result(struct stem *s) {
     TRY(finish_analyse(&s->c));
     if (contraction_elements(&s->c) > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(s->c.node->op));
-    /* Runs stay within the row of an image that a fragment is of; those of dx
-   * begin where padding has it. */
+    /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
     if (s->c.finish.lead == ROW && s->g.direction == CONV_FORWARD)
         s->c.finish.run = (int)gcd(s->c.finish.run, s->g.y.size[WIDTH]);
     if (s->c.finish.lead == ROW && s->g.direction == CONV_DATA)
@@ -126,9 +119,7 @@ static weftStatus_t analyse_result(struct stem *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Tiles
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Pixels of X under a tile, as kernels/lib/pixels.cuh pads them. */
 static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
@@ -158,8 +149,7 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
            most(patch_bytes(s, tile), s->warps * slab);
 }
 
-/* How many positions the walk has along a dimension, and where it begins: see
- * kernels/stem_data.cuh for those of dx. */
+/* How many positions the walk has along a dimension, and where it begins: see kernels/stem_data.cuh for those of dx. */
 static int64_t positions(struct stem *s, int i) {
     const struct conv_geometry *g = &s->g;
     if (g->direction != CONV_DATA)
@@ -177,8 +167,8 @@ static void choose_filters(struct stem *s) {
     s->filter_tiles = s->g.direction == CONV_DATA ? 1 : divide_up(k, s->filters);
 }
 
-/* The tile that wastes least of its outputs and reads least beside them, as
- * many blocks on a multiprocessor as registers allow. */
+/* The tile that wastes least of its outputs and reads least beside them, as many blocks on a multiprocessor as
+   registers allow. */
 static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     int64_t down = positions(s, HEIGHT), across = positions(s, WIDTH), phases = g->stride[HEIGHT] * g->stride[WIDTH];
@@ -211,8 +201,7 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each block of the filter gradient is a part of its sum. Two at least:
- * combine.cuh adds parts. */
+/* Each block of the filter gradient is a part of its sum. Two at least: combine.cuh adds parts. */
 static int64_t blocks_per_filter_tile(const struct stem *s, const struct device *device) {
     int64_t resident = most(s->blocks * device->cuda.multiprocessors / most(s->filter_tiles, 1), 1);
     return s->g.direction == CONV_FILTER ? most(least(s->tiles, resident), 2) : least(s->tiles, resident);
@@ -244,9 +233,7 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The family
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- The family -------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct stem s;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stem family: the first convolutions of networks, whose images have too
-   few channels to fill a tensor core's depth. Pixels are padded to 8 channels
-   on their way into shared memory, never in memory, and a patch of them serves
-   all taps. Filter, stride and dilation are text here, the rest of the geometry
-   are arguments. What follows the sum is the contraction's. */
+/* The stem family: the first convolutions of networks, whose images have too few channels to fill a tensor core's
+   depth. Pixels are padded to 8 channels on their way into shared memory, never in memory, and a patch of them serves
+   all taps. Filter, stride and dilation are text here, the rest of the geometry are arguments. What follows the sum is
+   the contraction's. */
 #ifndef WEFT_ENGINES_CUDA_STEM_H
 #define WEFT_ENGINES_CUDA_STEM_H
 
@@ -12,8 +11,7 @@
 
 enum { HEIGHT = 1, WIDTH = 2, CHANNELS_MAX = 8, PIXEL_BYTES = 16 };
 
-/* Of outputs, of pixels of dy, or of positions of dx: rows of 16 neighbours
- * each. */
+/* Of outputs, of pixels of dy, or of positions of dx: rows of 16 neighbours each. */
 struct stem_tile {
     int rows, columns;
 };
@@ -30,7 +28,7 @@ struct stem {
 
 int64_t stem_taps(const struct stem *s);
 
-/* ---- stem_print.c ---- */
+/* ---- stem_print.c ------------------------------------------------------------------------------------------------ */
 
 /* The kernel, without grid and block. */
 weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct arena *arena);

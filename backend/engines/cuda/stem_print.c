@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text and arguments of the stem family's kernels. It must not know how tiles
- * are chosen. */
+/* Text and arguments of the stem family's kernels. It must not know how tiles are chosen. */
 #include "engines/cuda/stem.h"
 
 static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
 
-/* Whether 8 neighbouring channels of an operand can be copied at a time: they
-   lie side by side, aligned, and nothing else is nearer. */
+/* Whether 8 neighbouring channels of an operand can be copied at a time: they lie side by side, aligned, and nothing
+   else is nearer. */
 static bool has_runs(const struct conv_operand *operand, int64_t channels) {
     int64_t steps = gcd(channels, operand->outer_stride);
     for (int i = HEIGHT; i <= WIDTH; i++)
