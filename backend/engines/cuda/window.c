@@ -15,7 +15,8 @@ enum { THREADS = 256, POOL_THREADS = 128, LONGEST_RUN = 16, UNROLLED_TAPS = 16, 
 /* Of the pool kernels: what registers hold, and what is worth unrolling. */
 enum {
     POOL_RUN = 8,
-    POOL_TAPS = 27,
+    POOL_TAPS = 64,
+    POOL_SHARED_TAPS = 25,
     POOL_LOADS = 64,
     POOL_STEP = 4,
     POOL_SIDES = 9,
@@ -140,7 +141,7 @@ static void find_patch(struct window *w) {
     for (int i = 0; i < 3; i++) {
         w->is_pool = w->is_pool && g->x.size[i] > 0 && g->y.size[i] > 0;
         bool overlaps = g->taps[i] > g->step[i], is_dense = overlaps && g->step[i] == 1;
-        int64_t many = i == 2 || is_dense ? 2 : 1;
+        int64_t many = (i == 2 || is_dense) && product(g->taps) <= POOL_SHARED_TAPS ? 2 : 1;
         w->is_pool = w->is_pool && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
         w->patch[i] = i == 0 || g->y.size[i] == 1 ? 1 : many;
     }
@@ -310,8 +311,9 @@ static bool is_paired(const struct window *w, const struct device *device) {
 
 /* How many blocks of POOL_THREADS a multiprocessor's registers must hold at once. */
 static int blocks_of(const struct window *w, const struct device *device) {
-    bool is_wide_window = product(w->g.taps) > 9;
-    if (computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || is_wide_window)
+    if (product(w->g.taps) > POOL_SHARED_TAPS)
+        return 2;
+    if (computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
         return 3;
     return is_paired(w, device) ? 5 : w->patch[1] * w->patch[2] > 2 ? 3 : 4;
 }
