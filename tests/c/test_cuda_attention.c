@@ -89,6 +89,40 @@ static const struct attention_case cases[] = {
     {"bf16, masked by bits", BF16, BF16, BIT, 2, 4, 4, 4, 100, 130, 64, 64, .bias = {2, 1, 100, 130}, .dropout = 0.5f,
      .forward = "bf16 on tensor cores", .backward = "bf16 on tensor cores", .forward_kernels = 3,
      .backward_kernels = 3},
+    {"bf16 4096 and 64", BF16, BF16, 0, 1, 4, 2, 2, 300, 500, 4096, 64, .is_causal = true,
+     .forward = "bf16 on tensor cores, 128 x 64 tiles in slices",
+     .backward = "bf16 on tensor cores, 64 x 32 tiles in slices", .forward_kernels = 2, .backward_kernels = 4},
+    {"f16 520 and 2048 with everything",
+     F16,
+     F32,
+     F32,
+     2,
+     4,
+     2,
+     1,
+     100,
+     130,
+     520,
+     2048,
+     .bias = {1, 4, 100, 130},
+     .is_causal = true,
+     .is_padded = true,
+     .has_alibi = true,
+     .has_sink = true,
+     .dropout = 0.1f,
+     .forward = "f16 on tensor cores, 64 x 16 tiles",
+     .backward = "f16 on tensor cores, 64 x 32 tiles in slices",
+     .forward_kernels = 2,
+     .backward_kernels = 6},
+    {"float 1024, odd strides", F32, F32, F32, 2, 4, 4, 2, 65, 70, 1024, 1000, .bias = {2, 1, 1, 70}, .is_odd = true,
+     .forward = "float multiply-adds, 32 x 16 tiles", .backward = "float multiply-adds, 64 x 16 tiles in slices",
+     .forward_kernels = 1, .backward_kernels = 5},
+    {"double 2048", F64, F64, F64, 1, 2, 2, 2, 40, 50, 2048, 2048, .bias = {1, 1, 40, 50}, .has_sink = true,
+     .forward = "double multiply-adds, 64 x 16 tiles in slices",
+     .backward = "double multiply-adds, 64 x 16 tiles in slices", .forward_kernels = 2, .backward_kernels = 6},
+    {"fp8 24 and 5000", E4M3, BF16, 0, 1, 2, 1, 1, 40, 50, 24, 5000, .dropout = 0.5f,
+     .forward = "f16 on tensor cores, 64 x 32 tiles", .backward = "bf16 on tensor cores", .forward_kernels = 2,
+     .backward_kernels = 4},
     {"no keys", F32, F32, 0, 2, 2, 2, 2, 70, 0, 16, 16, .forward = "float", .backward = "float", .forward_kernels = 1,
      .backward_kernels = 2},
     {"no queries", F32, F32, 0, 2, 2, 2, 2, 0, 70, 16, 16, .forward = "float", .backward = "float",
@@ -246,11 +280,6 @@ static void workspace_is_linear(void) {
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
-static void wide_heads(struct model *m) {
-    struct attention_case c = {"wide", BF16, BF16, 0, 1, 1, 1, 1, 64, 64, 4096, 64, .dropout = 0};
-    add(m, forward_of(&c));
-}
-
 static void four_bits(struct model *m) {
     struct attention_case c = {"narrow", WEFT_DATA_INT4, F32, 0, 1, 1, 1, 1, 64, 64, 64, 64, .dropout = 0};
     add(m, forward_of(&c));
@@ -262,12 +291,29 @@ static void addition(struct model *m) {
 }
 
 static const struct refused_case refusals[] = {
-    {&cuda_attention, wide_heads,
-     "sdpa_fwd: heads of 4096 and 64 elements need 265040 bytes of shared memory, H200 (described) has 232448. Use "
-     "smaller heads or a narrower data type."},
     {&cuda_attention, four_bits, "sdpa_fwd: tensor (uid 1) has data type i4, which kernels cannot store."},
     {&cuda_attention, addition, "pointwise: this family serves one sdpa_fwd or sdpa_bwd at a time."},
 };
+
+/* Heads of any size fit every device that there is; not one that is smaller. */
+static void memory_may_be_too_small(void) {
+    struct attention_case c = {"wide", BF16, BF16, 0, 1, 1, 1, 1, 64, 64, 1 << 20, 1 << 20, .dropout = 0};
+    struct device device;
+    struct built built;
+    MUST(device_describe_cuda(&device, 7, 5));
+    for (int is_forward = 0; is_forward < 2; is_forward++) {
+        MUST(build_attention(&built, &c, is_forward ? forward_of : backward_of, &device));
+        release(&built);
+    }
+    device.cuda.shared_per_block = 16384;
+    CHECK(build_attention(&built, &c, forward_of, &device) == WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+          "it fits");
+    EXACTLY(status_text(), "%s",
+            "sdpa_fwd: the smallest tile takes 17696 bytes of shared memory, T4 (described) has 16384. Use a narrower "
+            "data type.");
+    status_clear();
+    release(&built);
+}
 
 /* Known, not wanted: a tile of 128 queries takes too many registers with the older compiler there. */
 static const struct spill spills[] = {
@@ -279,6 +325,7 @@ int main(void) {
     allowed_spills = spills;
     build_attention_cases();
     workspace_is_linear();
+    memory_may_be_too_small();
     check_refusals(refusals, COUNT(refusals));
     return compile_wanted(true);
 }

@@ -517,33 +517,46 @@ def test_backward_sizes(name: str, rows: int, columns: int) -> None:
     checks.check(run_backward(case), operands, list(want.values()), magnitude=2000, layouts=["packed"])
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
-def test_backward_types(dtype: str) -> None:
-    """By the definition, from the rounded result and statistics that the backward pass is given."""
-    case = CASES["everything"]
-    inputs = case.inputs(dtype)
-    operands = backward_inputs(case, inputs, dtype)
-    s, sink = case.scores(inputs), case.sinks(inputs)
+def by_definition(case: Case, operands: dict[str, Any]) -> tuple[list[np.ndarray], list[Any]]:
+    """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
+    is given; and of each what is summed in magnitude, where its factors may be rounded."""
+    hq, hk, hv = case.heads
+    s, sink = case.scores(operands), case.sinks(operands)
     stats, d_o = checks.exact(operands["stats"]), checks.exact(operands["dO"])
+    q, k, v = checks.exact(operands["q"]), repeat(operands["k"], hq), repeat(operands["v"], hq)
     with np.errstate(invalid="ignore"):
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
         share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], 6)) - mean)
-    want = [
-        case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], 6)),
-        gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), 2),
-        gather(np.einsum("bhij,bhid->bhjd", weights, d_o), 3),
-        ds.sum(0, keepdims=True),
-        -(share * mean).sum((0, 2), keepdims=True),
-    ]
-    slopes = np.abs(ds)
-    lost = [
-        abs(case.scale) * np.einsum("bhij,bhjd->bhid", slopes, np.abs(repeat(inputs["k"], 6))),
-        gather(abs(case.scale) * np.einsum("bhij,bhid->bhjd", slopes, np.abs(checks.exact(inputs["q"]))), 2),
-        gather(np.einsum("bhij,bhid->bhjd", weights, np.abs(d_o)), 3),
-    ]
-    rounded = [*(checks.roundoff(GRADIENTS[dtype]) * each for each in lost), None, None]
+    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) - mean)
+
+    def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
+        return [
+            scale * np.einsum("bhij,bhjd->bhid", ds, k),
+            gather(scale * np.einsum("bhij,bhid->bhjd", ds, q), hk),
+            gather(np.einsum("bhij,bhid->bhjd", weights, d_o), hv),
+        ]
+
+    want = products(ds, q, k, d_o, case.scale)
+    lost = products(np.abs(ds), np.abs(q), np.abs(k), np.abs(d_o), abs(case.scale))
+    if case.bias and not case.is_mask:
+        want.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
+    if case.sink:
+        want.append(-(share * mean).sum((0, 2), keepdims=True))
+    return want, lost + [None] * (len(want) - len(lost))
+
+
+def rounded_factors(lost: list[Any], dtype: str) -> list[Any]:
+    """What rounding factors to 16 bits may make of each result."""
+    return [None if each is None else checks.roundoff(dtype) * each for each in lost]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
+def test_backward_types(dtype: str) -> None:
+    case = CASES["everything"]
+    operands = backward_inputs(case, case.inputs(dtype), dtype)
+    want, lost = by_definition(case, operands)
+    rounded = rounded_factors(lost, GRADIENTS[dtype])
     for layouts in ["packed", "padded"], ["channels_last"]:
         checks.check(run_backward(case), operands, want, magnitude=200, rounded=rounded, layouts=layouts)
     for out in ["f32", "f32", "bf16", "f32", "f32"], ["f32", "f64", "bf16", "f32", "f64"]:
@@ -656,6 +669,48 @@ def test_gradients_by_torch(name: str) -> None:
     order = {"q": "dQ", "k": "dK", "v": "dV", "bias": "dBias", "sink_token": "dSink_token"}
     want = [leaves[key].grad.numpy() for key in order if key in leaves]
     checks.check(run_backward(case), operands, want, magnitude=1000)
+
+
+# ---- Heads of any size -------------------------------------------------------------------------------------
+
+# Deeper than a GPU multiplies at once: both, q and k alone, v alone, and sizes that no tile divides.
+DEEP = [(272, 272), (520, 520), (1024, 1024), (2048, 2048), (2048, 24), (24, 2048), (1037, 777)]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("depth", "value_depth"), DEEP)
+def test_deep_heads(depth: int, value_depth: int, dtype: str) -> None:
+    case = Case(1, (2, 1, 1), 19, 35, depth, value_depth, depth**-0.5, (1, 2, 19, 35), right=16, sink=True)
+    inputs = case.inputs(dtype)
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = [np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 2))), None, None, None]
+    rounded = rounded_factors(lost, WEIGHTS[dtype])
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, rounded=rounded)
+    operands = backward_inputs(case, inputs, dtype)
+    want, lost = by_definition(case, operands)
+    rounded = rounded_factors(lost, GRADIENTS[dtype])
+    checks.check(run_backward(case), operands, want, magnitude=200, rounded=rounded)
+
+
+def test_deep_heads_with_padding_and_dropout() -> None:
+    """What is not seen may hold anything, in every part of a row."""
+    case = Case(
+        1, (2, 2, 1), 7, 20, 1037, 600, 0.03, (1, 1, 1, 20), seq_len_q=[5], seq_len_kv=[13], dropout=0.25
+    )
+    case.options = {"dropout_probability": 0.25}
+    inputs = case.inputs()
+    inputs["bias"][..., 2] = -INF
+    kept = kept_by(case, 11, 3)
+    operands = backward_inputs(case, inputs, kept=kept)
+    want, grads = forward(case, inputs, kept), backward(case, inputs, operands["dO"], kept)
+    for key in ("q", "o", "dO", "stats"):
+        operands[key][:, :, 5:] = np.nan
+    for key in ("k", "v"):
+        operands[key][:, :, [2, *range(13, 20)]] = INF
+    operands |= {"dropout_seed": np.array([[[[11]]]]), "dropout_offset": np.array([[[[3]]]])}
+    dirty = {key: array for key, array in operands.items() if key not in ("o", "dO", "stats")}
+    checks.check(run_forward(case), dirty, want, magnitude=20)
+    checks.check(run_backward(case), operands, list(grads.values()), magnitude=200)
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------

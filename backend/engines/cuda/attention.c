@@ -40,6 +40,13 @@ struct attention_depth attention_depth_of(int64_t depth, int most) {
     return found;
 }
 
+weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+         "%s: the smallest tile takes %lld bytes of shared memory, %s has %lld. Use a narrower data type.",
+         descriptor_label(region_node(c->region, 0)->op), (long long)shared_bytes, c->device->name,
+         (long long)c->device->cuda.shared_per_block);
+}
+
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps) {
     if (blocks > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s are more than a grid holds. Split the batch.",

@@ -48,11 +48,15 @@ bool attention_wants(const struct cuda_attention *c, const struct tensor *output
 static inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 static inline int64_t round_up(int64_t n, int64_t to) { return divide_up(n, to) * to; }
 
-/* A depth in shared memory: a multiple of 16, and of the chunks that its columns are summed in. */
+/* A depth in shared memory: a multiple of 16, and of the chunks that its columns are summed in, or, where the whole does
+   not fit, come in. */
 struct attention_depth {
     int64_t padded, chunk, chunks;
 };
 struct attention_depth attention_depth_of(int64_t depth, int most);
+
+/* What no tile can change: a device with less shared memory than the smallest one takes. */
+weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes);
 
 /* A kernel's blocks, or an error where they are more than a grid holds. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps);
@@ -75,7 +79,7 @@ void attention_print_tile(struct kernel_print *print, const struct attention_til
 void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *flag);
 
-/* ---- attention_forward.c, attention_backward.c: NOT_SUPPORTED and a sentence where no tile fits the device ---- */
+/* ---- attention_forward.c, attention_backward.c ---- */
 
 weftStatus_t attention_forward_accepts(const struct cuda_attention *c);
 weftStatus_t attention_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,

@@ -25,9 +25,9 @@ enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 
 /* One run of attention_bwd or attention_bwd_bias. */
 struct pass {
-    bool own_is_key, makes_first, makes_second, is_bias;
+    bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
     const struct tensor *first, *second;
-    struct attention_depth depth, value_depth; /* with the chunks that the results are made in */
+    struct attention_depth depth, value_depth; /* with the chunks that results are made in, and slices come in */
     const struct attention_tile *tile;
     int64_t shared_bytes;
     int parts;
@@ -35,11 +35,18 @@ struct pass {
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Columns of a depth that are in shared memory at once. */
+static int64_t held_columns(const struct pass *p, const struct attention_depth *depth) {
+    return p->is_sliced ? depth->chunk : depth->padded;
+}
+
 static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
     int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
-    int64_t rows = t->warps * t->m_tiles * 16, depth = p->depth.padded + pad, value_depth = p->value_depth.padded + pad;
+    int64_t rows = t->warps * t->m_tiles * 16;
+    int64_t depth = held_columns(p, &p->depth) + pad, value_depth = held_columns(p, &p->value_depth) + pad;
     int64_t passing = t->columns * (depth + value_depth) * bytes + (p->own_is_key ? 2 * t->columns * sum : 32);
-    int64_t owned = (rows * depth + (p->makes_first ? rows * value_depth : pad)) * bytes;
+    int64_t slice = p->is_sliced ? t->columns * most(depth, value_depth) : pad;
+    int64_t owned = (rows * depth + (p->makes_first ? rows * value_depth : pad) + slice) * bytes;
     if (p->is_bias)
         return passing + owned + rows * (t->columns + 1) * sum;
     int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
@@ -50,28 +57,34 @@ static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor)
     return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
 }
 
-static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
-    int64_t device_limit = c->device->cuda.shared_per_block, columns = 0;
-    p->parts = is_wide(c, p->first) || is_wide(c, p->second) ? 2 : 1;
-    int limit = attention_most_columns(c, p->parts);
-    p->depth = attention_depth_of(c->depth, p->makes_first && !p->is_bias ? limit : INT32_MAX);
-    p->value_depth = attention_depth_of(c->value_depth, p->makes_second ? limit : INT32_MAX);
-    columns = (p->makes_first && !p->is_bias ? p->depth.chunk : 0) + (p->makes_second ? p->value_depth.chunk : 0);
+/* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time. */
+static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_sliced) {
+    int limit = attention_most_columns(c, p->parts), widest = is_sliced ? c->arithmetic->most_columns : INT32_MAX;
+    bool sums_first = p->makes_first && !p->is_bias;
+    p->is_sliced = is_sliced;
+    p->depth = attention_depth_of(c->depth, sums_first ? limit : widest);
+    p->value_depth = attention_depth_of(c->value_depth, p->makes_second ? limit : widest);
+    int64_t columns = (sums_first ? p->depth.chunk : 0) + (p->makes_second ? p->value_depth.chunk : 0);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        const struct attention_tile *t = &tiles[i].tile;
         bool has_no_registers = tiles[i].is_lean && (p->is_bias || attention_is_rich(c, p->parts));
-        int64_t held = tiles[i].tile.is_held ? p->depth.padded + p->value_depth.padded : 0;
+        int64_t held = t->is_held ? p->depth.padded + p->value_depth.padded : 0;
         if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers || most(columns, held) > tiles[i].most_columns)
             continue;
-        p->tile = &tiles[i].tile;
+        if (is_sliced ? t->is_held : t->warps == 1)
+            continue;
+        p->tile = t;
         p->shared_bytes = shared_bytes(c, p, p->tile);
-        if (p->shared_bytes <= device_limit)
-            return WEFT_STATUS_SUCCESS;
+        if (p->shared_bytes <= c->device->cuda.shared_per_block)
+            return true;
     }
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-         "%s: heads of %lld and %lld elements need %lld bytes of shared memory, %s has %lld. Use smaller heads or a "
-         "narrower data type.",
-         descriptor_label(region_node(c->region, 0)->op), (long long)c->depth, (long long)c->value_depth,
-         (long long)p->shared_bytes, c->device->name, (long long)device_limit);
+    return false;
+}
+
+static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
+    p->parts = is_wide(c, p->first) || is_wide(c, p->second) ? 2 : 1;
+    bool found = choose_tile(p, c, false) || choose_tile(p, c, true);
+    return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
 }
 
 /* The passes that an operation takes: dK and dV together where one block can sum both. */
@@ -133,8 +146,9 @@ static void print_pass(struct kernel_print *print, const struct cuda_attention *
     attention_print_scores(print, c);
     attention_print_tile(print, p->tile, "COLUMNS", p->shared_bytes);
     print_constant(print, "OWN_IS_KEY", p->own_is_key);
-    print_constant(print, "DEPTH", p->depth.padded);
-    print_constant(print, "VALUE_DEPTH", p->value_depth.padded);
+    print_constant(print, "IS_SLICED", p->is_sliced);
+    print_constant(print, "DEPTH", held_columns(p, &p->depth));
+    print_constant(print, "VALUE_DEPTH", held_columns(p, &p->value_depth));
     print_constant(print, "FIRST", p->depth.chunk);
     print_constant(print, "SECOND", p->value_depth.chunk);
     print_constant(print, "PARTS", p->parts);
@@ -232,7 +246,7 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
         TRY(build_sink(c, state, arena));
     if (!count)
         return arena_print(arena, &step->detail, "%s", c->arithmetic->doc);
-    return arena_print(arena, &step->detail, "%s, %d x %d tiles, %d in flight, %d passes", c->arithmetic->doc,
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %d passes", c->arithmetic->doc,
                        passes[0].tile->warps * passes[0].tile->m_tiles * 16, passes[0].tile->columns,
-                       passes[0].tile->stages, count);
+                       passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count);
 }

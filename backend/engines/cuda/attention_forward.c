@@ -36,36 +36,31 @@ static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->
 
 static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
     int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
-    int64_t stage = t->columns * (f->depth.padded + pad + f->value_depth.chunk + pad);
+    int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
     int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
-    return (t->stages * stage + rows * (f->depth.padded + pad) + weights) * bytes + t->stages * t->columns * 4;
+    return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
 }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static weftStatus_t choose_tile(struct forward *f, const struct cuda_attention *c) {
-    int64_t limit = c->device->cuda.shared_per_block, bytes = 0;
-    f->depth = attention_depth_of(c->depth, INT32_MAX);
-    f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
+/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the time. */
+static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
+    f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         const struct attention_tile *t = &tiles[i].tile;
         if (tiles[i].is_mma != c->arithmetic->is_mma || (tiles[i].is_lean && attention_is_rich(c, f->parts)) ||
             f->value_depth.chunk > tiles[i].most_columns || (t->is_held && f->depth.padded > tiles[i].most_columns))
             continue;
+        if (t->warps == 1 && !is_sliced)
+            continue;
         if (t->m_tiles > 1 && f->rows <= tile_rows(t) / 2)
             continue; /* warps without rows help to bring tiles; rows of a warp with others would be for nothing */
-        bytes = shared_bytes(c, t, f);
-        if (bytes > limit)
-            continue;
         f->tile = t;
-        f->shared_bytes = bytes;
-        return WEFT_STATUS_SUCCESS;
+        f->shared_bytes = shared_bytes(c, t, f);
+        if (f->shared_bytes <= c->device->cuda.shared_per_block)
+            return true;
     }
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-         "%s: heads of %lld and %lld elements need %lld bytes of shared memory, %s has %lld. Use smaller heads or a "
-         "narrower data type.",
-         descriptor_label(region_node(c->region, 0)->op), (long long)c->depth, (long long)c->value_depth,
-         (long long)bytes, c->device->name, (long long)limit);
+    return false;
 }
 
 /* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for a
@@ -86,7 +81,9 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     f->groups = c->heads / f->pack;
     f->rows = c->queries * f->pack;
     f->parts = c->arithmetic->is_mma && !o->is_virtual && o->type == WEFT_DATA_FLOAT ? 2 : 1;
-    TRY(choose_tile(f, c));
+    f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
+    if (!choose_tile(f, c, false) && !choose_tile(f, c, true))
+        return attention_refuse(c, f->shared_bytes);
     f->tiles = divide_up(f->rows, tile_rows(f->tile));
     f->splits = count_splits(c, f);
     return WEFT_STATUS_SUCCESS;
@@ -123,7 +120,8 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     kernel_print_init(&print, c->graph);
     attention_print_scores(&print, c);
     attention_print_tile(&print, f->tile, "KEYS", f->shared_bytes);
-    print_constant(&print, "DEPTH", f->depth.padded);
+    print_constant(&print, "DEPTH", f->depth.chunk);
+    print_constant(&print, "IS_SLICED", f->depth.chunks > 1);
     print_constant(&print, "VALUES", f->value_depth.chunk);
     print_constant(&print, "PARTS", f->parts);
     print_constant(&print, "IS_SPLIT", f->splits > 1);
@@ -184,6 +182,7 @@ weftStatus_t attention_forward_build(struct step *step, const struct cuda_attent
         if (f.splits > 1)
             TRY(build_merge(c, &f, &state->kernels[state->count++], arena));
     }
-    return arena_print(arena, &step->detail, "%s, %d x %d tiles, %d in flight, %lld splits", c->arithmetic->doc,
-                       (int)tile_rows(f.tile), f.tile->columns, f.tile->stages, (long long)f.splits);
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %lld splits", c->arithmetic->doc,
+                       (int)tile_rows(f.tile), f.tile->columns, f.depth.chunks > 1 ? " in slices" : "", f.tile->stages,
+                       (long long)f.splits);
 }

@@ -9,8 +9,9 @@
    Pipeline  as attention_fwd: one barrier per tile, the next one on its way
    Memory    own k and v (q and dO), STAGES tiles of q and dO with stats and dO o (k and v), without tensor cores weights
    Skipped   tiles of which nothing is seen; what is not seen is not read
-   Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND STAGES PARTS,
-             runs and features */
+   Sliced    IS_SLICED: rows too deep for shared memory come anew for each tile, DEPTH or VALUE_DEPTH columns at a time
+   Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND STAGES PARTS
+             IS_SLICED, runs and features */
 
 #include "lib/async.cuh"
 #include "lib/mma.cuh"
@@ -75,11 +76,10 @@ template <class P> DEVICE void store_gradients(const P& a, const position& at, c
 }
 
 /* Adds what one tile gives. */
-template <class P> DEVICE void add_tile(const P& a, const position& at, const scores_of_rows& rows, passing& now, const int* spoiled, int mark, bool is_spoiled, bool is_whole, int first, staged_t* scratch, gradients& made) {
-    sum_t s[M_TILES][N][4] = {};
+template <class P> DEVICE void add_tile(const P& a, const position& at, const scores_of_rows& rows, passing& now, const int* spoiled, int mark, bool is_spoiled, bool is_whole, int first, staged_t* scratch, sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients& made) {
     u32 kept[M_TILES][KEPT_WORDS];
     typename tiles::weights<M_TILES, N, PARTS> weights;
-    tiles::scores(s, rows.first, now.first);
+    if constexpr (!IS_SLICED) tiles::scores(s, rows.first, now.first);
     #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         score_tile(a, rows.own[m], first, is_whole, rows.scale, s[m]);
@@ -103,15 +103,14 @@ template <class P> DEVICE void add_tile(const P& a, const position& at, const sc
                 #pragma unroll
                 for (int e = 0; e < 4; e++) left[m][j][e] = is_kept(kept[m], j, e) ? s[m][j][e] : (sum_t)0;
         weights.set(left, scratch);
-        tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights, now.second + at.chunk * SECOND);
+        tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights, now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
     }
     if constexpr (MAKES_FIRST) {
-        sum_t g[M_TILES][N][4] = {};
-        tiles::scores(g, rows.second, now.second);
+        if constexpr (!IS_SLICED) tiles::scores(g, rows.second, now.second);
         #pragma unroll
         for (int m = 0; m < M_TILES; m++) find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
         weights.set(g, scratch);
-        tiles::template results<DEPTH + PAD, FIRST>(made.first, weights, now.first + at.chunk * FIRST);
+        tiles::template results<DEPTH + PAD, FIRST>(made.first, weights, now.first + (IS_SLICED ? 0 : at.chunk * FIRST));
     }
 }
 
@@ -121,6 +120,7 @@ template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
     const int extent = (int)(OWN_IS_KEY ? a.keys : a.queries), last = min(at.first + ROWS, extent);
     const int warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
     const span others = seen_by_any(a, used, at.first, last), common = seen_by_each(a, used, at.first, last);
+    const span own = span{at.first, others.first < others.last ? max(min(last, own_in_use(used)), at.first) : at.first};
     const int begin = others.first / COLUMNS, end = others.first < others.last ? (others.last + COLUMNS - 1) / COLUMNS : begin;
     const int each = end - begin, steps = each * (OWN_IS_KEY ? (int)a.own_share : 1);
 
@@ -131,7 +131,7 @@ template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
     for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS) shared.spoiled[i / COLUMNS][i % COLUMNS] = -1;
     __syncthreads();
     if (steps) {
-        bring_passing(a, at.batch, head_of(0), others, begin * COLUMNS, shared.stages[0]);
+        bring_passing(a, at.batch, head_of(0), others, begin * COLUMNS, at.chunk, shared.stages[0]);
         commit_tiles();
     }
     #pragma unroll 1
@@ -141,10 +141,10 @@ template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
         const int first = (begin + step % each) * COLUMNS;
         const bool is_whole = BIAS == 0 && common.covers(first, first + COLUMNS);
         const bool has_new_head = step % each == 0;
-        const bool has_new_own = step == 0 || (has_new_head && !same_own(a, head, head - 1));
+        const bool has_new_own = !IS_SLICED && (step == 0 || (has_new_head && !same_own(a, head, head - 1)));
         if (has_new_own) {
             if (step) __syncthreads();
-            bring_owned(a, at.batch, head, at.first, others.first < others.last ? min(last, own_in_use(used)) : 0, shared.own);
+            bring_owned(a, at.batch, head, own, at.first, shared.own);
             commit_tiles();
         }
         if (has_new_head) rows.find(a, used, at.batch, head, at.first + warp_first, last - 1);
@@ -155,11 +155,14 @@ template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
         if (has_new_own) rows.load();
         const int next = step + 1;
         const auto bring_next = [&](passing& to) {
-            bring_passing(a, at.batch, head_of(next), others, (begin + next % each) * COLUMNS, to);
+            bring_passing(a, at.batch, head_of(next), others, (begin + next % each) * COLUMNS, at.chunk, to);
             commit_tiles();
         };
         if (STAGES > 1 && next < steps) bring_next(shared.stages[next % STAGES]);
-        if (rows.meets(first)) add_tile(a, at, rows, now, shared.spoiled[step % STAGES], step, is_spoiled, is_whole, first, shared.weights + warp_first * (COLUMNS + PAD), made);
+        const bool meets = rows.meets(first);
+        sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
+        if constexpr (IS_SLICED) add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
+        if (meets) add_tile(a, at, rows, now, shared.spoiled[step % STAGES], step, is_spoiled, is_whole, first, shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
         if (STAGES == 1 && next < steps) {
             __syncthreads();
             bring_next(now);

@@ -44,20 +44,27 @@ template <class P> DEVICE void add_tile(const P& a, i64 batch, i64 head, int que
     const int last = min(query + ROWS, (int)a.queries), warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
     const span keys = seen_by_any(a, used, query, last);
     if (!keys.meets(key, key + COLUMNS)) return;
+    const meeting at{batch, head, span{query, max(min(last, used.queries), query)}, keys, query, key};
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
     __syncthreads();
-    bring_owned(a, batch, head, query, min(last, used.queries), shared.own);
-    bring_passing(a, batch, head, keys, key, shared.other);
-    commit_tiles();
+    if constexpr (!IS_SLICED) {
+        bring_owned(a, batch, head, at.own, query, shared.own);
+        bring_passing(a, batch, head, keys, key, 0, shared.other);
+        commit_tiles();
+    }
     rows.find(a, used, batch, head, query + warp_first, last - 1);
     await_tiles();
     __syncthreads();
     rows.load();
-    if (!rows.meets(key)) return;
+    const bool meets = rows.meets(key);
     sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
-    tiles::scores(s, rows.first, shared.other.first);
-    tiles::scores(g, rows.second, shared.other.second);
+    if constexpr (IS_SLICED) add_all_slices(a, at, rows, shared.own, meets, s, g);
+    if (!meets) return;
+    if constexpr (!IS_SLICED) {
+        tiles::scores(s, rows.first, shared.other.first);
+        tiles::scores(g, rows.second, shared.other.second);
+    }
     #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         u32 kept[KEPT_WORDS];

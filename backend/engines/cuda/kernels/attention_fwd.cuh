@@ -7,9 +7,10 @@
    Memory    queries, STAGES tiles of keys and values, and without tensor cores each warp's weights
    Skipped   tiles that no query of the block sees; a warp without queries only brings tiles. Rows and columns beyond the
              tensors and keys that no query sees are zeros
+   Sliced    IS_SLICED: q and k too deep for shared memory come anew for each tile, DEPTH columns at a time
    Split     IS_SPLIT: `splits` blocks share the keys of one tile and leave sums, which attention_merge joins in order
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
-   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SPLIT IS_PACKED, runs and features */
+   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SLICED IS_SPLIT IS_PACKED, runs and features */
 
 constexpr bool OWN_IS_KEY = false;
 
@@ -69,20 +70,32 @@ template <class P> DEVICE row_place row_of(const P& a, const position& at, int r
 
 /* ---- Bringing ---- */
 
-template <class P> DEVICE void bring_queries(const P& a, const position& at, const lengths& used, memory& shared) {
-    query_carrier::bring(shared.q, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t* {
+/* Columns `column` .. column + DEPTH - 1. */
+template <class P> DEVICE void bring_queries(const P& a, const position& at, const lengths& used, int column, memory& shared) {
+    query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, [&](int i) -> const q_t* {
         if (at.first + i >= a.rows) return nullptr;
         const row_place row = row_of(a, at, at.first + i);
-        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row : nullptr;
+        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row + column * a.q_column : nullptr;
     });
 }
 
-template <class P> DEVICE void bring_keys(const P& a, const position& at, const span& keys, int first, stage& to) {
+/* The same columns. */
+template <class P> DEVICE void bring_keys(const P& a, const position& at, const span& keys, int first, int column, stage& to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const k_t* k = a.k + at.batch * a.k_batch + head / a.key_share * a.k_head;
+    const k_t* k = a.k + at.batch * a.k_batch + head / a.key_share * a.k_head + column * a.k_column;
+    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t* { return keys.has(first + i) ? k + (first + i) * a.k_row : nullptr; });
+}
+
+template <class P> DEVICE void bring_values(const P& a, const position& at, const span& keys, int first, stage& to) {
+    const i64 head = at.group * (IS_PACKED ? a.pack : 1);
     const v_t* v = a.v + at.batch * a.v_batch + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
-    key_carrier::bring(to.k, k, (int)a.depth, a.k_column, [&](int i) -> const k_t* { return keys.has(first + i) ? k + (first + i) * a.k_row : nullptr; });
     value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t* { return keys.has(first + i) ? v + (first + i) * a.v_row : nullptr; });
+}
+
+template <class P> DEVICE void bring_tile(const P& a, const position& at, const span& keys, int first, stage& to) {
+    if constexpr (!IS_SLICED) bring_keys(a, at, keys, first, 0, to);
+    bring_values(a, at, keys, first, to);
+    commit_tiles();
 }
 
 /* ---- Softmax ---- */
@@ -190,9 +203,8 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     for (int i = threadIdx.x; i < STAGES * KEYS; i += THREADS) shared.spoiled[i / KEYS][i % KEYS] = -1;
     __syncthreads();
     if (from < until) {
-        bring_queries(a, at, used, shared);
-        bring_keys(a, at, keys, from * KEYS, shared.stages[from % STAGES]);
-        commit_tiles();
+        if constexpr (!IS_SLICED) bring_queries(a, at, used, 0, shared);
+        bring_tile(a, at, keys, from * KEYS, shared.stages[from % STAGES]);
     }
     #pragma unroll 1
     for (int tile = from; tile < until; tile++) {
@@ -204,17 +216,20 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
         if (!is_whole) is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[tile % STAGES], tile);
         is_spoiled = __syncthreads_or(is_spoiled);
         if (tile == from) q.load();
-        if (STAGES > 1 && tile + 1 < until) {
-            bring_keys(a, at, keys, first + KEYS, shared.stages[(tile + 1) % STAGES]);
-            commit_tiles();
-        }
+        if (STAGES > 1 && tile + 1 < until) bring_tile(a, at, keys, first + KEYS, shared.stages[(tile + 1) % STAGES]);
         bool meets = false;
         #pragma unroll
         for (int m = 0; m < M_TILES; m++)
             meets = meets || rows[m].own[0].seen.meets(first, first + KEYS) || rows[m].own[1].seen.meets(first, first + KEYS);
-        if (__any_sync(0xffffffffu, meets)) {
-            sum_t s[M_TILES][N][4] = {};
-            tiles::scores(s, q, now.k);
+        meets = __any_sync(0xffffffffu, meets);
+        sum_t s[M_TILES][N][4] = {};
+        if constexpr (IS_SLICED)
+            add_slices<DEPTH>(s, q, now.k, a.depth, meets, [&](int column) {
+                bring_queries(a, at, used, column, shared);
+                bring_keys(a, at, keys, first, column, now);
+            });
+        if (meets) {
+            if constexpr (!IS_SLICED) tiles::scores(s, q, now.k);
             #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 sum_t spoil[2];
@@ -231,8 +246,7 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
         }
         if (STAGES == 1 && tile + 1 < until) {
             __syncthreads();
-            bring_keys(a, at, keys, first + KEYS, now);
-            commit_tiles();
+            bring_tile(a, at, keys, first + KEYS, now);
         }
     }
     #pragma unroll

@@ -262,6 +262,20 @@ template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
 DEVICE void commit_tiles() { if constexpr (HAS_ASYNC) commit_copies(); }
 DEVICE void await_tiles() { if constexpr (HAS_ASYNC) await_copies<0>(); }
 
+/* Products of rows too deep for shared memory: both sides come in slices of WIDTH columns, which bring(column) brings. The
+   whole block takes part; `takes`: whether the warp wants the sums. */
+template <int WIDTH, int M, int N, class R, class F> DEVICE void add_slices(sum_t (&s)[M][N][4], const R& own, const staged_t* other, i64 depth, bool takes, F bring) {
+    #pragma unroll 1
+    for (int column = 0; column < depth; column += WIDTH) {
+        __syncthreads();
+        bring(column);
+        commit_tiles();
+        await_tiles();
+        __syncthreads();
+        if (takes) tiles::scores(s, own, other);
+    }
+}
+
 /* What to add to the sums of a row: NaN where it sees a spoiled row, else 0. */
 template <int N> DEVICE void find_spoils(const int* spoiled, int mark, const sum_t (&s)[N][4], sum_t (&spoil)[2]) {
     #pragma unroll

@@ -12,6 +12,7 @@ struct alignas(16) passing {
 struct alignas(16) owned {
     staged_t first[ROWS * (DEPTH + PAD)];
     staged_t second[MAKES_FIRST ? ROWS * (VALUE_DEPTH + PAD) : PAD];
+    staged_t slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* of what passes */
 };
 
 template <class P> DEVICE sum_t growth_of(const P& a) {
@@ -21,58 +22,54 @@ template <class P> DEVICE sum_t growth_of(const P& a) {
 
 /* ---- Bringing ---- */
 
-template <int COUNT, class P> DEVICE void bring_queries(const P& a, i64 batch, i64 head, int from, int until, int first, staged_t* to_q, staged_t* to_d_o) {
-    const q_t* q = a.q + batch * a.q_batch + head * a.q_head;
-    const d_o_t* d_o = a.d_o + batch * a.d_o_batch + head * a.d_o_head;
-    const auto has = [&](int i) { return first + i >= from && first + i < until; };
-    carrier<COUNT, DEPTH, Q_RUN, q_t>::bring(to_q, q, (int)a.depth, a.q_column, [&](int i) -> const q_t* { return has(i) ? q + (first + i) * a.q_row : nullptr; });
-    if constexpr (OWN_IS_KEY || MAKES_FIRST)
-        carrier<COUNT, VALUE_DEPTH, D_O_RUN, d_o_t>::bring(to_d_o, d_o, (int)a.value_depth, a.d_o_column, [&](int i) -> const d_o_t* { return has(i) ? d_o + (first + i) * a.d_o_row : nullptr; });
+/* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
+template <int COUNT, int WIDTH, int RUN, class T> DEVICE void bring_rows(staged_t* to, const T* head, i64 row_step, i64 column_step, const span& rows, int first, int column, i64 columns) {
+    carrier<COUNT, WIDTH, RUN, T>::bring(to, head, (int)columns - column, column_step, [&](int i) -> const T* { return rows.has(first + i) ? head + (first + i) * row_step + column * column_step : nullptr; });
 }
-template <int COUNT, class P> DEVICE void bring_keys(const P& a, i64 batch, i64 head, int from, int until, int first, staged_t* to_k, staged_t* to_v) {
-    const k_t* k = a.k + batch * a.k_batch + head / a.key_share * a.k_head;
-    const v_t* v = a.v + batch * a.v_batch + head / a.value_share * a.v_head;
-    const auto has = [&](int i) { return first + i >= from && first + i < until; };
-    carrier<COUNT, DEPTH, K_RUN, k_t>::bring(to_k, k, (int)a.depth, a.k_column, [&](int i) -> const k_t* { return has(i) ? k + (first + i) * a.k_row : nullptr; });
-    if constexpr (MAKES_FIRST)
-        carrier<COUNT, VALUE_DEPTH, V_RUN, v_t>::bring(to_v, v, (int)a.value_depth, a.v_column, [&](int i) -> const v_t* { return has(i) ? v + (first + i) * a.v_row : nullptr; });
+template <bool IS_KEY, int COUNT, class P> DEVICE void bring_first(const P& a, i64 batch, i64 head, const span& rows, int first, int column, staged_t* to) {
+    if constexpr (IS_KEY) bring_rows<COUNT, DEPTH, K_RUN>(to, a.k + batch * a.k_batch + head / a.key_share * a.k_head, a.k_row, a.k_column, rows, first, column, a.depth);
+    else bring_rows<COUNT, DEPTH, Q_RUN>(to, a.q + batch * a.q_batch + head * a.q_head, a.q_row, a.q_column, rows, first, column, a.depth);
+}
+template <bool IS_KEY, int COUNT, class P> DEVICE void bring_second(const P& a, i64 batch, i64 head, const span& rows, int first, int column, staged_t* to) {
+    if constexpr (IS_KEY) bring_rows<COUNT, VALUE_DEPTH, V_RUN>(to, a.v + batch * a.v_batch + head / a.value_share * a.v_head, a.v_row, a.v_column, rows, first, column, a.value_depth);
+    else bring_rows<COUNT, VALUE_DEPTH, D_O_RUN>(to, a.d_o + batch * a.d_o_batch + head * a.d_o_head, a.d_o_row, a.d_o_column, rows, first, column, a.value_depth);
 }
 
-template <class P> DEVICE void bring_owned(const P& a, i64 batch, i64 head, int first, int until, owned& to) {
-    if constexpr (OWN_IS_KEY) bring_keys<ROWS>(a, batch, head, first, until, first, to.first, to.second);
-    else bring_queries<ROWS>(a, batch, head, first, until, first, to.first, to.second);
+template <class P> DEVICE void bring_owned(const P& a, i64 batch, i64 head, const span& rows, int first, owned& to) {
+    bring_first<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.first);
+    if constexpr (MAKES_FIRST) bring_second<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.second);
 }
 /* Whether two query heads have the same own tiles. */
 template <class P> DEVICE bool same_own(const P& a, i64 head, i64 other) {
     return OWN_IS_KEY && head / a.key_share == other / a.key_share && (!MAKES_FIRST || head / a.value_share == other / a.value_share);
 }
-template <class P> DEVICE void bring_passing(const P& a, i64 batch, i64 head, const span& seen, int first, passing& to) {
-    if constexpr (OWN_IS_KEY) {
-        bring_queries<COLUMNS>(a, batch, head, seen.first, seen.last, first, to.first, to.second);
-        const i64 line = (batch * a.heads + head) * a.queries;
-        for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
-            const i64 query = min((i64)(first + i), a.queries - 1);
-            if constexpr (HAS_ASYNC) {
-                copy_async<sizeof(sum_t)>(to.shifts + i, a.shifts + line + query, true);
-                copy_async<sizeof(sum_t)>(to.dots + i, a.dots + line + query, true);
-            } else {
-                to.shifts[i] = a.shifts[line + query];
-                to.dots[i] = a.dots[line + query];
-            }
+template <class P> DEVICE void bring_statistics(const P& a, i64 batch, i64 head, int first, passing& to) {
+    const i64 line = (batch * a.heads + head) * a.queries;
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
+        const i64 query = min((i64)(first + i), a.queries - 1);
+        if constexpr (HAS_ASYNC) {
+            copy_async<sizeof(sum_t)>(to.shifts + i, a.shifts + line + query, true);
+            copy_async<sizeof(sum_t)>(to.dots + i, a.dots + line + query, true);
+        } else {
+            to.shifts[i] = a.shifts[line + query];
+            to.dots[i] = a.dots[line + query];
         }
-    } else {
-        bring_keys<COLUMNS>(a, batch, head, seen.first, seen.last, first, to.first, to.second);
     }
+}
+/* Sliced: only the columns of `chunk`, where a gradient is a product with them. */
+template <class P> DEVICE void bring_passing(const P& a, i64 batch, i64 head, const span& seen, int first, int chunk, passing& to) {
+    if constexpr (!IS_SLICED || MAKES_FIRST) bring_first<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0, to.first);
+    if constexpr (!IS_SLICED || MAKES_SECOND) bring_second<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0, to.second);
+    if constexpr (OWN_IS_KEY) bring_statistics(a, batch, head, first, to);
 }
 
 /* Of the tiles that gradients are products with. */
 DEVICE bool clear_spoiled(passing& tile, int* spoiled, int mark) {
-    if constexpr (OWN_IS_KEY) {
-        const bool found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_spoiled(tile.first, spoiled, mark);
-        return carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_spoiled(tile.second, spoiled, mark) || found;
-    } else {
-        return carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_spoiled(tile.first, spoiled, mark);
-    }
+    bool found = false;
+    if constexpr (!OWN_IS_KEY) found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_spoiled(tile.first, spoiled, mark);
+    else if constexpr (!IS_SLICED || MAKES_FIRST) found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_spoiled(tile.first, spoiled, mark);
+    if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND)) found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_spoiled(tile.second, spoiled, mark) || found;
+    return found;
 }
 
 /* ---- The scores of own rows ---- */
@@ -121,6 +118,26 @@ struct scores_of_rows {
         return __any_sync(0xffffffffu, found);
     }
 };
+
+/* Whose rows meet: those that a block owns, from own_first on, and those that pass, from first on. */
+struct meeting {
+    i64 batch, head;
+    span own, others;
+    int own_first, first;
+};
+
+/* The products that scores, and gradients of weights, are made of, where they come by slices. */
+template <class P> DEVICE void add_all_slices(const P& a, const meeting& at, const scores_of_rows& rows, owned& tile, bool takes, sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4]) {
+    add_slices<DEPTH>(s, rows.first, tile.slice, a.depth, takes, [&](int column) {
+        bring_first<OWN_IS_KEY, ROWS>(a, at.batch, at.head, at.own, at.own_first, column, tile.first);
+        bring_first<!OWN_IS_KEY, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
+    });
+    if constexpr (MAKES_FIRST)
+        add_slices<VALUE_DEPTH>(g, rows.second, tile.slice, a.value_depth, takes, [&](int column) {
+            bring_second<OWN_IS_KEY, ROWS>(a, at.batch, at.head, at.own, at.own_first, column, tile.second);
+            bring_second<!OWN_IS_KEY, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
+        });
+}
 
 /* Scores become e^(score - stats). Statistics are at least the score; rounded, they may be less. */
 DEVICE void find_probabilities(const scores_of_rows& rows, int m, const passing& now, sum_t (&s)[N][4]) {
