@@ -39,9 +39,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = divide_up(elements * d.c.splits * (int64_t)sizeof(float), 64) * 64;
     }
     return arena_print(arena, &step->detail,
-                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld "
-                       "channels, %lld segments of %lld rows, "
-                       "%d parts, %d operations behind",
+                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channels, %lld segments of "
+                       "%lld rows, %d parts, %d operations behind",
                        d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), (long long)d.strip,
                        (long long)d.strips, (long long)d.channels, (long long)d.segments, (long long)d.segment_rows,
                        d.c.splits, d.c.region->count - 1);
@@ -49,8 +48,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_depthwise = {
     .name = "cuda.depthwise",
-    .doc = "a convolution with one channel per group, and the pointwise "
-           "operations behind it",
+    .doc = "a convolution with one channel per group, and the pointwise operations behind it",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,

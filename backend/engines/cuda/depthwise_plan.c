@@ -175,16 +175,14 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
         registers = 256;
         if (!choose_strip(d, REGISTERS_MOST))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: its %lld taps and the %lld rows of sums on their way exceed "
-                 "the registers",
+                 "%s: its %lld taps and the %lld rows of sums on their way exceed the registers",
                  descriptor_label(d->c.node->op), (long long)depthwise_taps(d), (long long)slots(d));
     }
     choose_strips(d);
     while (!choose_stages(d, device, registers)) {
         if (d->strips == 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: the rows under its filter, %lld bytes, exceed the shared "
-                 "memory of a block",
+                 "%s: the rows under its filter, %lld bytes, exceed the shared memory of a block",
                  descriptor_label(d->c.node->op), (long long)(STAGES_LEAST * d->stage_bytes));
         set_strips(d, d->strips - 1);
     }

@@ -68,9 +68,8 @@ static weftStatus_t check_node(const struct depthwise *d, const struct device *d
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: copies that pass by the registers begin with sm_80", label);
     if (d->g.c != 1 || d->g.k != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: its groups have %lld channels in and %lld out. One of each is "
-             "served.",
-             label, (long long)d->g.c, (long long)d->g.k);
+             "%s: its groups have %lld channels in and %lld out. One of each is served.", label, (long long)d->g.c,
+             (long long)d->g.k);
     if (!is_served(image) || !is_served(second))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s and %s: floats of 8 to 32 bits in memory are served", label,
              descriptor_label(&image->base), descriptor_label(&second->base));

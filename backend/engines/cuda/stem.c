@@ -53,8 +53,7 @@ static weftStatus_t check_types(const struct stem *s) {
     bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
     if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: %s and %s: tensors of one 16-bit float type, with products "
-             "summed in float, are served",
+             "%s: %s and %s: tensors of one 16-bit float type, with products summed in float, are served",
              descriptor_label(&op->base), descriptor_label(&a->base), descriptor_label(&b->base));
     return WEFT_STATUS_SUCCESS;
 }
@@ -67,9 +66,7 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: products of 16 halves begin with sm_80", label);
     if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: one group of at most %d channels in at most two dimensions is "
-             "served",
-             label, CHANNELS_MAX);
+             "%s: one group of at most %d channels in at most two dimensions is served", label, CHANNELS_MAX);
     if (stem_taps(s) < TAPS_LEAST || stem_taps(s) > TAPS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
              (long long)stem_taps(s), TAPS_LEAST, TAPS_MAX);
@@ -264,16 +261,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = divide_up(elements * s.c.splits * (int64_t)sizeof(float), 64) * 64;
     }
     return arena_print(arena, &step->detail,
-                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, "
-                       "%d parts, %d operations behind",
+                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
                        s.tile->rows, s.tile->columns, (long long)s.filters, (long long)stem_taps(&s), s.c.splits,
                        s.c.region->count - 1);
 }
 
 const struct family cuda_stem = {
     .name = "cuda.stem",
-    .doc = "a convolution of images of at most 8 channels or a gradient of it, "
-           "and the pointwise operations behind it",
+    .doc = "a convolution of images of at most 8 channels or a gradient of it, and the pointwise operations behind it",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,

@@ -7,7 +7,7 @@
              walk            |band 0   |band 1   |...      registers and are on their way STAGES - 1 bands early; one barrier per band
    Memory    STAGES bands; the taps come in through the last one
    Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
-   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN STAGES THREADS BLOCKS image_t filter_t sum_t index */
+   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS STAGES THREADS BLOCKS image_t filter_t sum_t index */
 #include "lib/async.cuh"
 #include "lib/lattice.cuh"
 

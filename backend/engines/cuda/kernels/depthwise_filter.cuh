@@ -5,7 +5,7 @@
    Order     patches from the first to the last, then strips, then, in combine.cuh, the parts of the blocks: the same bits in every run
    Memory    STAGES bands of X and dY; the strips meet in the first one
    Limits    as depthwise.cuh
-   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
+   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
 #include "lib/async.cuh"
 #include "lib/lattice.cuh"
 

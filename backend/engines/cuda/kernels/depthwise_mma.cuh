@@ -9,7 +9,7 @@
              walk  |band 0   |band 1   |...      channels of a pixel meet in one thread: one more barrier per row
    Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. What is not finite in X reaches, times 0, all 8 outputs
              of a strip that sees it: they become NaN
-   Params    TAPS_* STEP_H SPREAD_H DILATION_* STRIPS CHANNELS IMAGE_RUN STAGES THREADS BLOCKS RUN image_t sum_t index */
+   Params    TAPS_* STEP_H SPREAD_H DILATION_* STRIPS CHANNELS IMAGE_RUN BAND_PERIODS STAGES THREADS BLOCKS RUN image_t sum_t index */
 #include "lib/async.cuh"
 #include "lib/mma.cuh"
 #include "lib/lattice.cuh"

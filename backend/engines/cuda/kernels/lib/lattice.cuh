@@ -120,7 +120,7 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     }
 };
 
-/* STEPS neighbours of this thread's strip, as floats. */
+/* COUNT neighbours from where this thread's strip begins, as floats; strips are FIRST_STEP columns apart. */
 template <int COUNT, int FIRST_STEP, class B> DEVICE void read_strip(float (&x)[COUNT], const B& band, int plane, int row) {
     const auto* from = band.row(plane, row) + own_strip() * FIRST_STEP * B::COLUMN_PITCH + own_channel() * B::CHANNEL_PITCH;
     #pragma unroll
