@@ -43,7 +43,8 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the time. */
+/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the
+   time. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
     f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
