@@ -34,9 +34,10 @@ struct window {
     int run;
     bool is_wide; /* numbers of the geometry pass 32 bits */
     bool has_y, has_index;
-    bool is_pool;     /* patches of neighbours, by the pool kernels */
-    int64_t patch[3]; /* positions along each axis that a thread makes; of dx, steps of windows */
-    int64_t rows;     /* patches along the second axis that neighbouring threads take */
+    bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
+    bool is_pool;          /* patches of neighbours, by the pool kernels */
+    int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
+    int64_t rows;          /* patches along the second axis that neighbouring threads take */
 };
 
 /* The tensor that is made: positions are counted in its memory order. */
@@ -153,6 +154,18 @@ static void find_patch(struct window *w) {
     w->rows = w->is_pool && w->run > 1 && patches(w, 1) >= POOL_ROWS ? POOL_ROWS : 1;
 }
 
+/* How many channels go at once, and what a thread makes of them. */
+static void find_walk(struct window *w) {
+    const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
+    int64_t run = gcd(LONGEST_RUN, w->g.c);
+    for (int k = 0; k < 4; k++)
+        if (is_used(w, operands[k]))
+            run = gcd(run, channels_per_access(operands[k]));
+    w->run = (int)run;
+    find_reach(w);
+    find_patch(w);
+}
+
 /* ---- Analysis ----------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t analyse(struct window *w, const struct region *region) {
@@ -172,15 +185,39 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     w->has_y = g->backward || is_stored(region, g->y.tensor);
     w->has_index = g->backward ? g->index.tensor != NULL : is_stored(region, g->index.tensor);
     const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
-    int64_t run = gcd(LONGEST_RUN, g->c);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++)
         TRY(check_tensor(w, operands[k]->tensor));
-        if (is_used(w, operands[k]))
-            run = gcd(run, channels_per_access(operands[k]));
+    find_walk(w);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
+   patches that they reach. */
+static bool finds_first(const struct window *w) {
+    bool overlaps = w->g.taps[0] > w->g.step[0] || w->g.taps[1] > w->g.step[1] || w->g.taps[2] > w->g.step[2];
+    return w->g.backward && is_used(w, &w->g.saved) && overlaps && product(w->g.taps) < INT8_MAX;
+}
+
+/* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. */
+static weftStatus_t split(struct window passes[2], const struct window *w, struct arena *arena) {
+    struct tensor *numbers;
+    TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
+    numbers->type = WEFT_DATA_INT8;
+    numbers->alignment = 16;
+    for (int i = 0; i < 2; i++) {
+        passes[i] = *w;
+        passes[i].g.index = w->g.y;
+        passes[i].g.index.tensor = numbers;
+        passes[i].has_index = passes[i].index_is_scratch = true;
     }
-    w->run = (int)run;
-    find_reach(w);
-    find_patch(w);
+    struct resample_geometry *first = &passes[0].g;
+    first->backward = passes[0].has_y = false;
+    first->x = first->saved;
+    first->saved.tensor = NULL;
+    first->alpha = 1;
+    first->beta = 0;
+    for (int i = 0; i < 2; i++)
+        find_walk(&passes[i]);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -226,7 +263,9 @@ static void print_operand(struct kernel_print *print, const struct window *w, co
                           const char *name, const char *pointer) {
     char text[32];
     weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
-    if (is_used(w, operand))
+    if (operand == &w->g.index && w->index_is_scratch)
+        print_scratch(print, cuda_type_name(type), 0, pointer);
+    else if (is_used(w, operand))
         print_pointer(print, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
     snprintf(text, sizeof text, "%s_t", pointer);
     print_type(print, text, type);
@@ -384,37 +423,55 @@ static void print_geometry(struct kernel_print *print, const struct window *w) {
     }
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
-    (void)knobs;
-    struct window w;
-    struct cuda_step *state;
+static const char *const entries[] = {"window", "window_bwd", "pool", "pool_bwd"};
+
+static int entry_of(const struct window *w) { return w->g.backward + 2 * w->is_pool; }
+
+static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, const struct device *device,
+                                 struct arena *arena) {
+    static const char *const files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh"};
     struct kernel_print print;
-    TRY(analyse(&w, &step->region));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    if (turns_of(&w) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    kernel_print_init(&print, step->region.graph);
-    print_constants(&print, &w, device);
-    print_geometry(&print, &w);
+    kernel_print_init(&print, w->region->graph);
+    print_constants(&print, w, device);
+    print_geometry(&print, w);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
-             w.is_pool ? "#include \"lib/pool.cuh\"\n" : "");
-    print_locate(&print, &w);
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
-    const char *files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh"};
-    const char *entries[] = {"window", "window_bwd", "pool", "pool_bwd"};
-    int which = w.g.backward + 2 * w.is_pool;
-    TRY(kernel_finish(&print, kernel, files[which], entries[which], arena));
-    int64_t blocks = (turns_of(&w) + threads_of(&w) - 1) / threads_of(&w);
+             w->is_pool ? "#include \"lib/pool.cuh\"\n" : "");
+    print_locate(&print, w);
+    TRY(kernel_finish(&print, kernel, files[entry_of(w)], entries[entry_of(w)], arena));
+    int64_t blocks = (turns_of(w) + threads_of(w) - 1) / threads_of(w);
     int64_t most = (int64_t)device->cuda.multiprocessors * 256;
     kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)threads_of(&w);
-    kernel->is_dependent = w.is_pool && device->cuda.major >= 9;
-    return arena_print(arena, &step->detail, "%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
-                       entries[which], (long long)w.g.taps[0], (long long)w.g.taps[1], (long long)w.g.taps[2], w.run,
-                       (long long)w.patch[1], (long long)w.patch[2]);
+    kernel->block = (uint32_t)threads_of(w);
+    kernel->is_dependent = w->is_pool && device->cuda.major >= 9;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct window passes[2];
+    struct cuda_step *state;
+    int count = 1;
+    TRY(analyse(&passes[0], &step->region));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (turns_of(&passes[0]) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    if (finds_first(&passes[0])) {
+        struct window whole = passes[0];
+        TRY(split(passes, &whole, arena));
+        step->workspace_bytes = tensor_bytes(passes[0].g.index.tensor);
+        count = 2;
+    }
+    for (int i = 0; i < count; i++)
+        if (turns_of(&passes[i]) > 0)
+            TRY(build_kernel(&state->kernels[state->count++], &passes[i], device, arena));
+    const struct window *w = &passes[count - 1];
+    return arena_print(
+        arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
+        count > 1 ? "maxima first, " : "", entries[entry_of(w)], (long long)w->g.taps[0], (long long)w->g.taps[1],
+        (long long)w->g.taps[2], w->run, (long long)w->patch[1], (long long)w->patch[2]);
 }
 
 const struct family cuda_window = {
