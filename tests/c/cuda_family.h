@@ -143,6 +143,8 @@ static inline void check_launches(const char *name, const struct built *built, c
         for (int axis = 0; axis < 3; axis++)
             CHECK(kernel->grid[axis] >= 1 && kernel->grid[axis] <= device->cuda.max_grid[axis],
                   "%s: kernel %d: %u blocks along axis %d", name, i, kernel->grid[axis], axis);
+        CHECK(device->cuda.major >= 9 || (!kernel->is_dependent && !kernel->cluster),
+              "%s: kernel %d overlaps or clusters where chips cannot", name, i);
         CHECK((int64_t)kernel->shared_bytes <= device->cuda.shared_per_block, "%s: %u shared bytes", name,
               kernel->shared_bytes);
         CHECK(kernel->block % 32 == 0 && kernel->block >= 32 && kernel->block <= 1024, "%s: %u threads", name,
