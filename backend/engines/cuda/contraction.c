@@ -191,7 +191,6 @@ weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct 
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->finish.run;
     print_common(&print, c);
-    print_constant(&print, "IS_DEPENDENT", c->overlaps);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
     finish_print(&print, c);
@@ -203,7 +202,6 @@ weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct 
     TRY(kernel_finish(&print, kernel, "combine.cuh", "combine", arena));
     kernel->grid[0] = grid_of((runs + COMBINE_THREADS - 1) / COMBINE_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->is_dependent = c->overlaps;
     kernel->block = COMBINE_THREADS;
     return WEFT_STATUS_SUCCESS;
 }

@@ -98,8 +98,7 @@ struct contraction {
     bool is_small;  /* all indices fit in 31 bits */
     bool has_k16;   /* mma.sync takes 16 halves at a time, from sm_80 on; 8 before */
     const struct tile *tile;
-    int splits;    /* of DEPTH; sums of parts meet in the workspace */
-    bool overlaps; /* what brings them together is launched while they are made, from sm_90 on */
+    int splits; /* of DEPTH; sums of parts meet in the workspace */
     int64_t steps_per_split;
     double seconds;
 };

@@ -136,7 +136,6 @@ static void print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
-    print_constant(print, "SHARES_A", tile->shares_a);
     print_constant(print, "GROUP_TILES", GROUP_TILES);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
@@ -144,10 +143,9 @@ static void print_tile(struct kernel_print *print, const struct hopper *h) {
 
 static void print_walk(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int64_t height = hopper_tile_rows(tile), width = hopper_tile_columns(tile);
-    int64_t rows = digits_extent(&h->c.digits[ROW]);
+    int64_t height = (int64_t)tile->rows * tile->cluster, rows = digits_extent(&h->c.digits[ROW]);
     int64_t columns = digits_extent(&h->c.digits[COLUMN]);
-    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + width - 1) / width;
+    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");
     print_number(print, h->steps, "steps");
@@ -208,7 +206,6 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     if (elements == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     if (h.splits > 1) {
-        h.c.overlaps = true;
         TRY(contraction_build_combine(&state->kernels[1], &h.c, arena));
         step->workspace_bytes = (elements * h.splits * (int64_t)sizeof(float) + 63) / 64 * 64;
     }

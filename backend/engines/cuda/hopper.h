@@ -38,7 +38,6 @@ struct positions {
 
 struct hopper_tile {
     int rows, columns, row_blocks, stages, cluster;
-    bool shares_a;     /* blocks of a cluster lie side by side and share A; else one above the other and share B */
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long depth */
 };
 
@@ -68,13 +67,11 @@ weftStatus_t hopper_shape(struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum { HOPPER_TILE_ROWS = 25, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
+enum { HOPPER_TILE_ROWS = 24, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
-/* Extents of a cluster's tile, and how many there are, over the batch. */
-int64_t hopper_tile_rows(const struct hopper_tile *tile);
-int64_t hopper_tile_columns(const struct hopper_tile *tile);
+/* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 
 /* ---- hopper_print.c: text, maps and arguments ---- */

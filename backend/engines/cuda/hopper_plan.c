@@ -5,15 +5,12 @@
 /* Efficiencies and the numbers below are fitted to 33 products of the side-by-side suite, each timed with every tile
    on an H200: what they choose is 1 % slower than the best tile, on geometric mean. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
-    {256, 192, 2, 3, 2, false, 0.96}, {128, 256, 1, 4, 2, false, 0.90}, {128, 256, 1, 4, 1, false, 0.94},
-    {256, 128, 2, 4, 1, false, 0.91}, {256, 160, 2, 4, 1, false, 0.95}, {128, 192, 1, 4, 2, false, 0.90},
-    {128, 192, 1, 4, 1, false, 0.96}, {128, 160, 1, 5, 1, false, 0.90}, {128, 128, 1, 6, 2, false, 0.86},
-    {128, 128, 1, 6, 1, false, 0.94}, {128, 96, 1, 7, 1, false, 0.74},  {256, 64, 2, 5, 1, false, 0.71},
-    {128, 64, 1, 8, 1, false, 0.80},  {128, 32, 1, 9, 1, false, 0.40},  {256, 192, 2, 3, 1, false, 0.96},
-    {128, 16, 1, 11, 1, false, 0.30}, {192, 192, 1, 3, 1, false, 0.94}, {256, 128, 2, 4, 2, false, 0.89},
-    {192, 128, 1, 5, 1, false, 0.94}, {256, 96, 2, 5, 1, false, 0.85},  {256, 160, 2, 4, 2, false, 0.90},
-    {128, 224, 1, 5, 1, false, 0.88}, {192, 160, 1, 5, 1, false, 0.97}, {256, 32, 2, 6, 1, false, 0.36},
-    {128, 64, 1, 8, 2, true, 0.90},
+    {256, 192, 2, 3, 2, 0.96}, {128, 256, 1, 4, 2, 0.90}, {128, 256, 1, 4, 1, 0.94}, {256, 128, 2, 4, 1, 0.91},
+    {256, 160, 2, 4, 1, 0.95}, {128, 192, 1, 4, 2, 0.90}, {128, 192, 1, 4, 1, 0.96}, {128, 160, 1, 5, 1, 0.90},
+    {128, 128, 1, 6, 2, 0.86}, {128, 128, 1, 6, 1, 0.94}, {128, 96, 1, 7, 1, 0.74},  {256, 64, 2, 5, 1, 0.71},
+    {128, 64, 1, 8, 1, 0.80},  {128, 32, 1, 9, 1, 0.40},  {256, 192, 2, 3, 1, 0.96}, {128, 16, 1, 11, 1, 0.30},
+    {192, 192, 1, 3, 1, 0.94}, {256, 128, 2, 4, 2, 0.89}, {192, 128, 1, 5, 1, 0.94}, {256, 96, 2, 5, 1, 0.85},
+    {256, 160, 2, 4, 2, 0.90}, {128, 224, 1, 5, 1, 0.88}, {192, 160, 1, 5, 1, 0.97}, {256, 32, 2, 6, 1, 0.36},
 };
 
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
@@ -35,17 +32,10 @@ static double elements_of(const struct hopper *h) {
 
 static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
 
-int64_t hopper_tile_rows(const struct hopper_tile *tile) {
-    return (int64_t)tile->rows * (tile->shares_a ? 1 : tile->cluster);
-}
-
-int64_t hopper_tile_columns(const struct hopper_tile *tile) {
-    return (int64_t)tile->columns * (tile->shares_a ? tile->cluster : 1);
-}
-
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
-    return digits_extent(&h->c.digits[BATCH]) * tiles_along(digits_extent(&h->c.digits[ROW]), hopper_tile_rows(tile)) *
-           tiles_along(digits_extent(&h->c.digits[COLUMN]), hopper_tile_columns(tile));
+    return digits_extent(&h->c.digits[BATCH]) *
+           tiles_along(digits_extent(&h->c.digits[ROW]), (int64_t)tile->rows * tile->cluster) *
+           tiles_along(digits_extent(&h->c.digits[COLUMN]), tile->columns);
 }
 
 static double memory_seconds(const struct hopper *h, const struct device *device) {
@@ -62,8 +52,7 @@ static double predict(const struct hopper *h, const struct device *device, const
     double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
     double units = (double)hopper_tiles(h, tile) * splits, waves = (double)(int64_t)((units + clusters - 1) / clusters);
     double steps = (double)tiles_along(h->steps, splits), area = (double)tile->rows * tile->columns;
-    double lines = tile->shares_a ? (double)tile->rows / tile->cluster + tile->columns
-                                  : tile->rows + (double)tile->columns / tile->cluster;
+    double lines = tile->rows + (double)tile->columns / tile->cluster;
     double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
     double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
     step = step > fill ? step : fill;
@@ -89,8 +78,7 @@ static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * 
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.finish.lead == ROW;
-    int shared = tile->shares_a ? FACTOR_A : FACTOR_B;
-    if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[shared].is_image))
+    if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[FACTOR_B].is_image))
         return false;
     if (is_deep(tile) && (h->c.finish.count > 1 || !finish_find_half(&h->c)))
         return false;
@@ -98,7 +86,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     for (int f = 0; f < FACTORS; f++)
         if (!h->view[f].along_depth &&
-            (f == FACTOR_A ? tile->rows : tile->columns) % (64 * (f == shared ? tile->cluster : 1)))
+            (f == FACTOR_A ? tile->rows : tile->columns) % (64 * (f == FACTOR_B ? tile->cluster : 1)))
             return false;
     return tile->columns > 32 || lead_is_row || digits_extent(&h->c.digits[COLUMN]) <= 32;
 }

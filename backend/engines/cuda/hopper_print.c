@@ -13,9 +13,7 @@ static int block_of(const struct hopper *h, int factor) {
     return factor == FACTOR_A ? h->tile->rows : h->tile->columns;
 }
 
-static bool is_shared(const struct hopper *h, int factor) {
-    return h->tile->cluster > 1 && factor == (h->tile->shares_a ? FACTOR_A : FACTOR_B);
-}
+static bool is_shared(const struct hopper *h, int factor) { return factor == FACTOR_B && h->tile->cluster > 1; }
 
 /* Rows of 128 bytes along the depth are one box, or one for each block of a cluster; slabs are a box each. */
 static int box_count(const struct hopper *h, int factor) {

@@ -1,12 +1,9 @@
 /* combine: C[z,i,j] = finish(sum over splits of the parts in the workspace)                         any types, sm_75 and up
    Formula   parts are added from the first to the last, so that every run gives the same bits; finish() is printed
    Tile      a thread takes RUN neighbours of the result
-   Overlap   IS_DEPENDENT: launched while the sums are made, and waits for them itself; sm_90
-   Params    THREADS RUN LEAD_IS_ROW IS_DEPENDENT sum_t index position */
-#include "lib/ptx_sm90.cuh"
+   Params    THREADS RUN LEAD_IS_ROW sum_t index position */
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ arguments p) {
-    if constexpr (IS_DEPENDENT) wait_for_previous_kernel();
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
         run<sum_t, RUN> sum = load_run<sum_t, RUN>(p.partial + at * RUN);
         for (i64 part_of = 1; part_of < p.splits; part_of++) {

@@ -3,8 +3,7 @@
              and the three convolutions are one kernel; finish() is what follows the sum
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps
              of 128 bytes; persistent over tiles
-   Cluster   CLUSTER blocks stacked along i share the tile of B, or side by side along j that of A (SHARES_A): each loads its boxes
-             of it and sends them to all
+   Cluster   CLUSTER blocks stacked along i share the tile of B: each loads its boxes of it and sends them to all
    Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
              math           |mma 0 |mma 1 |mma 2 |mma 3 |...   finished[s]: slot s may be refilled, in every block of the cluster
@@ -14,13 +13,13 @@
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER SHARES_A GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
              instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
-             slower for images. Unsigned indices behind the sum: the compiler keeps an address per access, and spills */
+             slower for images. Sharing A in clusters: no gain for few rows. Launching combine.cuh early: 10 % slower. Unsigned indices behind the sum: the compiler keeps an address per access, and spills */
 
 constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
 #include "lib/slabs.cuh"
@@ -38,7 +37,7 @@ constexpr u32 BARRIERS = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * S
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
 static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
-static_assert((SHARES_A ? A_BOXES : B_BOXES) % CLUSTER == 0, "each block of a cluster loads its share of a factor");
+static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
 static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
 static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
@@ -58,7 +57,7 @@ struct pipeline_cursor {
 /* ---- Which tile ---- */
 
 struct tile_walk : place {
-    i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N, or BLOCK_M x CLUSTER * BLOCK_N */
+    i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
     DEVICE tile_walk(const arguments& p) : tile(blockIdx.x / CLUSTER) { locate(p); }
     DEVICE bool more(const arguments& p) const { return tile < (i32)p.tiles; }
     DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER; locate(p); }
@@ -72,9 +71,8 @@ struct tile_walk : place {
         if constexpr (HAS_PHASES) z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
         const u32 band = divide(within, p.tiles_per_band), inside = within - band * p.tiles_per_band.value;
         const u32 left = (u32)p.tiles_m - band * GROUP_TILES, height = left - 1 < GROUP_TILES ? left : GROUP_TILES;
-        const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, below = SHARES_A ? 1 : CLUSTER, beside = SHARES_A ? CLUSTER : 1;
-        row = (i32)((band * GROUP_TILES + inside % height) * below + rank % below) * BLOCK_M;
-        column = (i32)(inside / height * beside + rank % beside) * BLOCK_N;
+        row = (i32)((band * GROUP_TILES + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
+        column = (i32)(inside / height) * BLOCK_N;
         find_entry(p, *this);
     }
     DEVICE i32 first_step(const arguments& p) const { return IS_SPLIT ? (i32)(split * p.steps_per_split) : 0; }
@@ -89,8 +87,8 @@ struct tile_walk : place {
 /* ---- The loader: one thread keeps STAGES slots full ---- */
 
 DEVICE void load_tiles(const arguments& p, tile_walk at) {
-    constexpr int A_SHARE = SHARES_A ? A_BOXES / CLUSTER : A_BOXES, B_SHARE = SHARES_A ? B_BOXES : B_BOXES / CLUSTER;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0, first_a = SHARES_A ? rank * A_SHARE : 0, first_b = SHARES_A ? 0 : rank * B_SHARE;
+    constexpr int B_SHARE = B_BOXES / CLUSTER;
+    const int first_box = CLUSTER > 1 ? cluster_rank() * B_SHARE : 0;
     pipeline_cursor fill;
     for (; at.more(p); at.advance(p)) {
         depth k(p, at, at.first_step(p));
@@ -99,10 +97,9 @@ DEVICE void load_tiles(const arguments& p, tile_walk at) {
             wait(finished(fill.slot), fill.phase ^ 1);
             arrive_expecting(full, SLOT_BYTES); /* boxes that hang over an edge still count in full */
             #pragma unroll
-            for (int box = first_a; box < first_a + A_SHARE; ++box)
-                load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
+            for (int box = 0; box < A_BOXES; ++box) load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
             #pragma unroll
-            for (int box = first_b; box < first_b + B_SHARE; ++box)
+            for (int box = first_box; box < first_box + B_SHARE; ++box)
                 load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b + box * B_BOX_BYTES, full);
             k.advance(p, at);
             fill.advance();
