@@ -140,7 +140,7 @@ static const struct family_case cases[] = {
     {&cuda_depthwise, halving_data, "3x3 stride 2, data gradient", "9 taps in registers"},
     {&cuda_depthwise, halving_filter, "3x3 stride 2, filter gradient", "9 taps in registers"},
     {&cuda_depthwise, odd, "fp8, dilated, odd channels", "9 taps in registers"},
-    {&cuda_depthwise, odd_last, "dilated, odd channels last", "tensor cores, 9 taps in registers"},
+    {&cuda_depthwise, odd_last, "dilated, odd channels last", "9 taps in registers"},
     {&cuda_depthwise, causal, "4 taps along a line", "4 taps in registers"},
     {&cuda_depthwise, volume, "3x3x3", "27 taps in registers"},
     {&cuda_depthwise, volume_filter, "3x3x3, filter gradient", "27 taps in registers"},

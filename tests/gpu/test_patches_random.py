@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import weft
 from gpu import test_contraction_random as products
-from gpu.test_contraction_random import CASES_PER_SEED, HALVES, SEEDS, torch, values
+from gpu.test_contraction_random import SEEDS, torch, values
 
+HALVES = [torch.float16, torch.bfloat16]
+CASES_PER_SEED = 6
 FUNCTIONS = [torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d]
 
 

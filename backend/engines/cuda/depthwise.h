@@ -24,7 +24,7 @@ struct depthwise {
     struct axis axes[AXES];
     bool is_channels_last, is_mma;
     int image_run, loss_run; /* neighbours per copy */
-    int64_t strip, strips, channels, threads, band_periods, stages, blocks;
+    int64_t strip, strips, channels, threads, band_periods, unrolled, stages, blocks;
     int64_t images; /* side by side in a block */
     int64_t stage_bytes, shared_bytes;
     int64_t channel_blocks, tiles, segments, segment_rows, patches; /* patches: blocks of one channel block */

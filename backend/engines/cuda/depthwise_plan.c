@@ -8,7 +8,9 @@ enum {
     BLOCKS_MAX = 8,
     STAGES_LEAST = 2,
     STAGES_WANTED = 3,
-    BAND_ROWS = 6, /* of the image, between barriers */
+    BAND_ROWS = 6,         /* of the image, between barriers, under large filters */
+    PRODUCTS_SHORT = 1000, /* in the text of a band that is unrolled */
+    MMA_TAPS_LEAST = 16,   /* fewer are done sooner by plain products */
     PARTS_MAX = 512,
     SPARE_REGISTERS = 16,      /* beside what is counted: addresses, loop counters */
     REGISTERS_LIGHT = 128,     /* of a thread, when many threads shall be resident */
@@ -23,6 +25,7 @@ enum {
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
 static const double LAUNCH_SECONDS = 2e-6;
+static const double PART_COST = 1.0 / 64; /* of adding one more part, in times that a block takes for a patch */
 
 /* ---- What kernels/lib/lattice.cuh computes, too ------------------------------------------------------------------ */
 
@@ -118,27 +121,37 @@ static int64_t resident_blocks(const struct depthwise *d, const struct device *d
     return bytes > device->cuda.shared_per_block ? 0 : least(least(by_registers, by_memory), BLOCKS_MAX);
 }
 
-/* Long bands, three of them where two blocks have room. */
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
-    d->blocks = 0;
-    for (int64_t rows = BAND_ROWS; rows > 0 && d->blocks == 0; rows /= 2) {
-        d->band_periods = most(rows / inputs_of_period(d), 1);
-        d->stage_bytes = stage_bytes(d);
-        d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
-        d->blocks = resident_blocks(d, device, registers, d->stages);
-    }
+    d->stage_bytes = stage_bytes(d);
+    d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
+    d->blocks = resident_blocks(d, device, registers, d->stages);
     d->shared_bytes = shared_bytes(d, d->stages);
     return d->blocks > 0;
 }
 
-/* Tensor cores take 16-bit images whose filters are at most 9 columns wide and walk by one. */
+/* As many periods as bring each row of sums back to its registers, unrolled where that is little text, so that no sum
+   moves; else two at a time. Bands of one period where others do not fit. */
+static bool choose_band(struct depthwise *d, const struct device *device, int64_t registers) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS];
+    int64_t ended = most(h->step, h->spread) / h->step;
+    bool is_short = d->is_mma || depthwise_taps(d) * d->strip * slots(d) <= PRODUCTS_SHORT;
+    d->band_periods = is_short ? divide_up(slots(d), ended) : most(BAND_ROWS / inputs_of_period(d), 1);
+    d->unrolled = is_short ? d->band_periods : least(d->band_periods, 2);
+    if (choose_stages(d, device, registers))
+        return true;
+    d->band_periods = d->unrolled = 1;
+    return choose_stages(d, device, registers);
+}
+
+/* Tensor cores take 16-bit images whose filters are large, but at most 9 columns wide, and walk by one. */
 static bool is_for_mma(const struct depthwise *d) {
     const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
     weftDataType_t type = (weftDataType_t)d->image->tensor->type;
     bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
     bool is_flat = depth->taps == 1 && depth->in == 1 && depth->out == 1 && depth->pre == 0;
     return is_half && is_flat && d->is_channels_last && !is_filter(d) && (int)type == d->g.w.tensor->type &&
-           w->step == 1 && w->spread == 1 && axis_span(w) <= MMA_DEPTH - MMA_STRIP + 1;
+           depthwise_taps(d) >= MMA_TAPS_LEAST && w->step == 1 && w->spread == 1 &&
+           axis_span(w) <= MMA_DEPTH - MMA_STRIP + 1;
 }
 
 /* The lines of a block: strips side by side, as many images; few strips read a margin each, one image meets itself in
@@ -161,7 +174,7 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
     }
     d->tiles = divide_up(across, d->strips);
     d->is_mma = registers <= MMA_REGISTERS_MOST &&
-                choose_stages(d, device, registers <= MMA_REGISTERS_LIGHT ? REGISTERS_LIGHT : 256);
+                choose_band(d, device, registers <= MMA_REGISTERS_LIGHT ? REGISTERS_LIGHT : 256);
     return d->is_mma;
 }
 
@@ -179,7 +192,7 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
                  descriptor_label(d->c.node->op), (long long)depthwise_taps(d), (long long)slots(d));
     }
     choose_strips(d);
-    while (!choose_stages(d, device, registers)) {
+    while (!choose_band(d, device, registers)) {
         if (d->strips == 1)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
                  "%s: the rows under its filter, %lld bytes, exceed the shared memory of a block",
@@ -206,17 +219,20 @@ static void choose_segments(struct depthwise *d, const struct device *device) {
     d->patches = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->segments;
 }
 
-/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with more than one
-   block, which hide each other's waits. Two at least: combine.cuh adds parts. */
+/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with enough threads to
+   hide their waits. Two at least: combine.cuh adds parts. */
 static void choose_parts(struct depthwise *d, const struct device *device) {
-    int64_t best = 0;
+    double best = 0;
     d->c.splits = 2;
     for (int64_t parts = 2; parts <= least(d->patches, PARTS_MAX); parts++) {
-        int64_t each = divide_up(d->patches, parts), blocks = parts * d->channel_blocks;
-        int64_t waves = divide_up(blocks, device->cuda.multiprocessors), work = each * (waves == 1 ? 96 : 64 * waves);
-        if (best && work + parts >= best)
+        int64_t each = divide_up(d->patches, parts);
+        int64_t waves = divide_up(parts * d->channel_blocks, device->cuda.multiprocessors);
+        double threads = (double)(least(waves, d->blocks) * d->threads);
+        double slowness = threads < THREADS_WANTED ? THREADS_WANTED / threads : 1;
+        double cost = (double)(each * waves) * slowness + (double)parts * PART_COST;
+        if (best > 0 && cost >= best)
             continue;
-        best = work + parts;
+        best = cost;
         d->c.splits = (int)parts;
     }
 }

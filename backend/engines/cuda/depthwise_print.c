@@ -23,6 +23,7 @@ static void print_structure(struct kernel_print *print, const struct depthwise *
     print_constant(print, "CHANNELS_LAST", d->is_channels_last);
     print_constant(print, "IMAGE_RUN", d->image_run);
     print_constant(print, "BAND_PERIODS", d->band_periods);
+    print_constant(print, "UNROLLED", d->unrolled);
     print_constant(print, "STAGES", d->stages);
     print_constant(print, "THREADS", d->threads);
     print_constant(print, "BLOCKS", d->blocks);

@@ -7,7 +7,10 @@
              walk            |band 0   |band 1   |...      registers and are on their way STAGES - 1 bands early; one barrier per band
    Memory    STAGES bands; the taps come in through the last one
    Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
-   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS STAGES THREADS BLOCKS image_t filter_t sum_t index */
+   Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in tools/bench/results/h200-depthwise.csv
+   Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144 56x56 bf16, three
+             rows at a time: 55, one: 69
+   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
 #include "lib/async.cuh"
 #include "lib/lattice.cuh"
 
@@ -86,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
         await_copies<STAGES - 2>();
         __syncthreads();
         load(k + STAGES - 1);
-        #pragma unroll 1
+        #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
             move_rows(sums);

@@ -5,7 +5,8 @@
    Order     patches from the first to the last, then strips, then, in combine.cuh, the parts of the blocks: the same bits in every run
    Memory    STAGES bands of X and dY; the strips meet in the first one
    Limits    as depthwise.cuh
-   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
+   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 67-78 us, by the number of parts; combine.cuh takes some 10 of them with 64 parts
+   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
 #include "lib/async.cuh"
 #include "lib/lattice.cuh"
 
@@ -57,7 +58,7 @@ DEVICE void add_patch(float (&taps)[TAPS], memory& s, const arguments& p, const 
         __syncthreads();
         load(k + STAGES - 1);
         const stage& now = s.stages[k % STAGES];
-        #pragma unroll 1
+        #pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS;
             move_rows(loss);

