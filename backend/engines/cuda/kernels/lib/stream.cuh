@@ -137,9 +137,16 @@ template <class T> DEVICE void store_to_peer(T* shared, int peer, const T& numbe
         asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at + 4 * i), "r"(both.words[i]) : "memory");
 }
 
-/* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. */
-DEVICE void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+/* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. The
+   threads of a warp do both together. */
+DEVICE void arrive_at_cluster() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+DEVICE void await_cluster() {
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 /* ---- Launches that overlap (sm_90 on) ---- */
 
