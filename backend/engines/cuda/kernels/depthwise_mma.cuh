@@ -9,8 +9,8 @@
              walk  |band 0   |band 1   |...      channels of a pixel meet in one thread: one more barrier per row
    Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. What is not finite in X reaches, times 0, all 8 outputs
              of a strip that sees it: they become NaN
-   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 57 us where cuDNN takes 3668; depthwise.cuh takes 73
-   Tried     one row at a time: 60 us, six: 88; blocks of 32 channels: 67; 3x3, where depthwise.cuh is as fast
+   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 57-60 us where cuDNN takes 3668; depthwise.cuh takes 73
+   Tried     six rows at a time: 88 us, one: 60, seven: 57; blocks of 32 channels: 67; 3x3, where depthwise.cuh is as fast
    Params    TAPS_* STEP_H SPREAD_H DILATION_* STRIPS CHANNELS IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS RUN image_t sum_t index */
 #include "lib/async.cuh"
 #include "lib/mma.cuh"
