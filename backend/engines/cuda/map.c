@@ -253,7 +253,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-enum { TILE_BYTES = 16384, LEAST_TILE_BYTES = 4096, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10 };
+enum { TILE_BYTES = 16384, LEAST_TILE_BYTES = 4096, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10, TILE_UNIT = 16 };
 
 static int64_t power_from(int64_t number) {
     int64_t power = 1;
@@ -263,6 +263,15 @@ static int64_t power_from(int64_t number) {
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The side of a tile: an even part of an extent, of at most `most` elements. All runs divide TILE_UNIT. */
+static int64_t side_of(int64_t extent, int64_t most) {
+    if (extent < TILE_UNIT)
+        return power_from(extent);
+    most = most < TILE_UNIT ? TILE_UNIT : most / TILE_UNIT * TILE_UNIT;
+    int64_t parts = (extent + most - 1) / most, part = (extent + parts - 1) / parts;
+    return (part + TILE_UNIT - 1) / TILE_UNIT * TILE_UNIT;
+}
 
 /* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
    work to all multiprocessors. */
@@ -282,20 +291,24 @@ static void find_tile(struct map *map, const struct device *device) {
     }
     if (tile->axis < 0)
         return;
-    int64_t area = TILE_BYTES / bytes, lines = 2 * LINE_BYTES / bytes,
-            tiles = 4 * (int64_t)device->cuda.multiprocessors;
-    for (; area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles; area /= 4, lines /= 2) {
-    }
-    tile->along_last = least(power_from(extents[last]), lines);
-    tile->along_axis = least(power_from(extents[tile->axis]), area / tile->along_last);
-    tile->along_last = least(power_from(extents[last]), area / tile->along_axis);
+    for (int k = 0; k < map->count; k++)
+        if (axis_across(map, &map->operands[k]) == tile->axis)
+            tile->width[k] = operand_run_length(&map->space, &map->operands[k], tile->axis, map->region->graph);
+    int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
+    while (area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles)
+        area /= 2;
+    /* Whole lines are written, longer ones read; what one dim is short of, the other gets. */
+    tile->along_last = side_of(extents[last], LINE_BYTES / bytes);
+    tile->along_axis = side_of(extents[tile->axis], area / tile->along_last);
+    tile->along_last = side_of(extents[last], area / tile->along_axis);
     for (int k = 0; k < map->count; k++) {
-        const struct operand *operand = &map->operands[k];
-        int64_t row = tile->along_axis * dtype_bytes(operand->type, 1) + 8, needs = row * tile->along_last;
-        if (axis_across(map, operand) != tile->axis || shared + needs > STAGED_BYTES_MAX)
-            continue;
-        shared += needs;
-        tile->width[k] = operand_run_length(&map->space, operand, tile->axis, map->region->graph);
+        int64_t row = (tile->along_axis + 1) * dtype_bytes(map->operands[k].type, 1) + 8,
+                needs = row * tile->along_last;
+        shared += tile->width[k] ? needs : 0;
+        if (shared > STAGED_BYTES_MAX && tile->width[k]) {
+            shared -= needs;
+            tile->width[k] = 0;
+        }
     }
 }
 
@@ -348,6 +361,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = MAP_THREADS;
+    kernel->is_dependent = device->cuda.major >= 9;
     if (is_tiled)
         return arena_print(arena, &step->detail, "%d operations, tiles of %lldx%lld, runs of %d, %d dims",
                            step->region.count, (long long)map.tile.along_axis, (long long)map.tile.along_last, map.run,

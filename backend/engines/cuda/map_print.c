@@ -187,12 +187,38 @@ static void print_index(struct text *code, const struct map *map, int k) {
     text_add(code, ";\n");
 }
 
+/* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. */
+static int copied_operand(const struct map *map, int store) {
+    const struct operand *to = &map->operands[store];
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *from = &map->operands[k];
+        if (is_loaded(map, k) && from->value == to->value && from->type == to->type && from->strides[last_of(map)])
+            return k;
+    }
+    return -1;
+}
+
+/* Whether single elements of a loaded operand are needed: elements taken apart are slow to put together. */
+static bool is_taken_apart(const struct map *map, int k) {
+    int value = map->operands[k].value;
+    for (int i = 0; i < map->region->count; i++) {
+        const struct node *node = region_node(map->region, i);
+        for (int j = 0; op_of(node->op) == &pointwise_op && j < node->operand_count; j++)
+            if (node->operands[j] == value && !node->is_output[j])
+                return true;
+    }
+    for (int j = 0; j < map->count; j++)
+        if (map->operands[j].is_store && map->operands[j].value == value && copied_operand(map, j) < 0)
+            return true;
+    return false;
+}
+
 static void print_values(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
         if (operand->memory < 0)
             print_index(code, map, k);
-        else if (!operand->is_store)
+        else if (!operand->is_store && is_taken_apart(map, k))
             text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
                      k, operand->strides[last_of(map)] || is_loose(map, k) ? "e" : "0");
     }
@@ -229,10 +255,13 @@ static void print_compute(struct text *code, const struct map *map) {
     text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
     print_values(code, map);
     for (int k = 0; k < map->count; k++)
-        if (map->operands[k].is_store)
+        if (map->operands[k].is_store && copied_operand(map, k) < 0)
             text_add(code, "        w%d.at[e] = convert<%s>(v%d);\n", k, cuda_element_name(map->operands[k].type),
                      map->operands[k].value);
     text_add(code, "    }\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store && copied_operand(map, k) >= 0)
+            text_add(code, "    w%d = in.r%d;\n", k, copied_operand(map, k));
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store)
             print_store(code, map, k);

@@ -352,8 +352,10 @@ static bool is_paired(const struct window *w, const struct device *device) {
 static int blocks_of(const struct window *w, const struct device *device) {
     if (product(w->g.taps) > POOL_SHARED_TAPS)
         return 2;
-    if (computes_in_double(w) || w->has_index || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
+    if (computes_in_double(w) || (w->has_index && !w->g.backward) || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
         return 3;
+    if (w->g.backward)
+        return w->patch[1] * w->patch[2] > 2 ? 4 : 5;
     return is_paired(w, device) ? 5 : w->patch[1] * w->patch[2] > 2 ? 3 : 4;
 }
 

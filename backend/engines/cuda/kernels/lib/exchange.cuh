@@ -2,19 +2,27 @@
    Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them without
    conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no bank. */
 
+/* Four of the eight bytes of two words, each named by a digit, the lowest first. Spelled out, because the compiler makes
+   shifts of what it sees through. */
+template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) {
+    u32 picked;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(a), "r"(b), "n"(DIGITS));
+    return picked;
+}
+
 /* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
 DEVICE void turn_words(u32 (&w)[2]) {
-    const u32 low = __byte_perm(w[0], w[1], 0x5410);
-    w[1] = __byte_perm(w[0], w[1], 0x7632);
+    const u32 low = pick_bytes<0x5410>(w[0], w[1]);
+    w[1] = pick_bytes<0x7632>(w[0], w[1]);
     w[0] = low;
 }
 DEVICE void turn_words(u32 (&w)[4]) {
-    const u32 a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
-    const u32 c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
-    w[0] = __byte_perm(a, b, 0x5410);
-    w[1] = __byte_perm(a, b, 0x7632);
-    w[2] = __byte_perm(c, d, 0x5410);
-    w[3] = __byte_perm(c, d, 0x7632);
+    const u32 a = pick_bytes<0x5140>(w[0], w[1]), b = pick_bytes<0x5140>(w[2], w[3]);
+    const u32 c = pick_bytes<0x7362>(w[0], w[1]), d = pick_bytes<0x7362>(w[2], w[3]);
+    w[0] = pick_bytes<0x5410>(a, b);
+    w[1] = pick_bytes<0x7632>(a, b);
+    w[2] = pick_bytes<0x5410>(c, d);
+    w[3] = pick_bytes<0x7632>(c, d);
 }
 
 template <class T> struct exchange {
@@ -36,7 +44,6 @@ template <class T> struct exchange {
     /* COUNT neighbours along the last dim at each of N along the axis: as many words, whose bytes are dealt out. */
     template <int COUNT, int N> DEVICE void turn(run<T, COUNT> (&out)[N], int last, int axis) const {
         if constexpr (sizeof(run<T, N>) == 4 && N > 1 && COUNT % N == 0) {
-            union { u32 words[COUNT / N]; run<T, COUNT> elements; } made[N];
             #pragma unroll
             for (int e = 0; e < COUNT; e += N) {
                 u32 w[N];
@@ -44,10 +51,8 @@ template <class T> struct exchange {
                 for (int i = 0; i < N; i++) w[i] = words[row_of(last + e + i) + axis / N];
                 turn_words(w);
                 #pragma unroll
-                for (int i = 0; i < N; i++) made[i].words[e / N] = w[i];
+                for (int i = 0; i < N; i++) ((u32*)&out[i])[e / N] = w[i];
             }
-            #pragma unroll
-            for (int i = 0; i < N; i++) out[i] = made[i].elements;
         } else {
             #pragma unroll
             for (int e = 0; e < COUNT; e++) {

@@ -219,7 +219,12 @@ template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::nu
 template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) run { T at[N]; };
 
 template <class T, int N> DEVICE run<T, N> load_run(const T* p) { return *(const run<T, N>*)p; }
-template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) { *(run<T, N>*)p = r; }
+/* By words: the compiler takes runs of bytes apart where it copies them. */
+template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk { u32 words[BYTES / 4]; };
+template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) {
+    if constexpr (sizeof(T) == 1 && N % 4 == 0) *(chunk<N>*)p = *(const chunk<N>*)&r;
+    else *(run<T, N>*)p = r;
+}
 
 /* ---- Elements below a byte in memory ---- */
 
