@@ -134,7 +134,7 @@ static const struct family_case cases[] = {
     {&cuda_depthwise, large_filter, "7x7, filter gradient",
      "49 taps in registers, strips of 7, 4 in a block of 64 channels"},
     {&cuda_depthwise, large_float, "7x7 float", "49 taps in registers, strips of 7, 4 in a block of 32 channels"},
-    {&cuda_depthwise, large_packed, "7x7 NCHW", "49 taps in registers, strips of 7"},
+    {&cuda_depthwise, large_packed, "7x7 NCHW", "49 taps in registers, strips of 4"},
     {&cuda_depthwise, with_bias, "7x7, bias, relu", "2 operations behind"},
     {&cuda_depthwise, halving, "3x3 stride 2", "9 taps in registers"},
     {&cuda_depthwise, halving_data, "3x3 stride 2, data gradient", "9 taps in registers"},

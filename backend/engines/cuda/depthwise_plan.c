@@ -13,6 +13,7 @@ enum {
     MMA_TAPS_LEAST = 16,   /* fewer are done sooner by plain products */
     PARTS_MAX = 512,
     SPARE_REGISTERS = 16,      /* beside what is counted: addresses, loop counters */
+    PACKED_REGISTERS = 8,      /* the same, where the channels of a block lie apart */
     REGISTERS_LIGHT = 128,     /* of a thread, when many threads shall be resident */
     REGISTERS_MOST = 255 - 45, /* the compiler moves some of them about */
     MMA_REGISTERS_LIGHT = 88,  /* sums and taps beside which the rest of a thread needs 40 */
@@ -180,11 +181,12 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
 
 static weftStatus_t choose_block(struct depthwise *d, const struct device *device) {
     int64_t registers = REGISTERS_LIGHT, bytes = bytes_of(d->image->tensor);
+    int64_t spare = SPARE_REGISTERS + (d->is_channels_last ? 0 : PACKED_REGISTERS);
     if (is_for_mma(d) && choose_mma(d, device))
         return WEFT_STATUS_SUCCESS;
     d->images = 1;
     d->channels = d->is_channels_last && bytes < 4 && d->g.groups > 32 ? 64 : 32;
-    if (!choose_strip(d, REGISTERS_LIGHT - SPARE_REGISTERS)) {
+    if (!choose_strip(d, REGISTERS_LIGHT - spare)) {
         registers = 256;
         if (!choose_strip(d, REGISTERS_MOST))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
