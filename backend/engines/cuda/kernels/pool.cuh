@@ -2,7 +2,7 @@
    Formula   lib/pool.cuh finds the windows of a patch of positions, so that what they share is read once
    Tile      a thread makes RUN channels of PATCH1 x PATCH2 positions along the last two axes; threads go along memory
    Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
-   Params    as window.cuh, and STEP0-2 PATCH1 PATCH2 WANTS_WHERE */
+   Params    as window.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels) IS_SCALED */
 
 #include "lib/overlap.cuh"
 
