@@ -248,7 +248,7 @@ def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
         entries.append(entry)
     drawn = [entry for entry in entries if entry.is_drawn]
     axes = Axes(drawn, roof)
-    devices = list(dict.fromkeys(row.device for row in known if row.device))
+    device = dict.fromkeys(part for row in known for part in row.device.split(", ") if part)
     dates = sorted({row.date for row in known if row.date})
     source = "ceilings measured" if roof.is_measured else "roof: the highest rates of this table"
     note = " · ".join([*dates, source, "percentages: share of the roofline"])
@@ -258,7 +258,7 @@ def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
         *_grid(axes),
         *lines,
         *_points(axes, drawn, taken),
-        *_heading(drawn, "; ".join(devices), note),
+        *_heading(drawn, ", ".join(device), note),
         *words,
     ]
     return svg.page(WIDTH, bottom, parts, "Roofline of the benchmark")
