@@ -396,6 +396,9 @@ RESULT_TYPES = {
     "slice": "the type of x",
     "concat": "the type of the first input",
     "rng": "FLOAT",
+    "block_scale_quantize": "y none, set it; scale FP8_E8M0 in blocks of 32, FP8_E4M3 in blocks of 16 of "
+    "FP4, else FLOAT",
+    "block_scale_dequantize": "the type to calculate in",
     "sdpa_fwd": f"o the type of q{CALCULATED}; statistics {STATISTICS}",
     "sdpa_bwd": f"gradients the type of what they are of{CALCULATED}",
 }

@@ -45,6 +45,16 @@ static weftStatus_t refuse_ragged(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t refuse_reordered(void *context, const struct row *row, struct tensor *tensor) {
+    const struct descriptor *op = context;
+    if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE && !op_of(op)->takes_reordered)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s, %s, has reordering_type %d, which this operation does not read. Undo the shuffle and set NONE "
+             "(0).",
+             descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor->reordering);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t resolve_input(void *context, const struct row *row, struct tensor *tensor) {
@@ -130,6 +140,8 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
     struct snapshot before = {0};
     TRY(op_each_operand(descriptor, save_operand, &before));
     weftStatus_t status = op_each_operand(descriptor, refuse_ragged, descriptor);
+    if (!status)
+        status = op_each_operand(descriptor, refuse_reordered, descriptor);
     if (!status)
         status = op_each_operand(descriptor, resolve_input, descriptor);
     if (!status)

@@ -51,6 +51,7 @@ struct op {
     const struct schema *parameters;
     const struct method *methods; /* ends with a method without name; NULL: none */
     bool takes_ragged;            /* reads and writes tensors with ragged offsets */
+    bool takes_reordered;         /* minds reordering_type; says itself of which tensors */
     /* The role that a row plays in this operation, where modes change it; NULL: always the row's own. */
     enum role (*role_of)(const struct descriptor *op, const struct row *row);
     /* Fills unset dims, strides and types of the outputs; fails only where nothing sensible can be filled in. Every

@@ -3,6 +3,7 @@
 #include "graph/ops.h"
 #include "graph/graph.h"
 #include "graph/ops/attention.h"
+#include "graph/ops/block_scale.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/concat.h"
@@ -39,6 +40,8 @@ const struct op *const ops[] = {
     &slice_op,
     &concat_op,
     &rng_op,
+    &block_scale_quantize_op,
+    &block_scale_dequantize_op,
     &sdpa_fwd_op,
     &sdpa_bwd_op,
     NULL,

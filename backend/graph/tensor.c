@@ -125,10 +125,12 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->alignment & (t->alignment - 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
              label, (long long)t->alignment);
-    if (t->reordering != WEFT_TENSOR_REORDERING_NONE)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: reordering_type is %d; Weft reads tensors in plain order. Undo the shuffle and set NONE (0).", label,
-             t->reordering);
+    if (t->reordering != WEFT_TENSOR_REORDERING_NONE && t->reordering != WEFT_TENSOR_REORDERING_F8_128x4)
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+            "%s: reordering_type is %d; Weft reads plain order, and block scales in F8_128x4 (3). Undo the shuffle and "
+            "set NONE (0).",
+            label, t->reordering);
     if (t->is_by_value && t->is_virtual)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s is both virtual and by value. A by-value scalar comes from the variant pack.",
              label);

@@ -989,6 +989,11 @@ class attribute_name(IntEnum):
     """DATA_TYPE: type to calculate in; default FLOAT."""
     OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE = 2504
     """INT32: elements that share a scale, 32 in the MX formats, 16 in NVFP4."""
+    OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT = 10120
+    """INT64: the dimension that blocks lie along; default the last."""
+    OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT = 10121
+    """BOOLEAN: whether strides of y and its scales that are unset exchange the last two dimensions; default
+    false."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC = 2600
     """TENSOR descriptor: input, FP8, FP4 or integers of 4 or 8 bits."""
     OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC = 2601

@@ -1030,6 +1030,11 @@ typedef enum {
         /**< DATA_TYPE: type to calculate in; default FLOAT. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE = 2504,
         /**< INT32: elements that share a scale, 32 in the MX formats, 16 in NVFP4. */
+    WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT = 10120,
+        /**< INT64: the dimension that blocks lie along; default the last. */
+    WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT = 10121,
+        /**< BOOLEAN: whether strides of y and its scales that are unset exchange the last two
+             dimensions; default false. */
 
     /* OPERATION_BLOCK_SCALE_DEQUANTIZE: y = x scale, with one scale per block. */
     WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC = 2600,

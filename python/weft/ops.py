@@ -3980,6 +3980,94 @@ class Ops:
         made = self._operation("rng", "rng", values, results, compute_data_type, name)
         return made[0]
 
+    def block_scale_quantize(
+        self,
+        input: Operand,
+        block_size: int,
+        axis: int | None = None,
+        transpose: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Numbers of few bits with a scale per block; set y's type.
+
+            scale = max|x| / max(type), y = x / scale
+
+        Args:
+            input: input, a float type of 16 bits or more, [d..].
+            block_size: elements along the axis that share a scale.
+            axis: dimension that blocks lie along; negative counts from the last; optional.
+            transpose: true: unset strides of y and scale have the last two dimensions in the other order than
+                x; default False.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: result, FP8, FP4, INT8 or INT4; its type must be set, as x.
+            scale: one scale per block; unless set E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, else
+                FLOAT, as x, blocks along the axis.
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: y none, set it; scale FP8_E8M0 in blocks of 32,
+                FP8_E4M3 in blocks of 16 of FP4, else FLOAT.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        values = {
+            "x": input,
+            "block_size": block_size,
+            "axis": axis,
+            "transpose": transpose,
+        }
+        results = ("y", "scale")
+        made = self._operation(
+            "block_scale_quantize", "block_scale_quantize", values, results, compute_data_type, name
+        )
+        return made[0], made[1]
+
+    def block_scale_dequantize(
+        self,
+        input: Operand,
+        descale: Operand,
+        block_size: Sequence[int],
+        is_negative_scale: bool = False,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Numbers from those of few bits and a scale per block.
+
+            y = x scale
+
+        Args:
+            input: input, FP8, FP4 or integers of 4 or 8 bits, [d..].
+            descale: one scale per block, as x, in blocks.
+            block_size: extents of a block in the last dimensions; 1 in those before.
+            is_negative_scale: true: scales are stored negated, y = -x scale; default False.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: result, the compute type unless set, as x.
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: the type to calculate in.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        values = {
+            "x": input,
+            "scale": descale,
+            "block_size": block_size,
+            "negative_scale": is_negative_scale,
+        }
+        results = ("y",)
+        made = self._operation(
+            "block_scale_dequantize", "block_scale_dequantize", values, results, compute_data_type, name
+        )
+        return made[0]
+
     def _sdpa_fwd(
         self,
         q: Operand,

@@ -86,6 +86,10 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "strided_slice": lambda e: e.g.slice(e.t(4, 8), [slice(0, 2), slice(0, 8, 2)]),
     "concatenate": lambda e: e.g.concatenate([e.t(4, 8), e.t(4, 8)], axis=0),
     "rng": lambda e: e.g.rng(seed=1).set_dim([4, 8]),
+    "block_scale_quantize": lambda e: e.g.block_scale_quantize(e.t(4, 64), 32)[0].set_data_type("e4m3"),
+    "block_scale_dequantize": lambda e: e.g.block_scale_dequantize(
+        e.t(4, 64).set_data_type("e4m3"), e.t(4, 2), [32]
+    ),
     "sdpa_fwd": lambda e: e.g.sdpa(
         e.t(2, 4, 8, 16), e.t(2, 2, 8, 16), e.t(2, 2, 8, 16), use_causal_mask=True
     ),

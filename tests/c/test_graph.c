@@ -39,11 +39,11 @@ static void test_tensor_rules(void) {
     REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
             "tensor (uid 1): dimension 1 has 3 elements, no multiple of vector_count 2. Pad it to a multiple.");
     MUST(set_number(t, WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, 0));
-    MUST(set_enum(t, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE,
-                  WEFT_TENSOR_REORDERING_F8_128x4));
-    REFUSED(
-        weftBackendFinalize(t), WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-        "tensor (uid 1): reordering_type is 3; Weft reads tensors in plain order. Undo the shuffle and set NONE (0).");
+    MUST(
+        set_enum(t, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE, WEFT_TENSOR_REORDERING_F16x16));
+    REFUSED(weftBackendFinalize(t), WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+            "tensor (uid 1): reordering_type is 2; Weft reads plain order, and block scales in F8_128x4 (3). Undo the "
+            "shuffle and set NONE (0).");
     MUST(set_enum(t, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE, WEFT_TENSOR_REORDERING_NONE));
     MUST(weftBackendFinalize(t));
     drop(t);

@@ -25,6 +25,8 @@ METHODS = {
     "reshape": "input name reshape_mode compute_data_type",
     "transpose": "input permutation",
     "concatenate": "inputs axis in_place_index",
+    "block_scale_quantize": "input block_size axis transpose",
+    "block_scale_dequantize": "input descale block_size is_negative_scale",
     "batchnorm": "input scale bias in_running_mean in_running_var epsilon momentum peer_stats",
     "batchnorm_inference": "input mean inv_variance scale bias",
     "batchnorm_backward": "grad input scale mean inv_variance peer_stats",

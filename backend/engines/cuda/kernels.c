@@ -33,6 +33,9 @@ EMBED(pool, "pool.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(rng, "rng.cuh")
+EMBED(lib_scales, "lib/scales.cuh")
+EMBED(block_scales, "block_scales.cuh")
+EMBED(block_values, "block_values.cuh")
 EMBED(map, "map.cuh")
 EMBED(map_tile, "map_tile.cuh")
 EMBED(lib_exchange, "lib/exchange.cuh")
@@ -96,6 +99,9 @@ static const struct program_header files[] = {
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"rng.cuh", weft_kernel_rng},
+    {"lib/scales.cuh", weft_kernel_lib_scales},
+    {"block_scales.cuh", weft_kernel_block_scales},
+    {"block_values.cuh", weft_kernel_block_values},
     {"map.cuh", weft_kernel_map},
     {"map_tile.cuh", weft_kernel_map_tile},
     {"lib/exchange.cuh", weft_kernel_lib_exchange},

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* block_scale_quantize and block_scale_dequantize: numbers of few bits, of which the elements of a block share a scale
+   Quantising, scale = a / m of a block's largest finite magnitude a and the largest number m of y's type, stored in the
+   scale's type: rounded up to a power of two in E8M0, so that nothing overflows, else to nearest, and saturated. y is
+   x / scale by the scale as it was stored, rounded to nearest even and saturated, infinities with the rest; NaN stays NaN
+   where the type has one. A scale that was stored as 0 makes its block 0. Dequantising, y = x scale.
+   The last block along a dimension may be short. */
+#include "graph/ops/block_scale.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct row quantize_rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct block_scale_quantize_op, x, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC, "x",
+               .required = true, .shape = "[d..]", .doc = "input, a float type of 16 bits or more"),
+    TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_YDESC, "y",
+               .required = true, .shape = "as x", .doc = "result, FP8, FP4, INT8 or INT4; its type must be set"),
+    TENSOR_ROW(ROLE_OUTPUT, struct block_scale_quantize_op, scale, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_SCALE_DESC,
+               "scale", .required = true, .shape = "as x, blocks along the axis",
+               .doc = "one scale per block; unless set E8M0 in blocks of 32, E4M3 in blocks of 16 of FP4, else FLOAT"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_quantize_op, math,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_MATH_PREC, "compute_data_type",
+              .doc = "type to calculate in, FLOAT or DOUBLE"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_quantize_op, block_size,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE, "block_size", .required = true, .least = 1,
+              .most = INT32_MAX, .doc = "elements along the axis that share a scale"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct block_scale_quantize_op, axis, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT,
+              "axis", .initial = -1, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
+              .doc = "dimension that blocks lie along; negative counts from the last"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct block_scale_quantize_op, is_transposed,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_TRANSPOSE_EXT, "transpose",
+              .doc = "true: unset strides of y and scale have the last two dimensions in the other order than x"),
+};
+
+static const struct row dequantize_rows[] = {
+    TENSOR_ROW(ROLE_INPUT, struct block_scale_dequantize_op, x, WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_XDESC, "x",
+               .required = true, .shape = "[d..]", .doc = "input, FP8, FP4 or integers of 4 or 8 bits"),
+    TENSOR_ROW(ROLE_INPUT, struct block_scale_dequantize_op, scale,
+               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC, "scale", .required = true,
+               .shape = "as x, in blocks", .doc = "one scale per block"),
+    TENSOR_ROW(ROLE_OUTPUT, struct block_scale_dequantize_op, y, WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC, "y",
+               .required = true, .shape = "as x", .doc = "result, the compute type unless set"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_dequantize_op, math,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC, "compute_data_type",
+              .doc = "type to calculate in, FLOAT or DOUBLE"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_dequantize_op, block_size,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, "block_size", .storage = STORE_LIST,
+              .required = true, .least = 1, .most = INT32_MAX,
+              .doc = "extents of a block in the last dimensions; 1 in those before"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct block_scale_dequantize_op, is_negative,
+              WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE, "negative_scale",
+              .doc = "true: scales are stored negated, y = -x scale"),
+};
+
+static const struct method quantize_methods[] = {
+    {"block_scale_quantize",
+     "numbers of few bits with a scale per block; set y's type : scale = max|x| / max(type), y = x / scale", NULL,
+     "input:x block_size axis=None transpose=false", "y scale"},
+    {0},
+};
+
+static const struct method dequantize_methods[] = {
+    {"block_scale_dequantize", "numbers from those of few bits and a scale per block : y = x scale", NULL,
+     "input:x descale:scale block_size is_negative_scale:negative_scale=false", "y"},
+    {0},
+};
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+struct dims block_scale_extents(const struct descriptor *descriptor) {
+    struct dims block;
+    for (int64_t i = 0; i < WEFT_DIM_MAX; i++)
+        block.at[i] = 1;
+    if (op_of(descriptor) == &block_scale_quantize_op) {
+        const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
+        block.count = op->x->dims.count;
+        block.at[block_scale_axis(op)] = op->block_size;
+        return block;
+    }
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
+    block.count = op->x->dims.count;
+    for (int64_t i = 0; i < op->block_size.count; i++)
+        block.at[block.count - op->block_size.count + i] = ((const int32_t *)op->block_size.items)[i];
+    return block;
+}
+
+static int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+/* One element per block; whole tiles where these are the order of the storage. */
+static struct dims scale_dims(const struct descriptor *op, const struct tensor *x, const struct tensor *scale) {
+    struct dims block = block_scale_extents(op), dims = x->dims;
+    for (int64_t i = 0; i < dims.count; i++)
+        dims.at[i] = (dims.at[i] + block.at[i] - 1) / block.at[i];
+    if (!scale_is_tiled(scale) || dims.count < 2)
+        return dims;
+    struct tensor like = {.dims = dims, .strides = scale->strides.count ? scale->strides : x->strides};
+    int column = scale_column(&like), row = 2 * (int)dims.count - 3 - column;
+    dims.at[column] = round_up(dims.at[column], SCALE_TILE_COLUMNS);
+    dims.at[row] = round_up(dims.at[row], SCALE_TILE_ROWS);
+    return dims;
+}
+
+static int64_t scale_offset(const struct view *view, const struct tensor *scale, const int64_t *index) {
+    if (!scale_is_tiled(scale))
+        return view_offset(view, index);
+    int column = scale_column(scale), row = 2 * view->rank - 3 - column;
+    int64_t r = index[row], c = index[column], offset = 0;
+    for (int i = 0; i < view->rank - 2; i++)
+        offset += index[i] * view->strides[i];
+    int64_t tile = r / SCALE_TILE_ROWS * (view->dims[column] / SCALE_TILE_COLUMNS) + c / SCALE_TILE_COLUMNS;
+    return offset + tile * SCALE_TILE_ROWS * SCALE_TILE_COLUMNS + r % 32 * 16 + r / 32 % 4 * 4 + c % 4;
+}
+
+/* ---- Rules of both ----------------------------------------------------------------------------------------------- */
+
+static bool is_wide_float(int32_t type) {
+    return dtype_is_float((weftDataType_t)type) && dtype_of((weftDataType_t)type)->bits >= 16;
+}
+
+static bool is_scale_type(int32_t type) {
+    return is_wide_float(type) || type == WEFT_DATA_FP8_E8M0 || type == WEFT_DATA_FP8_E4M3;
+}
+
+static bool is_narrow(int32_t type) {
+    bool is_integer = dtype_is_integer((weftDataType_t)type) && dtype_of((weftDataType_t)type)->bits <= 8;
+    return is_integer || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_FP4_E2M1;
+}
+
+static bool is_signed_narrow(int32_t type) { return is_narrow(type) && dtype_of((weftDataType_t)type)->is_signed; }
+
+static weftStatus_t check_type(const struct descriptor *op, const char *key, const struct tensor *tensor,
+                               bool (*is_legal)(int32_t), const char *legal) {
+    if (!is_legal(tensor->type))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use %s.", descriptor_label(op), key,
+             dtype_of((weftDataType_t)tensor->type)->name, legal);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_plain(const struct descriptor *op, const char *key, const struct tensor *tensor) {
+    if (tensor->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+             descriptor_label(op), key, (long long)tensor->vector_count);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The last two dims of a tiled scale are whole tiles without gaps. */
+static weftStatus_t check_tiles(const struct descriptor *op, const struct tensor *scale) {
+    if (!scale_is_tiled(scale))
+        return WEFT_STATUS_SUCCESS;
+    int column = scale_column(scale), row = 2 * (int)scale->dims.count - 3 - column;
+    if (scale->strides.at[column] != 1 || scale->strides.at[row] != scale->dims.at[column])
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: scale has reordering_type F8_128x4, dims %s and strides %s. Tiles need the last two dims packed: one "
+             "of stride 1, the other of its extent.",
+             descriptor_label(op), tensor_dims_text(scale), numbers_text(scale->strides.at, scale->strides.count));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_both(const struct descriptor *op, int32_t math, const struct tensor *x,
+                               const struct tensor *y, const struct tensor *scale) {
+    if (math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: compute_data_type is %s. Use FLOAT or DOUBLE.", descriptor_label(op),
+             dtype_of((weftDataType_t)math) ? dtype_of((weftDataType_t)math)->name : "no number");
+    struct dims dims = scale_dims(op, x, scale);
+    TRY(check_plain(op, "x", x));
+    TRY(check_plain(op, "y", y));
+    TRY(check_plain(op, "scale", scale));
+    TRY(check_type(op, "scale", scale, is_scale_type, "FP8_E8M0, FP8_E4M3 or a float type of 16 bits or more"));
+    TRY(check_dims(op, "y", y, x->dims.count, x->dims.at));
+    TRY(check_dims(op, "scale", scale, dims.count, dims.at));
+    return check_tiles(op, scale);
+}
+
+/* Only scales may lie in tiles, and only matrices of them. */
+static weftStatus_t check_reordering(const struct descriptor *op, const struct tensor *x, const struct tensor *y,
+                                     const struct tensor *scale) {
+    if (x->reordering || y->reordering)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s has reordering_type F8_128x4, which is for scales. Set NONE (0).", descriptor_label(op),
+             x->reordering ? "x" : "y");
+    if (scale_is_tiled(scale) && x->dims.count < 2)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: scale has reordering_type F8_128x4, tiles of a matrix, but x has dims %s. Use two dims or more.",
+             descriptor_label(op), tensor_dims_text(x));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Quantising -------------------------------------------------------------------------------------------------- */
+
+static weftDataType_t usual_scale_type(const struct block_scale_quantize_op *op) {
+    if (op->block_size == 32)
+        return WEFT_DATA_FP8_E8M0;
+    return op->block_size == 16 && op->y->type == WEFT_DATA_FP4_E2M1 ? WEFT_DATA_FP8_E4M3 : WEFT_DATA_FLOAT;
+}
+
+static weftStatus_t infer_quantize(struct descriptor *descriptor) {
+    struct block_scale_quantize_op *op = (struct block_scale_quantize_op *)descriptor;
+    int64_t rank = op->x->dims.count;
+    if (op->axis < -rank || op->axis >= rank)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
+             descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),
+             (long long)-rank, (long long)rank - 1);
+    if (op->is_transposed && rank < 2)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: transpose exchanges the last two dims, but x has dims %s. Leave it false.",
+             descriptor_label(descriptor), tensor_dims_text(op->x));
+    TRY(check_reordering(descriptor, op->x, op->y, op->scale));
+    struct tensor like = *op->x;
+    if (op->is_transposed) {
+        like.strides.at[rank - 1] = op->x->strides.at[rank - 2];
+        like.strides.at[rank - 2] = op->x->strides.at[rank - 1];
+    }
+    struct dims dims = scale_dims(descriptor, &like, op->scale);
+    tensor_infer_dims(op->y, rank, op->x->dims.at);
+    tensor_infer_strides(op->y, &like);
+    tensor_infer_dims(op->scale, rank, dims.at);
+    tensor_infer_strides(op->scale, &like);
+    tensor_infer_type(op->scale, usual_scale_type(op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_quantize(const struct descriptor *descriptor) {
+    const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
+    TRY(check_type(descriptor, "x", op->x, is_wide_float, "a float type of 16 bits or more"));
+    TRY(check_type(descriptor, "y", op->y, is_signed_narrow, "FP8_E4M3, FP8_E5M2, FP4_E2M1, INT8 or INT4"));
+    return check_both(descriptor, op->math, op->x, op->y, op->scale);
+}
+
+/* The scale that is stored for a block of this largest magnitude. */
+static double stored_scale(const struct block_scale_quantize_op *op, double magnitude) {
+    double scale = magnitude / block_scale_most(op->y), stored[1];
+    int exponent;
+    if (op->scale->type == WEFT_DATA_FP8_E8M0 && frexp(scale, &exponent) > 0.5)
+        scale = ldexp(1, exponent);
+    scale = fmin(scale, block_scale_most(op->scale));
+    dtype_store((weftDataType_t)op->scale->type, stored, 0, scale);
+    return dtype_load((weftDataType_t)op->scale->type, stored, 0);
+}
+
+static void quantize(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
+    struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);
+    int axis = block_scale_axis(op);
+    int64_t block[WEFT_DIM_MAX], at[WEFT_DIM_MAX];
+    struct dims dims = op->scale->dims;
+    for (bool more = index_begin(block, x.rank, dims.at); more; more = index_next(block, x.rank, dims.at)) {
+        memcpy(at, block, sizeof at);
+        int64_t first = block[axis] * op->block_size, end = first + op->block_size;
+        end = end < x.dims[axis] ? end : x.dims[axis];
+        for (int i = 0; i < x.rank; i++) /* what fills up tiles holds no elements */
+            if (i != axis && block[i] >= x.dims[i])
+                end = first;
+        double magnitude = 0;
+        for (at[axis] = first; at[axis] < end; at[axis]++) {
+            double value = fabs(view_load(&x, at));
+            magnitude = isfinite(value) && value > magnitude ? value : magnitude;
+        }
+        double divisor = stored_scale(op, magnitude);
+        if (scale.data)
+            dtype_store(scale.type, scale.data, scale_offset(&scale, op->scale, block), divisor);
+        for (at[axis] = first; y.data && at[axis] < end; at[axis]++)
+            view_store(&y, at, divisor > 0 ? view_load(&x, at) / divisor : 0);
+    }
+}
+
+/* ---- Dequantising ------------------------------------------------------------------------------------------------ */
+
+static weftStatus_t infer_dequantize(struct descriptor *descriptor) {
+    struct block_scale_dequantize_op *op = (struct block_scale_dequantize_op *)descriptor;
+    if (op->block_size.count < 1 || op->block_size.count > op->x->dims.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: block_size has %lld extents, x has dims %s. Give one for each of its last dims, at most all.",
+             descriptor_label(descriptor), (long long)op->block_size.count, tensor_dims_text(op->x));
+    tensor_infer_type(op->y, (weftDataType_t)op->math);
+    tensor_infer_like(op->y, op->x);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_dequantize(const struct descriptor *descriptor) {
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
+    TRY(check_type(descriptor, "x", op->x, is_narrow, "FP8_E4M3, FP8_E5M2, FP4_E2M1 or integers of 4 or 8 bits"));
+    TRY(check_type(descriptor, "y", op->y, is_wide_float, "a float type of 16 bits or more"));
+    TRY(check_reordering(descriptor, op->x, op->y, op->scale));
+    return check_both(descriptor, op->math, op->x, op->y, op->scale);
+}
+
+static void dequantize(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
+    struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);
+    struct dims block = block_scale_extents(descriptor);
+    int64_t at[WEFT_DIM_MAX], in_scale[WEFT_DIM_MAX];
+    if (!y.data)
+        return;
+    for (bool more = index_begin(at, x.rank, x.dims); more; more = index_next(at, x.rank, x.dims)) {
+        for (int i = 0; i < x.rank; i++)
+            in_scale[i] = at[i] / block.at[i];
+        double factor = dtype_load(scale.type, scale.data, scale_offset(&scale, op->scale, in_scale));
+        view_store(&y, at, view_load(&x, at) * (op->is_negative ? -factor : factor));
+    }
+}
+
+const struct op block_scale_quantize_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_BLOCK_SCALE_QUANTIZE_DESCRIPTOR,
+            .name = "block_scale_quantize",
+            .doc = "y = x / scale, with one scale per block",
+            .size = sizeof(struct block_scale_quantize_op),
+            ROWS(quantize_rows),
+            .finalize = op_finalize,
+            .op = &block_scale_quantize_op,
+        },
+    .methods = quantize_methods,
+    .takes_reordered = true,
+    .infer = infer_quantize,
+    .check = check_quantize,
+    .reference = quantize,
+};
+
+const struct op block_scale_dequantize_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_BLOCK_SCALE_DEQUANTIZE_DESCRIPTOR,
+            .name = "block_scale_dequantize",
+            .doc = "y = x scale, with one scale per block",
+            .size = sizeof(struct block_scale_dequantize_op),
+            ROWS(dequantize_rows),
+            .finalize = op_finalize,
+            .op = &block_scale_dequantize_op,
+        },
+    .methods = dequantize_methods,
+    .takes_reordered = true,
+    .infer = infer_dequantize,
+    .check = check_dequantize,
+    .reference = dequantize,
+};

@@ -1,0 +1,409 @@
+"""block_scale_quantize and block_scale_dequantize against NumPy: few bits and a scale per block."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import checks
+import ml_dtypes
+import numpy as np
+import pytest
+import weft
+from weft import dtypes
+
+Array = np.ndarray[Any, Any]
+
+TILED = weft.tensor_reordering.F8_128x4
+MOST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "i8": 127.0, "i4": 7.0}
+SCALE_MOST = {"e4m3": 448.0, "f16": 65504.0, "bf16": float(ml_dtypes.finfo("bfloat16").max)}
+
+
+def blocks(x: Array, size: int, axis: int) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Of each range of blocks along the axis: where its elements are, and where its scales."""
+    found = []
+    for k in range(-(-x.shape[axis] // size)):
+        place: list[Any] = [slice(None)] * x.ndim
+        place[axis] = slice(k * size, (k + 1) * size)
+        scale = list(place)
+        scale[axis] = slice(k, k + 1)
+        found.append((tuple(place), tuple(scale)))
+    return found
+
+
+def scale_of(magnitude: Array, dtype: str, scale_type: str) -> Array:
+    """The scale as it is stored, as float64."""
+    wide = magnitude / MOST[dtype]
+    if scale_type == "e8m0":
+        wide = np.exp2(np.ceil(np.log2(np.maximum(wide, 2.0**-127))))
+    wide = np.minimum(wide, SCALE_MOST.get(scale_type, np.inf))
+    return checks.exact(checks.narrow(wide, scale_type))
+
+
+def quantized(x: Array, size: int, axis: int, dtype: str, scale_type: str) -> tuple[Array, Array]:
+    """y and scale, as float64."""
+    x = checks.exact(x)
+    dims = list(x.shape)
+    dims[axis] = -(-dims[axis] // size)
+    y, scale = np.zeros(x.shape), np.zeros(dims)
+    for place, of in blocks(x, size, axis):
+        finite = np.where(np.isfinite(x[place]), np.abs(x[place]), 0)
+        stored = scale_of(finite.max(axis, keepdims=True, initial=0), dtype, scale_type)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            y[place] = np.where(stored > 0, x[place] / stored, 0)
+        scale[of] = stored
+    if dtype == "e2m1":  # has no NaN, and makes it its largest number
+        y = np.nan_to_num(y, nan=MOST[dtype])
+    return checks.exact(checks.narrow(y, dtype)), scale
+
+
+def check_quantize(
+    x: Array, size: int, dtype: str, scale_type: str, axis: int = -1, **how: Any
+) -> dict[str, list[Array]]:
+    y, scale = quantized(x, size, axis, dtype, scale_type)
+    return checks.check(
+        lambda g, x: g.block_scale_quantize(x, size, axis=axis),
+        {"x": x},
+        [y, scale],
+        out=[dtype, scale_type],
+        **how,
+    )
+
+
+@pytest.mark.parametrize("source", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize("dtype", list(MOST))
+@pytest.mark.parametrize("scale_type", ["e8m0", "e4m3", "f16", "bf16", "f32"])
+def test_quantize(source: str, dtype: str, scale_type: str) -> None:
+    check_quantize(checks.random((3, 70), source, -9, 9), 32, dtype, scale_type)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((5,), 0), ((2, 3, 33), 2), ((37, 6), 0), ((2, 35, 5), -2), ((4, 1), -1)]
+)
+@pytest.mark.parametrize("size", [1, 16, 32, 128])
+def test_quantize_along_any_dimension(shape: tuple[int, ...], axis: int, size: int) -> None:
+    for dtype, scale_type in (("e2m1", "e4m3"), ("e4m3", "f32")):
+        check_quantize(checks.random(shape, "f32", -3, 3), size, dtype, scale_type, axis)
+
+
+def test_quantize_channels_last() -> None:
+    x = checks.random((2, 33, 3, 5), "bf16", -3, 3)
+    check_quantize(x, 16, "e2m1", "e4m3", axis=1, layouts=["channels_last"])
+
+
+def test_usual_scale_types() -> None:
+    for size, dtype, want in (
+        (32, "e4m3", "e8m0"),
+        (16, "e2m1", "e4m3"),
+        (16, "e4m3", "f32"),
+        (128, "e4m3", "f32"),
+    ):
+        g = weft.Graph()
+        y, scale = g.block_scale_quantize(g.tensor([4, 256], data_type="f32"), size)
+        y.set_output(True).set_data_type(dtype)
+        scale.set_output(True)
+        g.validate()
+        assert scale.dtype is dtypes.data_type_of(want)
+        assert scale.dims == (4, 256 // size)
+
+
+@pytest.mark.parametrize(("dtype", "scale_type"), list(itertools.product(MOST, ["e8m0", "e4m3", "f32"])))
+def test_special_values(dtype: str, scale_type: str) -> None:
+    """Zeros, infinities, NaN, magnitudes beyond and below what scales hold: none spoils its neighbours."""
+    x = checks.random((7, 32), "f32", -3, 3)
+    x[0] = 0
+    x[1, 4], x[1, 7] = np.inf, -np.inf
+    x[2, 3] = np.nan
+    x[3] *= 1e30
+    x[4] *= 1e-30
+    x[5] = np.nan
+    x[6] = -0.0
+    check_quantize(x, 32, dtype, scale_type)
+
+
+def test_scales_are_rounded_up_to_powers_of_two() -> None:
+    """A largest magnitude that is a power of two times 448 keeps its scale; the next float gets twice it."""
+    x = np.array([[448, 1], [np.nextafter(np.float32(448), np.float32(500)), 1]], np.float32)
+    found = checks.first(check_quantize(x, 2, "e4m3", "e8m0"))
+    assert checks.exact(found[1]).tolist() == [[1.0], [2.0]]
+
+
+def test_zero_size() -> None:
+    check_quantize(np.zeros((0, 32), np.float32), 16, "e4m3", "f32")
+    check_quantize(np.zeros((3, 0), np.float32), 16, "e2m1", "e4m3")
+
+
+def test_transposed_memory() -> None:
+    g = weft.Graph()
+    y, scale = g.block_scale_quantize(g.tensor([2, 64, 96], data_type="f32"), 32, axis=1, transpose=True)
+    y.set_output(True).set_data_type("e4m3")
+    scale.set_output(True)
+    g.validate()
+    assert (y.dims, y.strides) == ((2, 64, 96), (6144, 1, 64))
+    assert (scale.dims, scale.strides) == ((2, 2, 96), (192, 1, 2))
+
+
+# ---- Dequantising ------------------------------------------------------------------------------------------
+
+
+def spread(scale: Array, shape: tuple[int, ...], size: list[int]) -> Array:
+    """Each element's scale."""
+    wide = checks.exact(scale)
+    for axis, extent in zip(range(-len(size), 0), size, strict=True):
+        wide = np.take(np.repeat(wide, extent, axis), range(shape[axis]), axis)
+    return wide
+
+
+def check_dequantize(
+    x: Array, scale: Array, size: list[int], out: str = "f32", negative: bool = False
+) -> None:
+    want = checks.exact(x) * spread(scale, x.shape, size) * (-1 if negative else 1)
+    checks.check(
+        lambda g, x, scale: g.block_scale_dequantize(x, scale, size, is_negative_scale=negative),
+        {"x": x, "scale": scale},
+        want,
+        out=out,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2", "e2m1", "i8", "u8", "i4", "u4"])
+@pytest.mark.parametrize("scale_type", ["e8m0", "e4m3", "f16", "bf16", "f32"])
+@pytest.mark.parametrize("out", ["f16", "bf16", "f32", "f64"])
+def test_dequantize(dtype: str, scale_type: str, out: str) -> None:
+    low = 0 if dtype[0] == "u" else -6
+    x, scale = checks.random((3, 70), dtype, low, 6), checks.random((3, 3), scale_type, 0.25, 4, seed=1)
+    check_dequantize(x, scale, [1, 32], out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((130, 260), [128, 128]), ((2, 5, 33), [16]), ((2, 5, 33), [2, 3, 4]), ((7, 3), [32, 1]), ((9,), [4])],
+)
+def test_dequantize_in_boxes(shape: tuple[int, ...], size: list[int]) -> None:
+    whole = [1] * (len(shape) - len(size)) + size
+    dims = [-(-extent // block) for extent, block in zip(shape, whole, strict=True)]
+    for dtype in ("e4m3", "i4"):
+        check_dequantize(checks.random(shape, dtype, -6, 6), checks.random(dims, "f32", -2, 2, seed=1), size)
+
+
+def test_negative_scales() -> None:
+    x, scale = checks.random((4, 64), "e4m3", -6, 6), checks.random((4, 2), "f32", -2, 2, seed=1)
+    check_dequantize(x, scale, [32], negative=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "scale_type"), [("e4m3", 32, "e8m0"), ("e2m1", 16, "e4m3"), ("i8", 128, "f32")]
+)
+def test_there_and_back(dtype: str, size: int, scale_type: str) -> None:
+    """Through virtual tensors: what comes back is off by half of a unit in the last place at most."""
+    x = checks.random((5, 200), "f32", -3, 3)
+    y, scale = quantized(x, size, -1, dtype, scale_type)
+    want = y * spread(scale, x.shape, [size])
+
+    def both(g: Any, x: Any) -> Any:
+        y, scale = g.block_scale_quantize(x, size)
+        y.set_data_type(dtype)
+        scale.set_data_type(scale_type)
+        return g.block_scale_dequantize(y, scale, [1, size])
+
+    checks.check(both, {"x": x}, want, out="f32")
+    unit = 0.5 if dtype == "i8" else float(ml_dtypes.finfo(checks.narrow([0], dtype).dtype).eps) / 2
+    step = unit * spread(scale, x.shape, [size])
+    assert (np.abs(want - x) <= np.maximum(step, unit * np.abs(x)) * MOST[dtype]).all()
+
+
+# ---- Scales in tiles ---------------------------------------------------------------------------------------
+
+
+def tiled(scale: Array) -> Array:
+    """A matrix of whole tiles in the order of F8_128x4."""
+    rows, columns = scale.shape
+    tiles = scale.reshape(rows // 128, 4, 32, columns // 4, 4)
+    return np.ascontiguousarray(tiles.transpose(0, 3, 2, 1, 4)).reshape(rows, columns)
+
+
+def padded(scale: Array, fill: float) -> Array:
+    rows, columns = scale.shape
+    whole = np.full((-(-rows // 128) * 128, -(-columns // 4) * 4), fill)
+    whole[:rows, :columns] = scale
+    return whole
+
+
+def test_tiles_are_written() -> None:
+    x = checks.random((150, 300), "bf16", -3, 3)
+    y, scale = quantized(x, 32, -1, "e4m3", "e8m0")
+
+    def build(g: Any, x: Any) -> Any:
+        y, scale = g.block_scale_quantize(x, 32)
+        scale.set_reordering_type(TILED)
+        return y, scale
+
+    found = checks.check(
+        build, {"x": x}, [y, tiled(padded(scale, 2.0**-127))], out=["e4m3", "e8m0"], layouts=["packed"]
+    )
+    assert checks.first(found)[1].shape == (256, 12)
+
+
+def test_tiles_of_columns_are_written() -> None:
+    """Blocks along the columns of a matrix: with turned memory the tiles hold the turned matrix."""
+    x = checks.random((70, 130), "f32", -3, 3)
+    y, scale = quantized(x, 16, 0, "e2m1", "e4m3")
+
+    def build(g: Any, x: Any) -> Any:
+        y, scale = g.block_scale_quantize(x, 16, axis=0, transpose=True)
+        scale.set_reordering_type(TILED)
+        return y, scale
+
+    want = tiled(padded(scale.T, 0.0)).reshape(256, 8).T
+    checks.check(build, {"x": x}, [y, want], out=["e2m1", "e4m3"], layouts=["packed"])
+
+
+def test_tiles_are_read() -> None:
+    x, scale = (
+        checks.random((2, 150, 300), "e4m3", -3, 3),
+        checks.random((2, 256, 12), "e8m0", 0.25, 4, seed=1),
+    )
+    stored = np.stack([tiled(each) for each in scale])
+
+    def build(g: Any, x: Any, scale: Any) -> Any:
+        scale.set_reordering_type(TILED)
+        return g.block_scale_dequantize(x, scale, [1, 32])
+
+    want = checks.exact(x) * spread(scale, (2, 256, 384), [1, 32])[:, :150, :300]
+    checks.check(build, {"x": x, "scale": stored}, want, out="f32", layouts=["packed"])
+
+
+# ---- Refusals ----------------------------------------------------------------------------------------------
+
+
+def quantize(size: int = 32, dtype: str = "e4m3", **how: Any) -> Any:
+    def build(g: Any, x: Any) -> None:
+        scale_dims, strides = how.pop("scale_dims", None), how.pop("strides", None)
+        reordering = how.pop("reordering", weft.tensor_reordering.NONE)
+        scale_type, where = how.pop("scale_type", "f32"), how.pop("where", "scale")
+        y, scale = g.block_scale_quantize(x, size, name="q", **how)
+        y.set_output(True).set_data_type(dtype)
+        scale.set_output(True).set_data_type(scale_type)
+        (scale if where == "scale" else y).set_reordering_type(reordering)
+        if scale_dims:
+            scale.set_dim(scale_dims)
+        if strides:
+            scale.set_stride(strides)
+
+    return build
+
+
+def dequantize(size: list[int], out: str = "f32") -> Any:
+    def build(g: Any, x: Any, s: Any) -> None:
+        g.block_scale_dequantize(x, s, size, name="d").set_output(True).set_data_type(out)
+
+    return build
+
+
+X = {"x": ((4, 64), "f32")}
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "message"),
+    [
+        (
+            quantize(axis=2),
+            X,
+            "block_scale_quantize 'q': axis is 2, x has 2 dims [4,64]. Name one of -2..1.",
+        ),
+        (
+            quantize(transpose=True),
+            {"x": ((64,), "f32")},
+            "block_scale_quantize 'q': transpose exchanges the last two dims, but x has dims [64]. "
+            "Leave it false.",
+        ),
+        (
+            quantize(dtype="bf16"),
+            X,
+            "block_scale_quantize 'q': y has data type bf16. Use FP8_E4M3, FP8_E5M2, FP4_E2M1, INT8 or INT4.",
+        ),
+        (
+            quantize(),
+            {"x": ((4, 64), "i32")},
+            "block_scale_quantize 'q': x has data type i32. Use a float type of 16 bits or more.",
+        ),
+        (
+            quantize(scale_type="e5m2"),
+            X,
+            "block_scale_quantize 'q': scale has data type e5m2. Use FP8_E8M0, FP8_E4M3 or a float "
+            "type of 16 bits "
+            "or more.",
+        ),
+        (
+            quantize(scale_dims=[4, 3]),
+            X,
+            "block_scale_quantize 'q': scale has dims [4,3], expected [4,2]. Give it these dims, or none.",
+        ),
+        (
+            quantize(compute_data_type="f16"),
+            X,
+            "block_scale_quantize 'q': compute_data_type is f16. Use FLOAT or DOUBLE.",
+        ),
+        (
+            dequantize([1, 1, 32]),
+            {"x": ((4, 64), "e4m3"), "s": ((4, 2), "f32")},
+            "block_scale_dequantize 'd': block_size has 3 extents, x has dims [4,64]. Give one for "
+            "each of its last "
+            "dims, at most all.",
+        ),
+        (
+            dequantize([32]),
+            {"x": ((4, 64), "f32"), "s": ((4, 2), "f32")},
+            "block_scale_dequantize 'd': x has data type f32. Use FP8_E4M3, FP8_E5M2, FP4_E2M1 or "
+            "integers of 4 or 8 "
+            "bits.",
+        ),
+        (
+            dequantize([32], "e4m3"),
+            {"x": ((4, 64), "e4m3"), "s": ((4, 2), "f32")},
+            "block_scale_dequantize 'd': y has data type e4m3. Use a float type of 16 bits or more.",
+        ),
+        (
+            dequantize([128, 128]),
+            {"x": ((4, 256), "e4m3"), "s": ((4, 2), "f32")},
+            "block_scale_dequantize 'd': scale has dims [4,2], expected [1,2]. Give it these dims, or none.",
+        ),
+    ],
+)
+def test_refusals(build: Any, inputs: dict[str, Any], message: str) -> None:
+    checks.refuses(build, inputs, message)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "message"),
+    [
+        (
+            quantize(reordering=TILED, where="y"),
+            X,
+            "block_scale_quantize 'q': y has reordering_type F8_128x4, which is for scales. Set NONE (0).",
+        ),
+        (
+            quantize(reordering=TILED),
+            {"x": ((64,), "f32")},
+            "block_scale_quantize 'q': scale has reordering_type F8_128x4, tiles of a matrix, but x "
+            "has dims [64]. Use "
+            "two dims or more.",
+        ),
+        (
+            quantize(reordering=TILED, scale_dims=[128, 4], strides=[8, 1]),
+            X,
+            "block_scale_quantize 'q': scale has reordering_type F8_128x4, dims [128,4] and strides "
+            "[8,1]. Tiles need "
+            "the last two dims packed: one of stride 1, the other of its extent.",
+        ),
+        (
+            lambda g, x: g.identity(x.set_reordering_type(TILED), name="i").set_output(True),
+            X,
+            "pointwise 'i': x, tensor 'x' (uid 1), has reordering_type 3, which this operation does "
+            "not read. Undo the "
+            "shuffle and set NONE (0).",
+        ),
+    ],
+)
+def test_refused_orders(build: Any, inputs: dict[str, Any], message: str) -> None:
+    checks.refuses(build, inputs, message, weft.NotSupportedError)
