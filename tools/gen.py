@@ -379,6 +379,8 @@ RESULT_TYPES = {
     "pointwise": f"{PROMOTED}, scalars counting only as float or integer; where a mode is not exact in "
     f"integers, they become the type to calculate in{CALCULATED}",
     "matmul": f"{PROMOTED}, of integers the type to calculate in{CALCULATED}",
+    "moe_grouped_matmul": f"{PROMOTED}, of integers the type to calculate in{CALCULATED}",
+    "moe_grouped_matmul_bwd": f"{PROMOTED}, of integers the type to calculate in{CALCULATED}",
     "conv_fprop": f"the type of x, for integers the type to calculate in{CALCULATED}",
     "conv_dgrad": f"the type of dy, for integers the type to calculate in{CALCULATED}",
     "conv_wgrad": f"the type of x, for integers the type to calculate in{CALCULATED}",

@@ -10,6 +10,7 @@
 #include "graph/ops/convolution.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/matmul.h"
+#include "graph/ops/moe.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
@@ -44,6 +45,8 @@ const struct op *const ops[] = {
     &block_scale_dequantize_op,
     &sdpa_fwd_op,
     &sdpa_bwd_op,
+    &moe_op,
+    &moe_bwd_op,
     NULL,
 };
 

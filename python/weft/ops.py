@@ -4273,3 +4273,97 @@ class Ops:
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2]
+
+    def moe_grouped_matmul(
+        self,
+        token: Operand,
+        weight: Operand,
+        first_token_offset: Operand,
+        token_index: Operand | None = None,
+        token_ks: Operand | None = None,
+        mode: enums.moe_grouped_matmul_mode | str = enums.moe_grouped_matmul_mode.NONE,
+        compute_data_type: DataTypeLike | None = None,
+        top_k: int = 0,
+        name: str = "",
+    ) -> Tensor:
+        """Product of each expert's rows with its weight.
+
+            output[r] = token[r] * weight[e], first[e] <= r < first[e + 1]
+
+        Args:
+            token: tokens, [1, M, K].
+            weight: one matrix per expert, [E, K, N].
+            first_token_offset: first row of each expert, ascending, INT32 or INT64, [E, 1, 1].
+            token_index: of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or
+                INT64, [1, rows, 1]; optional.
+            token_ks: which of its token's top_k places each row goes to, INT32 or INT64; SCATTER, [1, M, 1];
+                optional.
+            mode: whether rows are gathered before or scattered after the product; default NONE.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            top_k: places per token; SCATTER; default 0.
+            name: the operation's name in messages and pictures.
+        Returns:
+            output: product; rows are M, or those of token_index to GATHER, [1, rows, N].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: the promoted type of the operands, of integers the
+                type to calculate in; a virtual result has the type to calculate in, or DOUBLE.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        values = {
+            "token": token,
+            "weight": weight,
+            "first_token_offset": first_token_offset,
+            "token_index": token_index,
+            "token_ks": token_ks,
+            "mode": mode,
+            "top_k": top_k,
+        }
+        results = ("output",)
+        made = self._operation(
+            "moe_grouped_matmul", "moe_grouped_matmul", values, results, compute_data_type, name
+        )
+        return made[0]
+
+    def moe_grouped_matmul_bwd(
+        self,
+        doutput: Operand,
+        token: Operand,
+        first_token_offset: Operand,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of each expert's weight.
+
+            dweight[e] = sum_r token[r] * doutput[r], first[e] <= r < first[e + 1]
+
+        Args:
+            doutput: gradient of the output, [1, M, N].
+            token: tokens of the forward pass, [1, M, K].
+            first_token_offset: first row of each expert, ascending, INT32 or INT64, [E, 1, 1].
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            dweight: gradient of the weights, packed with K fastest where no strides are set, [E, K, N].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: the promoted type of the operands, of integers the
+                type to calculate in; a virtual result has the type to calculate in, or DOUBLE.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        values = {
+            "doutput": doutput,
+            "token": token,
+            "first_token_offset": first_token_offset,
+        }
+        results = ("dweight",)
+        made = self._operation(
+            "moe_grouped_matmul_bwd", "moe_grouped_matmul_bwd", values, results, compute_data_type, name
+        )
+        return made[0]

@@ -46,6 +46,12 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "leaky_relu": lambda e: e.g.leaky_relu(e.t(4, 8), 0.1),
     "leaky_relu_backward": lambda e: e.g.leaky_relu_backward(e.t(4, 8), e.t(4, 8), 0.1),
     "matmul": lambda e: e.g.matmul(e.t(2, 4, 8), e.t(2, 8, 4)),
+    "moe_grouped_matmul": lambda e: e.g.moe_grouped_matmul(
+        e.t(1, 16, 8), e.t(2, 8, 4), e.g.tensor((2, 1, 1), data_type="i32")
+    ),
+    "moe_grouped_matmul_bwd": lambda e: e.g.moe_grouped_matmul_bwd(
+        e.t(1, 16, 4), e.t(1, 16, 8), e.g.tensor((2, 1, 1), data_type="i32")
+    ),
     "conv_fprop": lambda e: e.g.conv_fprop(e.t(*FULL), e.t(8, 16, 3, 3), padding=[1, 1]),
     "conv_dgrad": lambda e: e.g.conv_dgrad(e.t(*FULL), e.t(16, 8, 3, 3), padding=[1, 1]).set_dim(
         [4, 8, 8, 8]

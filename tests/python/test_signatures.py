@@ -19,6 +19,9 @@ METHODS = {
     "conv_dgrad": f"loss filter {CONV}",
     "conv_wgrad": f"image loss {CONV}",
     "matmul": "A B compute_data_type padding name",
+    "moe_grouped_matmul": "token weight first_token_offset token_index token_ks mode compute_data_type top_k "
+    "name",
+    "moe_grouped_matmul_bwd": "doutput token first_token_offset",
     "reduction": "input mode",
     "genstats": "input",
     "slice": "input slices",

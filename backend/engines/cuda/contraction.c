@@ -135,40 +135,52 @@ static int resident_blocks(const struct contraction *c) {
 
 static uint32_t grid_of(int64_t blocks) { return (uint32_t)(blocks < GRID_MAX ? blocks : GRID_MAX); }
 
-static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+void contraction_print_tile(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     const struct tile *tile = c->tile;
-    struct kernel_print print;
-    int64_t tiles_m = (digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows;
-    int64_t tiles_n = (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns;
-    int64_t batches = digits_extent(&c->digits[BATCH]), tiles = tiles_m * tiles_n * batches * c->splits;
-    print_common(&print, c);
+    print_common(print, c);
     if (row->is_mma)
-        print_constant(&print, "HAS_K16", c->has_k16);
-    print_constant(&print, "BLOCK_M", tile->rows);
-    print_constant(&print, "BLOCK_N", tile->columns);
-    print_constant(&print, "BLOCK_K", row->block_depth);
-    print_constant(&print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
-    print_constant(&print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
-    print_constant(&print, "THREADS", tile_threads(c));
-    print_constant(&print, "BLOCKS", resident_blocks(c));
-    print_constant(&print, "HAS_FILL", c->fill != 0);
-    contraction_print_factors(&print, c);
-    contraction_print_end(&print, c);
-    print_real(&print, c->fill, "fill");
-    print_constant(&print, "GROUP_TILES", GROUP_TILES);
-    print_number(&print, tiles_m, "tiles_m");
-    print_divisor(&print, tiles_m * tiles_n, "tiles_per_entry");
-    print_divisor(&print, GROUP_TILES * tiles_n, "tiles_per_group");
-    print_divisor(&print, batches, "batches");
-    print_number(&print, tiles, "tiles");
-    print_position(&print, tiles);
-    TRY(kernel_finish(&print, kernel, row->is_mma ? "contraction_mma.cuh" : "contraction_fma.cuh", "contraction",
-                      arena));
-    kernel->grid[0] = grid_of(tiles);
+        print_constant(print, "HAS_K16", c->has_k16);
+    print_constant(print, "BLOCK_M", tile->rows);
+    print_constant(print, "BLOCK_N", tile->columns);
+    print_constant(print, "BLOCK_K", row->block_depth);
+    print_constant(print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
+    print_constant(print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
+    print_constant(print, "THREADS", tile_threads(c));
+    print_constant(print, "BLOCKS", resident_blocks(c));
+    print_constant(print, "HAS_FILL", c->fill != 0);
+}
+
+/* tiles: along rows, along columns, and batch entries. */
+weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,
+                                      const struct contraction *c, const int64_t tiles[3], struct arena *arena) {
+    int64_t all = tiles[0] * tiles[1] * tiles[2] * c->splits;
+    bool is_mma = arithmetic_rows[c->arithmetic].is_mma;
+    print_real(print, c->fill, "fill");
+    print_constant(print, "GROUP_TILES", GROUP_TILES);
+    print_number(print, tiles[0], "tiles_m");
+    print_divisor(print, tiles[0] * tiles[1], "tiles_per_entry");
+    print_divisor(print, GROUP_TILES * tiles[1], "tiles_per_group");
+    print_divisor(print, tiles[2], "batches");
+    print_number(print, all, "tiles");
+    print_position(print, all);
+    TRY(kernel_finish(print, kernel, is_mma ? "contraction_mma.cuh" : "contraction_fma.cuh", "contraction", arena));
+    kernel->grid[0] = grid_of(all);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)tile_threads(c);
     return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+    const struct tile *tile = c->tile;
+    struct kernel_print print;
+    const int64_t tiles[] = {(digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows,
+                             (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns,
+                             digits_extent(&c->digits[BATCH])};
+    contraction_print_tile(&print, c);
+    contraction_print_factors(&print, c);
+    contraction_print_end(&print, c);
+    return contraction_finish_tiles(&print, kernel, c, tiles, arena);
 }
 
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {

@@ -110,6 +110,10 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
 int64_t contraction_elements(const struct contraction *c);
 /* A run is read before it is written, by one thread; what the product reads may be read by all. */
 bool contraction_may_alias(const struct region *region, int in, int out);
+/* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */
+void contraction_print_tile(struct kernel_print *print, const struct contraction *c);
+weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,
+                                      const struct contraction *c, const int64_t tiles[3], struct arena *arena);
 /* Where the sum goes: to finish(), or, split, to the workspace. */
 void contraction_print_end(struct kernel_print *print, const struct contraction *c);
 /* The kernel that adds the parts of split sums. */
@@ -152,6 +156,10 @@ extern const struct arithmetic_row arithmetic_rows[];
 
 /* Fills in the rest of a contraction that has its shape. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
+/* From the factors' types, the depth and the type to calculate in. */
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
+/* Operations per second of a multiprocessor at full rate. */
+double contraction_rate(enum arithmetic arithmetic, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
 
 /* ---- contraction_print.c: text and arguments of the kernels ---- */

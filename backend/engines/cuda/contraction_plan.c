@@ -4,6 +4,7 @@
 #include "engines/cuda/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
+#include "graph/ops/moe.h"
 
 const struct arithmetic_row arithmetic_rows[] = {
     [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
@@ -45,11 +46,14 @@ static bool is_wide(weftDataType_t type) {
 }
 
 static weftDataType_t math_of(const struct node *node) {
-    return (weftDataType_t)(op_of(node->op) == &matmul_op ? ((const struct matmul_op *)node->op)->parameters->math
-                                                          : ((const struct conv_op *)node->op)->parameters->math);
+    const struct op *op = op_of(node->op);
+    return (weftDataType_t)(op == &matmul_op    ? ((const struct matmul_op *)node->op)->parameters->math
+                            : op == &moe_op     ? ((const struct moe_op *)node->op)->math
+                            : op == &moe_bwd_op ? ((const struct moe_bwd_op *)node->op)->math
+                                                : ((const struct conv_op *)node->op)->parameters->math);
 }
 
-static enum arithmetic choose_arithmetic(const struct contraction *c, const struct device *device) {
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
     weftDataType_t a = type_of(c, FACTOR_A), b = type_of(c, FACTOR_B), math = math_of(c->node);
     bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
     bool float_math = math != WEFT_DATA_DOUBLE && (dtype_is_float(math) || math == WEFT_DATA_FAST_FLOAT_FOR_FP8);
@@ -72,8 +76,7 @@ static enum arithmetic choose_arithmetic(const struct contraction *c, const stru
     return FMA_FLOAT;
 }
 
-/* Operations per second of a multiprocessor at full rate. */
-static double rate_of(enum arithmetic arithmetic, const struct device *device) {
+double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;
     double half = is_server ? 2048 : 1024, clock = (double)device->cuda.clock_khz * 1e3;
@@ -179,7 +182,7 @@ static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
 
 static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                            int splits, int64_t steps) {
-    double rate = rate_of(c->arithmetic, device) * tile->efficiency;
+    double rate = contraction_rate(c->arithmetic, device) * tile->efficiency;
     double tiles = (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
                    tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns) * splits;
     double steps_each = (double)((steps + splits - 1) / splits);
@@ -252,7 +255,8 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
     if (c->steps_per_split > 0)
         c->splits = (int)((depth + c->steps_per_split - 1) / c->steps_per_split);
     double share = runs * c->splits / threads;
-    double rate = rate_of(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);
+    double rate =
+        contraction_rate(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);
     double computing = 2 * elements_of(c) * c->depth / rate, moving = memory_seconds(c, device);
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
@@ -274,7 +278,7 @@ static enum arithmetic without_mma(enum arithmetic arithmetic) {
 }
 
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
-    c->arithmetic = choose_arithmetic(c, device);
+    c->arithmetic = contraction_arithmetic(c, device);
     c->has_k16 = device->cuda.major >= 8;
     c->is_direct = wants_direct(c);
     if (c->is_direct) {

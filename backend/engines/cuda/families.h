@@ -12,6 +12,7 @@ extern const struct family cuda_depthwise;   /* convolutions with one channel pe
 extern const struct family cuda_stem_sm90;   /* forward convolutions of 8 channels on Hopper */
 extern const struct family cuda_stem;        /* convolutions of images with few channels */
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
+extern const struct family cuda_grouped;     /* products of a mixture of experts */
 extern const struct family cuda_rows;   /* reductions, softmax and norms, with the pointwise operations around them */
 extern const struct family cuda_window; /* pooling and interpolation */
 extern const struct family cuda_move;   /* concatenation, and what else only moves elements */

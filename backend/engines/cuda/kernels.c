@@ -18,6 +18,9 @@ EMBED(lib_tiles, "lib/tiles.cuh")
 EMBED(combine, "combine.cuh")
 EMBED(contraction_fma, "contraction_fma.cuh")
 EMBED(contraction_mma, "contraction_mma.cuh")
+EMBED(lib_groups, "lib/groups.cuh")
+EMBED(lib_grouped, "lib/grouped.cuh")
+EMBED(grouped_list, "grouped_list.cuh")
 EMBED(depthwise_filter, "depthwise_filter.cuh")
 EMBED(depthwise_mma, "depthwise_mma.cuh")
 EMBED(stem_data, "stem_data.cuh")
@@ -98,6 +101,9 @@ static const struct program_header files[] = {
     {"pool.cuh", weft_kernel_pool},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
+    {"lib/groups.cuh", weft_kernel_lib_groups},
+    {"lib/grouped.cuh", weft_kernel_lib_grouped},
+    {"grouped_list.cuh", weft_kernel_grouped_list},
     {"rng.cuh", weft_kernel_rng},
     {"lib/scales.cuh", weft_kernel_lib_scales},
     {"block_scales.cuh", weft_kernel_block_scales},

@@ -10,8 +10,9 @@
 enum { STAGED_MAX = 32, SCRATCH_ALIGNMENT = 256 };
 
 /* Without those that encode their operands' addresses on the host: they could not be sent to the workspace. */
-static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_rows, &cuda_window,
-                                                      &cuda_map,       &cuda_move,        &cuda_rng,  NULL};
+static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_grouped,
+                                                      &cuda_rows,      &cuda_window,      &cuda_map,
+                                                      &cuda_move,      &cuda_rng,         NULL};
 
 struct staged_value {
     int value;

@@ -1,0 +1,43 @@
+/* grouped_list: what goes before the product of a mixture of experts: tiles of rows, none of two experts        any chip, any type
+   Formula   group e has ceil(rows of e / BLOCK_M) tiles, behind those of all groups before it
+   Tile      block 0 makes the list, a thread per group, THREADS groups at a time; it ends with tiles of no rows
+             other blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product
+   Memory    a running sum of each group's tiles
+   Params    THREADS BLOCK_M SCATTERS y_t */
+
+/* Sums what the threads give, each with all before it. */
+DEVICE i64 sum_up(i64 (&sums)[THREADS], i64 mine) {
+    const int t = threadIdx.x;
+    sums[t] = mine;
+    __syncthreads();
+    for (int step = 1; step < THREADS; step *= 2) {
+        const i64 before = t >= step ? sums[t - step] : 0;
+        __syncthreads();
+        sums[t] += before;
+        __syncthreads();
+    }
+    return sums[t];
+}
+
+DEVICE void list_tiles(const arguments& p) {
+    __shared__ i64 sums[THREADS];
+    i64 listed = 0;
+    for (i64 base = -1; base < p.experts; base += THREADS) {
+        const i64 expert = base + threadIdx.x, first = group_start(p, expert);
+        const i64 until = expert < p.experts ? group_start(p, expert + 1) : first;
+        const i64 tiles = until > first ? (until - first + BLOCK_M - 1) / BLOCK_M : 0;
+        i64 at = listed + sum_up(sums, tiles) - tiles;
+        for (i64 row = first; row < until && at < p.most; row += BLOCK_M, at++)
+            p.list[at] = group_tile{row, (i32)(until - row < BLOCK_M ? until - row : BLOCK_M), (i32)expert};
+        listed += sums[THREADS - 1];
+        __syncthreads();
+    }
+    for (i64 at = listed + threadIdx.x; at < p.most; at += THREADS) p.list[at] = group_tile{0, 0, -1};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) grouped_list(const __grid_constant__ arguments p) {
+    if (blockIdx.x == 0) list_tiles(p);
+    if constexpr (SCATTERS)
+        for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1)
+            for (i64 column = threadIdx.x; column < p.columns; column += THREADS) p.y[row * p.y_row + column * p.y_column] = convert<y_t>(0.0f);
+}

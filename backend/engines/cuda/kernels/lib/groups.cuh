@@ -1,0 +1,15 @@
+/* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a group of
+   their own, -1, which has no weight. */
+
+/* A tile of rows of one group; rows 0: none. */
+struct group_tile {
+    i64 first;
+    i32 rows, expert;
+};
+
+/* The first row of a group, or of the end of the last one; never outside 0 .. group_rows, whatever the offsets are. */
+template <class P> DEVICE i64 group_start(const P& p, i64 expert) {
+    if (expert < 0) return 0;
+    const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + expert * p.offset_stride)) : p.group_rows;
+    return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1], times weight[e]
+     NONE     output[r] = token[r] * weight[e]
+     GATHER   output[r] = token[token_index[r]] * weight[e]
+     SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]
+   moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
+   Offsets ascend; the last expert ends with the last row. Rows before the first offset belong to no expert. Rows of the
+   output that get no product are 0, and an index that points outside is as a row that is not there. */
+#include "graph/ops/moe.h"
+
+/* ---- What both share ---------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_whole_numbers(const struct descriptor *op, const char *key, const struct tensor *tensor) {
+    if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
+             dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_rows(const struct descriptor *op, const char *key, const struct tensor *tensor) {
+    TRY(check_rank(op, key, tensor, 3, 3));
+    if (tensor->dims.at[0] != 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s has dims %s, its first must be 1. Merge batch and sequence into one dimension of rows.",
+             descriptor_label(op), key, tensor_dims_text(tensor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_offsets(const struct descriptor *op, const struct tensor *offsets) {
+    TRY(check_rank(op, "first_token_offset", offsets, 3, 3));
+    TRY(check_dims(op, "first_token_offset", offsets, 3, (int64_t[]){offsets->dims.at[0], 1, 1}));
+    return check_whole_numbers(op, "first_token_offset", offsets);
+}
+
+/* The first row of an expert, or of the end of the last one; never outside 0 .. rows. */
+static int64_t first_row(const struct view *offsets, int64_t expert, int64_t rows) {
+    int64_t first = expert < offsets->dims[0] ? view_load_int(offsets, (int64_t[]){expert, 0, 0}) : rows;
+    return first < 0 ? 0 : first > rows ? rows : first;
+}
+
+static int32_t result_type(const struct tensor *result, const struct tensor *a, const struct tensor *b,
+                           weftDataType_t math) {
+    weftDataType_t natural = dtype_promote((weftDataType_t)a->type, (weftDataType_t)b->type);
+    return (int32_t)(dtype_is_integer(natural) ? math : tensor_result_type(result, natural, math));
+}
+
+static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
+    return 2.0 * (double)rows * (double)depth * (double)columns;
+}
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------ */
+
+static const struct row rows[] = {
+    VALUE_ROW(WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, struct moe_op, mode, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE,
+              "mode", .doc = "whether rows are gathered before or scattered after the product"),
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC,
+              "compute_data_type", .doc = "type that products are summed in"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_op, token, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC, "token",
+               .required = true, .shape = "[1, M, K]", .doc = "tokens"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_op, weight, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, "weight",
+               .required = true, .shape = "[E, K, N]", .doc = "one matrix per expert"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_op, first_token_offset,
+               WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_FIRST_TOKEN_OFFSET_DESC, "first_token_offset", .required = true,
+               .shape = "[E, 1, 1]", .doc = "first row of each expert, ascending, INT32 or INT64"),
+    TENSOR_ROW(ROLE_OUTPUT, struct moe_op, output, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, "output",
+               .required = true, .shape = "[1, rows, N]",
+               .doc = "product; rows are M, or those of token_index to GATHER"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_op, token_index, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC,
+               "token_index", .shape = "[1, rows, 1]",
+               .doc = "of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or INT64"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_op, token_ks, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_KS_DESC, "token_ks",
+               .shape = "[1, M, 1]",
+               .doc = "which of its token's top_k places each row goes to, INT32 or INT64; SCATTER"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct moe_op, top_k, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K, "top_k",
+              .doc = "places per token; SCATTER"),
+};
+
+static const struct method methods[] = {
+    {"moe_grouped_matmul",
+     "product of each expert's rows with its weight : output[r] = token[r] * weight[e], first[e] <= r < first[e + 1]",
+     NULL, "token weight first_token_offset token_index=None token_ks=None mode=NONE compute_data_type top_k=0",
+     "output"},
+    {0},
+};
+
+static weftStatus_t check_inputs(const struct moe_op *op) {
+    const struct tensor *token = op->token, *weight = op->weight;
+    TRY(check_rows(&op->base, "token", token));
+    TRY(check_rank(&op->base, "weight", weight, 3, 3));
+    TRY(check_offsets(&op->base, op->first_token_offset));
+    if (token->dims.at[2] != weight->dims.at[1])
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: inner sizes differ: token is %s (K=%lld), weight is %s (K=%lld). Swap weight's last two dims and "
+             "strides if it is [E,N,K].",
+             descriptor_label(&op->base), tensor_dims_text(token), (long long)token->dims.at[2],
+             tensor_dims_text(weight), (long long)weight->dims.at[1]);
+    if (op->first_token_offset->dims.at[0] != weight->dims.at[0])
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: weight is %s, of %lld experts, first_token_offset is %s. Give it one offset per expert.",
+             descriptor_label(&op->base), tensor_dims_text(weight), (long long)weight->dims.at[0],
+             tensor_dims_text(op->first_token_offset));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What each mode needs, and what it would ignore. */
+static weftStatus_t check_indices(const struct moe_op *op) {
+    static const char *const names[] = {"NONE", "GATHER", "SCATTER"};
+    bool scatters = op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
+    bool wants[] = {op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_NONE, scatters};
+    const struct tensor *indices[] = {op->token_index, op->token_ks};
+    static const char *const keys[] = {"token_index", "token_ks"};
+    for (int i = 0; i < 2; i++) {
+        if (wants[i] && !indices[i])
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s needs %s, which is unset. Set it.", descriptor_label(&op->base),
+                 names[op->mode], keys[i]);
+        if (!wants[i] && indices[i])
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no use for %s. Leave it out or choose mode %s.",
+                 descriptor_label(&op->base), names[op->mode], keys[i], i ? "SCATTER" : "GATHER or SCATTER");
+        TRY(check_whole_numbers(&op->base, keys[i], indices[i]));
+    }
+    if (op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
+        TRY(check_rows(&op->base, "token_index", op->token_index));
+    for (int i = 0; i < 2; i++)
+        TRY(check_dims(&op->base, keys[i], indices[i], 3, (int64_t[]){1, moe_rows(op), 1}));
+    if (scatters && op->top_k < 1)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode SCATTER with top_k %d. Give the number of experts per token, 1 or more.",
+             descriptor_label(&op->base), op->top_k);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct moe_op *op = (struct moe_op *)descriptor;
+    TRY(check_inputs(op));
+    TRY(check_indices(op));
+    const int64_t dims[] = {1, moe_rows(op), op->weight->dims.at[2]};
+    tensor_infer_dims(op->output, 3, dims);
+    tensor_infer_strides(op->output, NULL);
+    tensor_infer_type(op->output,
+                      (weftDataType_t)result_type(op->output, op->token, op->weight, (weftDataType_t)op->math));
+    return check_dims(descriptor, "output", op->output, 3, dims);
+}
+
+struct forward_views {
+    struct view token, weight, output, index, ks;
+};
+
+/* The row of the output that takes the product of row r, or -1. */
+static int64_t place_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
+    if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
+        return r;
+    int64_t at[] = {0, r, 0}, token = view_load_int(&v->index, at), k = view_load_int(&v->ks, at);
+    bool fits = token >= 0 && k >= 0 && k < op->top_k && token <= (v->output.dims[1] - 1 - k) / op->top_k;
+    return fits && v->output.dims[1] > k ? token * op->top_k + k : -1;
+}
+
+/* The token that row r is made of, or -1. */
+static int64_t source_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
+    if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
+        return r;
+    int64_t token = view_load_int(&v->index, (int64_t[]){0, r, 0});
+    return token >= 0 && token < v->token.dims[1] ? token : -1;
+}
+
+static void multiply_row(const struct forward_views *v, int64_t source, int64_t expert, int64_t place) {
+    for (int64_t n = 0; n < v->output.dims[2]; n++) {
+        double sum = 0;
+        for (int64_t k = 0; k < v->token.dims[2]; k++)
+            sum += view_load(&v->token, (int64_t[]){0, source, k}) * view_load(&v->weight, (int64_t[]){expert, k, n});
+        view_store(&v->output, (int64_t[]){0, place, n}, sum);
+    }
+}
+
+static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct moe_op *op = (const struct moe_op *)descriptor;
+    struct forward_views v = {view_of(bindings, op->token), view_of(bindings, op->weight),
+                              view_of(bindings, op->output), view_of(bindings, op->token_index),
+                              view_of(bindings, op->token_ks)};
+    struct view offsets = view_of(bindings, op->first_token_offset);
+    int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
+    if (!v.output.data)
+        return;
+    for (bool more = index_begin(index, 3, v.output.dims); more; more = index_next(index, 3, v.output.dims))
+        view_store(&v.output, index, 0);
+    for (int64_t expert = 0; expert < offsets.dims[0]; expert++) {
+        int64_t until = first_row(&offsets, expert + 1, count);
+        for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
+            int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
+            if (source >= 0 && place >= 0)
+                multiply_row(&v, source, expert, place);
+        }
+    }
+}
+
+static double flops(const struct descriptor *descriptor) {
+    const struct moe_op *op = (const struct moe_op *)descriptor;
+    return grouped_flops(moe_rows(op), op->weight->dims.at[1], op->weight->dims.at[2]);
+}
+
+const struct op moe_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_DESCRIPTOR,
+            .name = "moe_grouped_matmul",
+            .doc = "output[r] = token[r] * weight[e] for the rows r of expert e",
+            .size = sizeof(struct moe_op),
+            ROWS(rows),
+            .finalize = op_finalize,
+            .op = &moe_op,
+        },
+    .methods = methods,
+    .infer = infer,
+    .reference = reference,
+    .flops = flops,
+    .reference_rate = 2.5e8,
+};
+
+/* ---- Gradient of the weights -------------------------------------------------------------------------------------- */
+
+static const struct row bwd_rows[] = {
+    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_bwd_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC,
+              "compute_data_type", .doc = "type that products are summed in"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, doutput, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC,
+               "doutput", .required = true, .shape = "[1, M, N]", .doc = "gradient of the output"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, token, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC, "token",
+               .required = true, .shape = "[1, M, K]", .doc = "tokens of the forward pass"),
+    TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, first_token_offset,
+               WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_FIRST_TOKEN_OFFSET_DESC, "first_token_offset",
+               .required = true, .shape = "[E, 1, 1]", .doc = "first row of each expert, ascending, INT32 or INT64"),
+    TENSOR_ROW(ROLE_OUTPUT, struct moe_bwd_op, dweight, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC,
+               "dweight", .required = true, .shape = "[E, K, N]",
+               .doc = "gradient of the weights, packed with K fastest where no strides are set"),
+};
+
+static const struct method bwd_methods[] = {
+    {"moe_grouped_matmul_bwd",
+     "gradient of each expert's weight : dweight[e] = sum_r token[r] * doutput[r], first[e] <= r < first[e + 1]", NULL,
+     "doutput token first_token_offset compute_data_type", "dweight"},
+    {0},
+};
+
+static weftStatus_t bwd_infer(struct descriptor *descriptor) {
+    struct moe_bwd_op *op = (struct moe_bwd_op *)descriptor;
+    const struct tensor *token = op->token, *doutput = op->doutput;
+    TRY(check_rows(descriptor, "token", token));
+    TRY(check_rows(descriptor, "doutput", doutput));
+    TRY(check_offsets(descriptor, op->first_token_offset));
+    if (token->dims.at[1] != doutput->dims.at[1])
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: token is %s (M=%lld), doutput is %s (M=%lld). Give both the same rows, gathered before if need be.",
+             descriptor_label(descriptor), tensor_dims_text(token), (long long)token->dims.at[1],
+             tensor_dims_text(doutput), (long long)doutput->dims.at[1]);
+    int64_t depth = token->dims.at[2];
+    const int64_t dims[] = {op->first_token_offset->dims.at[0], depth, doutput->dims.at[2]};
+    const struct tensor turned = {.dims = {3, {dims[0], dims[1], dims[2]}}, .strides = {3, {INT64_MAX, 1, 2}}};
+    tensor_infer_dims(op->dweight, 3, dims);
+    tensor_infer_strides(op->dweight, &turned);
+    tensor_infer_type(op->dweight, (weftDataType_t)result_type(op->dweight, token, doutput, (weftDataType_t)op->math));
+    return check_dims(descriptor, "dweight", op->dweight, 3, dims);
+}
+
+static void bwd_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
+    struct view token = view_of(bindings, op->token), doutput = view_of(bindings, op->doutput);
+    struct view dweight = view_of(bindings, op->dweight), offsets = view_of(bindings, op->first_token_offset);
+    int64_t index[WEFT_DIM_MAX], count = token.dims[1];
+    if (!dweight.data)
+        return;
+    for (bool more = index_begin(index, 3, dweight.dims); more; more = index_next(index, 3, dweight.dims)) {
+        int64_t until = first_row(&offsets, index[0] + 1, count);
+        double sum = 0;
+        for (int64_t r = first_row(&offsets, index[0], count); r < until; r++)
+            sum += view_load(&token, (int64_t[]){0, r, index[1]}) * view_load(&doutput, (int64_t[]){0, r, index[2]});
+        view_store(&dweight, index, sum);
+    }
+}
+
+static double bwd_flops(const struct descriptor *descriptor) {
+    const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
+    return grouped_flops(op->token->dims.at[1], op->token->dims.at[2], op->doutput->dims.at[2]);
+}
+
+const struct op moe_bwd_op = {
+    .schema =
+        {
+            .kind = WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_BWD_DESCRIPTOR,
+            .name = "moe_grouped_matmul_bwd",
+            .doc = "dweight[e] = sum of token[r] * doutput[r] over the rows r of expert e",
+            .size = sizeof(struct moe_bwd_op),
+            ROWS(bwd_rows),
+            .finalize = op_finalize,
+            .op = &moe_bwd_op,
+        },
+    .methods = bwd_methods,
+    .infer = bwd_infer,
+    .reference = bwd_reference,
+    .flops = bwd_flops,
+    .reference_rate = 2.5e8,
+};

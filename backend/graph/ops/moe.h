@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The grouped matrix products of a mixture of experts as engines read them. */
+#ifndef WEFT_GRAPH_OPS_MOE_H
+#define WEFT_GRAPH_OPS_MOE_H
+
+#include "graph/op.h"
+
+struct moe_op {
+    struct descriptor base;
+    int32_t mode, math, top_k;
+    struct tensor *token, *weight, *first_token_offset, *output;
+    struct tensor *token_index, *token_ks;
+};
+
+struct moe_bwd_op {
+    struct descriptor base;
+    int32_t math;
+    struct tensor *doutput, *token, *first_token_offset, *dweight;
+};
+
+extern const struct op moe_op;
+extern const struct op moe_bwd_op;
+
+/* Rows that experts share among themselves: those of token, or those that GATHER picks. */
+static inline int64_t moe_rows(const struct moe_op *op) {
+    const struct tensor *rows = op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER ? op->token_index : op->token;
+    return rows->dims.at[1];
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA family of grouped products, without a GPU: how they are made, what it declines and in which words, and that
+   every kernel printed compiles for all generations of chips with no spills. */
+#include "cuda_family.h"
+
+enum { NONE = WEFT_MOE_GROUPED_MATMUL_MODE_NONE };
+
+static desc open_grouped(weftMoeGroupedMatmulMode_t mode, int math, desc token, desc weight, desc first, desc output) {
+    desc op = make(WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_DESCRIPTOR);
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE, WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, mode));
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, WEFT_TYPE_DATA_TYPE, math));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC, token));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC, weight));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_FIRST_TOKEN_OFFSET_DESC, first));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, output));
+    return op;
+}
+
+static void add_gradient(struct model *m, int math, desc doutput, desc token, desc first, desc dweight) {
+    desc op = make(WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_BWD_DESCRIPTOR);
+    MUST(set_enum(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC, WEFT_TYPE_DATA_TYPE, math));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC, doutput));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC, token));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_FIRST_TOKEN_OFFSET_DESC, first));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC, dweight));
+    add(m, op);
+}
+
+/* ---- Cases ------------------------------------------------------------------------------------------------------- */
+
+static void experts_bf16(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 8192, 2048), BF16), turned(m, DIMS(64, 2048, 1024), BF16),
+                        typed(m, DIMS(64, 1, 1), I32), typed(m, DIMS(1, 8192, 1024), BF16)));
+}
+
+static void few_rows_f16(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 65, 512), F16), typed(m, DIMS(8, 512, 768), F16),
+                        typed(m, DIMS(8, 1, 1), I32), typed(m, DIMS(1, 65, 768), F16)));
+}
+
+static void odd_float(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 333, 71), F32), typed(m, DIMS(3, 71, 129), F32),
+                        typed(m, DIMS(3, 1, 1), I64), typed(m, DIMS(1, 333, 129), F32)));
+}
+
+static void in_double(struct model *m) {
+    add(m, open_grouped(NONE, F64, typed(m, DIMS(1, 512, 64), F64), typed(m, DIMS(2, 64, 256), F64),
+                        typed(m, DIMS(2, 1, 1), I32), typed(m, DIMS(1, 512, 256), F64)));
+}
+
+static void fp8_to_bf16(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 4096, 512), E4M3), turned(m, DIMS(8, 512, 512), E5M2),
+                        typed(m, DIMS(8, 1, 1), I32), typed(m, DIMS(1, 4096, 512), BF16)));
+}
+
+static void int8_to_float(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 1024, 256), I8), typed(m, DIMS(4, 256, 512), I8),
+                        typed(m, DIMS(4, 1, 1), I32), typed(m, DIMS(1, 1024, 512), F32)));
+}
+
+static void gathered(struct model *m) {
+    desc op = open_grouped(WEFT_MOE_GROUPED_MATMUL_MODE_GATHER, F32, typed(m, DIMS(1, 1024, 512), BF16),
+                           typed(m, DIMS(8, 512, 1024), BF16), typed(m, DIMS(8, 1, 1), I32),
+                           typed(m, DIMS(1, 2048, 1024), BF16));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC, typed(m, DIMS(1, 2048, 1), I32)));
+    add(m, op);
+}
+
+static void scattered(struct model *m) {
+    int32_t top_k = 2;
+    desc op = open_grouped(WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER, F32, typed(m, DIMS(1, 2048, 1024), F16),
+                           typed(m, DIMS(8, 1024, 512), F16), typed(m, DIMS(8, 1, 1), I32),
+                           typed(m, DIMS(1, 2048, 512), F16));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC, typed(m, DIMS(1, 2048, 1), I32)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_KS_DESC, typed(m, DIMS(1, 2048, 1), I32)));
+    MUST(weftBackendSetAttribute(op, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOP_K, WEFT_TYPE_INT32, 1, &top_k));
+    add(m, op);
+}
+
+static void gradient_bf16(struct model *m) {
+    add_gradient(m, F32, typed(m, DIMS(1, 8192, 1024), BF16), typed(m, DIMS(1, 8192, 2048), BF16),
+                 typed(m, DIMS(64, 1, 1), I32), turned(m, DIMS(64, 2048, 1024), BF16));
+}
+
+static void gradient_odd(struct model *m) {
+    add_gradient(m, F32, typed(m, DIMS(1, 77, 65), F32), typed(m, DIMS(1, 77, 7), F32), typed(m, DIMS(3, 1, 1), I32),
+                 typed(m, DIMS(3, 7, 65), F32));
+}
+
+static void no_rows(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 0, 8), F32), typed(m, DIMS(2, 8, 8), F32),
+                        typed(m, DIMS(2, 1, 1), I32), typed(m, DIMS(1, 0, 8), F32)));
+}
+
+static const struct family_case cases[] = {
+    {&cuda_grouped, experts_bf16, "64 experts", "tensor cores, tiles of 128x128x32, at most 129 of rows"},
+    {&cuda_grouped, few_rows_f16, "few rows", "tensor cores, tiles of 64x64x32, at most 10 of rows"},
+    {&cuda_grouped, odd_float, "odd float", "fused multiply-adds, tiles of 128x128x16, at most 6 of rows"},
+    {&cuda_grouped, in_double, "double", "fused multiply-adds, tiles of 64x64x16, at most 11 of rows"},
+    {&cuda_grouped, fp8_to_bf16, "fp8", "tensor cores, tiles of 128x128x32"},
+    {&cuda_grouped, int8_to_float, "int8", "tensor cores, tiles of 128x128x64"},
+    {&cuda_grouped, gathered, "gathered", "tensor cores, tiles of 128x128x32, at most 25 of rows"},
+    {&cuda_grouped, scattered, "scattered", "tensor cores, tiles of 128x128x32, at most 25 of rows"},
+    {&cuda_grouped, gradient_bf16, "gradient", "tensor cores, tiles of 128x128x32, at most 64 of rows"},
+    {&cuda_grouped, gradient_odd, "odd gradient", "fused multiply-adds, tiles of 64x64x16"},
+    {&cuda_grouped, no_rows, "no rows", "nothing to compute"},
+};
+
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
+
+static void only_pointwise(struct model *m) {
+    add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
+                  typed(m, DIMS(4, 8), F32));
+}
+
+static void followed(struct model *m) {
+    desc product = inner(m);
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 9, 8), F32), typed(m, DIMS(2, 8, 8), F32),
+                        typed(m, DIMS(2, 1, 1), I32), product));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, product, NULL, typed(m, DIMS(1, 9, 8), F32));
+}
+
+static const struct refused_case refusals[] = {
+    {&cuda_grouped, only_pointwise, "pointwise is no grouped product."},
+    {&cuda_grouped, followed,
+     "moe_grouped_matmul: nothing is fused with it here, pointwise needs a kernel of its own."},
+};
+
+int main(void) {
+    build_cases(cases, COUNT(cases), 0);
+    check_refusals(refusals, COUNT(refusals));
+    return compile_wanted(true);
+}
