@@ -93,15 +93,15 @@ static void no_rows(struct model *m) {
 }
 
 static const struct family_case cases[] = {
-    {&cuda_grouped, experts_bf16, "64 experts", "tensor cores, tiles of 128x128x32, at most 129 of rows"},
-    {&cuda_grouped, few_rows_f16, "few rows", "tensor cores, tiles of 64x64x32, at most 10 of rows"},
-    {&cuda_grouped, odd_float, "odd float", "fused multiply-adds, tiles of 128x128x16, at most 6 of rows"},
-    {&cuda_grouped, in_double, "double", "fused multiply-adds, tiles of 64x64x16, at most 11 of rows"},
+    {&cuda_grouped, experts_bf16, "64 experts", "tensor cores, tiles of 128x128x32, 129 batch entries at most"},
+    {&cuda_grouped, few_rows_f16, "few rows", "tensor cores, tiles of 64x64x32, 10 batch entries at most"},
+    {&cuda_grouped, odd_float, "odd float", "fused multiply-adds, tiles of 128x128x16, 6 batch entries at most"},
+    {&cuda_grouped, in_double, "double", "fused multiply-adds, tiles of 64x64x16, 11 batch entries at most"},
     {&cuda_grouped, fp8_to_bf16, "fp8", "tensor cores, tiles of 128x128x32"},
     {&cuda_grouped, int8_to_float, "int8", "tensor cores, tiles of 128x128x64"},
-    {&cuda_grouped, gathered, "gathered", "tensor cores, tiles of 128x128x32, at most 25 of rows"},
-    {&cuda_grouped, scattered, "scattered", "tensor cores, tiles of 128x128x32, at most 25 of rows"},
-    {&cuda_grouped, gradient_bf16, "gradient", "tensor cores, tiles of 128x128x32, at most 64 of rows"},
+    {&cuda_grouped, gathered, "gathered", "tensor cores, tiles of 128x128x32, 25 batch entries at most"},
+    {&cuda_grouped, scattered, "scattered", "tensor cores, tiles of 128x128x32, 25 batch entries at most"},
+    {&cuda_grouped, gradient_bf16, "gradient", "tensor cores, tiles of 128x128x32, 64 batch entries at most"},
     {&cuda_grouped, gradient_odd, "odd gradient", "fused multiply-adds, tiles of 64x64x16"},
     {&cuda_grouped, no_rows, "no rows", "nothing to compute"},
 };

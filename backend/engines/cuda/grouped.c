@@ -260,7 +260,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = (g.most * GROUP_TILE_BYTES + 63) / 64 * 64;
     }
     TRY(build_product(&state->kernels[state->count++], &g, arena));
-    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, at most %lld of rows",
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %lld batch entries at most",
                        arithmetic_rows[g.c.arithmetic].is_mma ? "tensor cores" : "fused multiply-adds", g.c.tile->rows,
                        g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_depth, (long long)g.most);
 }

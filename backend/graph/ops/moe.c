@@ -5,7 +5,8 @@
      SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]
    moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
    Offsets ascend; the last expert ends with the last row. Rows before the first offset belong to no expert. Rows of the
-   output that get no product are 0, and an index that points outside is as a row that is not there. */
+   output that get no product are 0, and an index that points outside is as a row that is not there. To SCATTER, each row
+   needs a place of its own: of rows that share one, which stays is not said. */
 #include "graph/ops/moe.h"
 
 /* ---- What both share ---------------------------------------------------------------------------------------------- */
