@@ -4013,6 +4013,13 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y, scale = g.block_scale_quantize(np.float32([[1, 2, -127, 50, 254, -1]]), block_size=3)
+        >>> y = y.set_data_type("i8")
+        >>> g()
+        (array([[   1,    2, -127,   25,  127,    0]], dtype=int8), array([[1., 2.]], dtype=float32))
         """
         values = {
             "x": input,
@@ -4055,6 +4062,14 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> x, scale = np.int8([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 10], [2, 100]])
+        >>> y = g.block_scale_dequantize(x, scale, block_size=[2])
+        >>> g()
+        array([[  1.,   2.,  30.],
+               [  8.,  10., 600.]], dtype=float32)
         """
         values = {
             "x": input,
