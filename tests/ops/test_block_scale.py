@@ -212,6 +212,31 @@ def test_there_and_back(dtype: str, size: int, scale_type: str) -> None:
     assert (np.abs(want - x) <= np.maximum(step, unit * np.abs(x)) * MOST[dtype]).all()
 
 
+def test_weights_of_4_bits_in_a_product() -> None:
+    x, w = checks.random((5, 64), "f32"), checks.random((64, 24), "i4", -7, 7, seed=1)
+    scale = checks.random((2, 24), "f16", 0.25, 2, seed=2)
+    checks.check(
+        lambda g, x, w, scale: g.matmul(x, g.block_scale_dequantize(w, scale, [32, 1])),
+        {"x": x, "w": w, "scale": scale},
+        checks.exact(x) @ (checks.exact(w) * spread(scale, w.shape, [32, 1])),
+        magnitude=64 * 2 * 7 * 2,
+    )
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_one_result_alone(wanted: int) -> None:
+    """The other is virtual and nobody reads it."""
+    x = checks.random((3, 70), "bf16", -9, 9)
+
+    def build(g: Any, x: Any) -> Any:
+        results = g.block_scale_quantize(x, 16)
+        for result, dtype in zip(results, ("e2m1", "e4m3"), strict=True):
+            result.set_data_type(dtype)
+        return results[wanted]
+
+    checks.check(build, {"x": x}, quantized(x, 16, -1, "e2m1", "e4m3")[wanted])
+
+
 # ---- Scales in tiles ---------------------------------------------------------------------------------------
 
 
