@@ -4327,6 +4327,14 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> token, weight = np.float32([[[1, 2], [3, 4]]]), np.float32([[[1], [1]], [[10], [100]]])
+        >>> y = g.moe_grouped_matmul(token, weight, np.int32([[[0]], [[1]]]))  # the second row is expert 1's
+        >>> g()
+        array([[[  3.],
+                [430.]]], dtype=float32)
         """
         values = {
             "token": token,
@@ -4371,6 +4379,17 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> token, doutput = np.float32([[[1, 2], [3, 4], [5, 6]]]), np.float32([[[1], [10], [100]]])
+        >>> dw = g.moe_grouped_matmul_bwd(doutput, token, np.int32([[[0]], [[1]]]))
+        >>> g()
+        array([[[  1.],
+                [  2.]],
+        <BLANKLINE>
+               [[530.],
+                [640.]]], dtype=float32)
         """
         values = {
             "doutput": doutput,

@@ -18,7 +18,7 @@ extern const struct family cuda_window; /* pooling and interpolation */
 extern const struct family cuda_move;   /* concatenation, and what else only moves elements */
 extern const struct family cuda_rng;    /* random numbers */
 extern const struct family cuda_block_scale; /* numbers of few bits with a scale per block, and back */
-extern const struct family cuda_map;    /* pointwise operations and data movement in one sweep */
-extern const struct family cuda_staged; /* what the others cannot address, through plain copies */
+extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
+extern const struct family cuda_staged;      /* what the others cannot address, through plain copies */
 
 #endif
