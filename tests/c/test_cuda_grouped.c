@@ -3,7 +3,7 @@
    every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
-enum { NONE = WEFT_MOE_GROUPED_MATMUL_MODE_NONE };
+static const weftMoeGroupedMatmulMode_t NONE = WEFT_MOE_GROUPED_MATMUL_MODE_NONE;
 
 static desc open_grouped(weftMoeGroupedMatmulMode_t mode, int math, desc token, desc weight, desc first, desc output) {
     desc op = make(WEFT_BACKEND_OPERATION_MOE_GROUPED_MATMUL_DESCRIPTOR);
