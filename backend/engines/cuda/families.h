@@ -5,20 +5,23 @@
 
 #include "engines/engine.h"
 
-extern const struct family cuda_attention;   /* scaled dot-product attention, forward and backward */
-extern const struct family cuda_hopper;      /* the same for 16-bit factors on Hopper, by its copy engine and wgmma */
-extern const struct family cuda_tf32;        /* cuda_hopper for floats, narrowed to tf32 */
-extern const struct family cuda_depthwise;   /* convolutions with one channel per group */
-extern const struct family cuda_stem_sm90;   /* forward convolutions of 8 channels on Hopper */
-extern const struct family cuda_stem;        /* convolutions of images with few channels */
+/* Products. */
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
+extern const struct family cuda_hopper;      /* the same of 16-bit factors on Hopper, by its copy engine and wgmma */
+extern const struct family cuda_tf32;        /* the same of floats, narrowed to tf32 */
+extern const struct family cuda_stem;        /* convolutions of images with few channels */
+extern const struct family cuda_stem_sm90;   /* forward convolutions of 8 channels on Hopper */
+extern const struct family cuda_depthwise;   /* convolutions with one channel per group */
 extern const struct family cuda_grouped;     /* products of a mixture of experts */
-extern const struct family cuda_rows;   /* reductions, softmax and norms, with the pointwise operations around them */
+extern const struct family cuda_attention;   /* scaled dot-product attention, forward and backward */
+
+/* What memory bounds. */
+extern const struct family cuda_rows;   /* reductions, softmax and norms, and the pointwise operations around them */
 extern const struct family cuda_window; /* pooling and interpolation */
+extern const struct family cuda_map;    /* pointwise operations and data movement in one sweep */
 extern const struct family cuda_move;   /* concatenation, and what else only moves elements */
 extern const struct family cuda_rng;    /* random numbers */
 extern const struct family cuda_block_scale; /* numbers of few bits with a scale per block, and back */
-extern const struct family cuda_map;         /* pointwise operations and data movement in one sweep */
 extern const struct family cuda_staged;      /* what the others cannot address, through plain copies */
 
 #endif
