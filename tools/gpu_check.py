@@ -36,6 +36,8 @@ HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 # Every buffer an allocation of its own, of just its size, and not written before: what sanitizers look at.
 BARE = {"WEFT_TEST_BARE": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 LARGE = "tests/gpu/test_large.py"
+PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
+EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
 PYTEST = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider"]
 
 # Small cases of every kernel family, in several types: what a sanitizer can watch in a minute. A test without
@@ -181,6 +183,8 @@ def tests(given: argparse.Namespace) -> Iterator[Result]:
     chosen += ["-k", given.only] if given.only else []
     chosen += ["-m", "not slow"] if given.quick else []
     yield run("tests", [*PYTEST, *chosen, *parallel(given)], given)
+    if not given.paths:
+        yield run("exact floats", [*PYTEST, *PRODUCTS, *parallel(given)], given, **EXACT)
 
 
 def parallel(given: argparse.Namespace) -> list[str]:

@@ -70,6 +70,7 @@ struct engine {
     const char *doc;
     weftDeviceKind_t device;
     const struct family *const *families; /* best first, ends with NULL */
+    const struct family *essential;       /* where it serves nothing, the engine declines; NULL: none */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;

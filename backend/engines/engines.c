@@ -25,6 +25,27 @@ static const struct engine cuda_engine = {
     .code = cuda_code,
 };
 
+static const struct family *const cuda_tf32_families[] = {
+    &cuda_attention, &cuda_stem_sm90,   &cuda_stem,        &cuda_depthwise,
+    &cuda_tf32,      &cuda_hopper,      &cuda_contraction, &cuda_grouped,
+    &cuda_rows,      &cuda_window,      &cuda_map,         &cuda_move,
+    &cuda_rng,       &cuda_block_scale, &cuda_staged,      NULL};
+static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
+                                                                       WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
+static const struct engine cuda_tf32_engine = {
+    .name = "cuda.tf32",
+    .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on Hopper's tensor cores",
+    .device = WEFT_DEVICE_CUDA,
+    .families = cuda_tf32_families,
+    .essential = &cuda_tf32,
+    .numerical_notes = cuda_tf32_numerical_notes,
+    .numerical_note_count = 2,
+    .behavior_notes = cuda_behavior_notes,
+    .behavior_note_count = 1,
+    .compile = cuda_compile,
+    .code = cuda_code,
+};
+
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
@@ -42,7 +63,7 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
-const struct engine *const engines[] = {&cuda_engine, &cpu_fast_engine, &cpu_reference_engine};
+const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cpu_fast_engine, &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;
 
 bool region_has(const struct region *region, int node) {

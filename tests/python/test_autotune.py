@@ -226,7 +226,9 @@ def test_filters_rule_what_is_tuned(disk: Any, times: Any) -> None:
 
 def test_plans_are_timed_where_they_run() -> None:
     g = graph()
-    assert {trial.tag for trial in g.autotune(seconds=5, remember=False).trials} == {"eng1", "eng2"}
+    known = [answer["engine"] for answer in g.support()]
+    served = {f"eng{known.index(name)}" for name in ("cpu.fast", "cpu.reference")}
+    assert {trial.tag for trial in g.autotune(seconds=5, remember=False).trials} == served
     assert all(0 < trial.seconds < 1 for trial in g.trials)
 
 

@@ -1,0 +1,78 @@
+"""Products of floats are narrowed to tf32 where that is faster, unless the user forbids it; on a described GPU."""
+
+from __future__ import annotations
+
+import pytest
+import weft
+
+NARROWS = weft.numerical_note.DOWN_CONVERT_INPUTS
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+
+
+def product(dtype: str = "f32", device: str = "sm_90", softmax: bool = False) -> weft.Graph:
+    g = weft.Graph("product", device=device)
+    a = g.tensor([256, 512], [512, 1], data_type=dtype, name="a")
+    c = g.matmul(a, g.tensor([512, 384], [1, 512], data_type=dtype, name="b"), name="c")
+    if softmax:
+        g.softmax(c, name="p").set_output(True)
+    return g
+
+
+def plans(g: weft.Graph) -> list[str]:
+    g.create_execution_plans()
+    g.check_support()
+    return [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())]
+
+
+def answer(g: weft.Graph) -> dict[str, object]:
+    """What engine cuda.tf32 says."""
+    (found,) = [each for each in g.support() if each["engine"] == "cuda.tf32"]
+    return found
+
+
+def test_the_faster_engine_comes_first() -> None:
+    g = product()
+    seconds = {each["engine"]: each.get("seconds") for each in g.support()}
+    assert seconds["cuda.tf32"] < seconds["cuda"]
+    assert plans(g) == ["eng1", "eng0"]
+
+
+def test_notes_keep_or_drop_what_narrows() -> None:
+    for chosen, kept in ((product().select_numeric_notes, "eng1"), (product().deselect_numeric_notes, "eng0")):
+        assert plans(chosen([NARROWS])) == [kept]
+
+
+def test_the_rest_of_the_graph_is_served_as_ever() -> None:
+    assert answer(product(softmax=True))["families"] == ["cuda.tf32", "cuda.rows"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [
+        (
+            "bf16",
+            "sm_90",
+            "products of bf16 and bf16 are not multiplied here; two floats summed in float are.",
+        ),
+        ("f64", "sm_90", "products of f64 and f64 are not multiplied here; two floats summed in float are."),
+        ("f32", "sm_80", "the Hopper family runs on compute capability 9.0, 'A100 (described)' has 8.0"),
+    ],
+)
+def test_refusals(dtype: str, device: str, reason: str) -> None:
+    said = answer(product(dtype, device))
+    assert not said["supported"]
+    assert reason in str(said["reason"])
+
+
+def test_graphs_without_products_of_floats_have_no_such_engine() -> None:
+    assert answer(product("bf16", softmax=True))["reason"] == "engine cuda.tf32: nothing in graph 'product' is served by cuda.tf32."
+
+
+def test_the_variable_that_forbids_narrowing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert "forbids to narrow floats to tf32. Unset it." in str(answer(product())["reason"])
+    assert plans(product()) == ["eng0"]
