@@ -197,7 +197,7 @@ def markdown() -> str:
         f"`weftQuerySupport` tells of `cuda` for an H200 ({GPU}) and of the others for a CPU. Every valid",
         "graph runs: where no faster family serves an operation, `cpu.fast` runs it by the reference family.",
         "`Graph.explain()` tells what is fused, and who declined. `cuda.tf32`, which serves none of these",
-        "small graphs, does as `cuda` and narrows products of floats to tf32 on Hopper, where that is faster.",
+        "small graphs, does as `cuda` and narrows products of floats to tf32 on Hopper where that is faster.",
         "",
         f"| operation | methods | {' | '.join(f'`{engine}`' for engine in engines)} |",
         "|---" * (2 + len(engines)) + "|",
