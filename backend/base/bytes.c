@@ -54,12 +54,6 @@ void byte_put_u32(struct byte_writer *writer, uint32_t value) { put_little_endia
 
 void byte_put_i64(struct byte_writer *writer, int64_t value) { put_little_endian(writer, (uint64_t)value, 8); }
 
-void byte_put_f64(struct byte_writer *writer, double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_little_endian(writer, bits, 8);
-}
-
 void byte_put_block(struct byte_writer *writer, const void *data, size_t bytes) {
     byte_put_i64(writer, (int64_t)bytes);
     byte_put_raw(writer, data, bytes);
@@ -93,13 +87,6 @@ uint8_t byte_get_u8(struct byte_reader *reader) { return (uint8_t)get_little_end
 uint32_t byte_get_u32(struct byte_reader *reader) { return (uint32_t)get_little_endian(reader, 4); }
 
 int64_t byte_get_i64(struct byte_reader *reader) { return (int64_t)get_little_endian(reader, 8); }
-
-double byte_get_f64(struct byte_reader *reader) {
-    uint64_t bits = get_little_endian(reader, 8);
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
     int64_t count = byte_get_i64(reader);

@@ -25,7 +25,6 @@ void byte_writer_free(struct byte_writer *writer);
 void byte_put_u8(struct byte_writer *writer, uint8_t value);
 void byte_put_u32(struct byte_writer *writer, uint32_t value);
 void byte_put_i64(struct byte_writer *writer, int64_t value);
-void byte_put_f64(struct byte_writer *writer, double value);
 void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes);
 
 /* The length as int64, then the bytes. */
@@ -42,7 +41,6 @@ void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes
 uint8_t byte_get_u8(struct byte_reader *reader);
 uint32_t byte_get_u32(struct byte_reader *reader);
 int64_t byte_get_i64(struct byte_reader *reader);
-double byte_get_f64(struct byte_reader *reader);
 
 /* An int64 in 0..most; anything else is bad and gives 0. For every length and count of a blob. */
 int64_t byte_get_count(struct byte_reader *reader, int64_t most);

@@ -100,11 +100,3 @@ void sha256_hex(char out[65], const uint8_t digest[32]) {
     }
     out[64] = '\0';
 }
-
-uint64_t hash64(const void *data, size_t bytes, uint64_t seed) {
-    const uint8_t *src = data;
-    uint64_t hash = 0xcbf29ce484222325 ^ seed;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ src[i]) * 0x100000001b3;
-    return hash;
-}

@@ -22,7 +22,4 @@ void sha256_final(uint8_t digest[32], struct sha256 *hash);
 /* The digest in lower-case hexadecimal, with a terminating zero. */
 void sha256_hex(char out[65], const uint8_t digest[32]);
 
-/* FNV-1a. Parts chain through the seed: hash64(b, bytes_of_b, hash64(a, bytes_of_a, 0)). */
-uint64_t hash64(const void *data, size_t bytes, uint64_t seed);
-
 #endif

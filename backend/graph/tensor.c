@@ -194,10 +194,6 @@ bool tensor_is_packed(const struct tensor *tensor) {
     return true;
 }
 
-bool tensor_has_unit_stride(const struct tensor *tensor, int dim) {
-    return tensor->vector_count == 1 && (tensor->strides.at[dim] == 1 || tensor->dims.at[dim] == 1);
-}
-
 const char *tensor_dims_text(const struct tensor *tensor) { return numbers_text(tensor->dims.at, tensor->dims.count); }
 
 static bool same_numbers(const struct dims *a, const struct dims *b) {

@@ -39,8 +39,6 @@ weftStatus_t tensor_check_reach(const struct tensor *tensor);
 /* Row-major without gaps, in this order of dims. */
 bool tensor_is_packed(const struct tensor *tensor);
 
-bool tensor_has_unit_stride(const struct tensor *tensor, int dim);
-
 /* "[8,128,64]". */
 const char *tensor_dims_text(const struct tensor *tensor);
 

@@ -32,7 +32,8 @@ static int last_reading_step(const struct draft *draft, int value) {
     return last;
 }
 
-bool draft_value_crosses(const struct draft *draft, int value) {
+/* Whether a node outside the part that makes a value, and whose result is needed, reads it. */
+static bool value_crosses(const struct draft *draft, int value) {
     int producer = draft->graph->values[value].producer;
     int home = producer < 0 ? -1 : draft->cover.part_of_node[producer];
     for (int n = 0; n < draft->graph->node_count; n++)
@@ -66,7 +67,7 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
     TRY(arena_alloc(arena, &lives, (size_t)graph->value_count * sizeof *lives));
     for (int v = 0; v < graph->value_count; v++) {
         draft->value_offset[v] = -1;
-        if (!graph->values[v].tensor->is_virtual || draft->cover.memory[v] != v || !draft_value_crosses(draft, v))
+        if (!graph->values[v].tensor->is_virtual || draft->cover.memory[v] != v || !value_crosses(draft, v))
             continue;
         lives[count] = (struct life){.value = v,
                                      .first = draft->cover.part_of_node[graph->values[v].producer],

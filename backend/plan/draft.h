@@ -27,7 +27,4 @@ weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const st
 /* Bytes that a step reads and writes in memory. */
 int64_t draft_step_bytes(const struct draft *draft, int step);
 
-/* Whether a node outside the part that makes a value, and whose result is needed, reads it. */
-bool draft_value_crosses(const struct draft *draft, int value);
-
 #endif

@@ -471,10 +471,6 @@ static void test_hashes(void) {
         digest(other, many, bytes, 1);
         CHECK(!strcmp(hex, other), "%zu bytes at once and one by one", bytes);
     }
-    CHECK(hash64("", 0, 0) == 0xcbf29ce484222325, "FNV-1a of nothing");
-    CHECK(hash64("a", 1, 0) == 0xaf63dc4c8601ec8c, "FNV-1a of a");
-    CHECK(hash64("foobar", 6, 0) == 0x85944171f73967e8, "FNV-1a of foobar");
-    CHECK(hash64("a", 1, 1) != hash64("a", 1, 2), "the seed counts");
 }
 
 static void test_text(void) {
@@ -546,7 +542,6 @@ static void write_sample(struct byte_writer *writer) {
     byte_put_u8(writer, 0xab);
     byte_put_u32(writer, 0x01020304);
     byte_put_i64(writer, -2);
-    byte_put_f64(writer, -0.0);
     byte_put_block(writer, "block", 5);
     byte_put_block(writer, NULL, 0);
     byte_put_raw(writer, "raw", 3);
@@ -557,7 +552,7 @@ static void test_bytes(void) {
     struct byte_writer writer;
     struct byte_reader reader;
     write_sample(&writer);
-    CHECK(writer.length == 45 && !memcmp(writer.data, head, sizeof head) && !writer.failed, "little-endian, %zu bytes",
+    CHECK(writer.length == 37 && !memcmp(writer.data, head, sizeof head) && !writer.failed, "little-endian, %zu bytes",
           writer.length);
 
     /* From the whole blob, and from each prefix in a block of its own, where a read past the end
@@ -573,16 +568,15 @@ static void test_bytes(void) {
         uint8_t u8 = byte_get_u8(&reader);
         uint32_t u32 = byte_get_u32(&reader);
         int64_t i64 = byte_get_i64(&reader);
-        double f64 = byte_get_f64(&reader);
         const uint8_t *block = byte_get_block(&reader, &bytes);
-        bool block_right = length < 34 ? !block && bytes == 0 : bytes == 5 && !memcmp(block, "block", 5);
+        bool block_right = length < 26 ? !block && bytes == 0 : bytes == 5 && !memcmp(block, "block", 5);
         const uint8_t *empty = byte_get_block(&reader, &none);
         byte_get_raw(&reader, raw, 3);
         CHECK(u8 == (length < 1 ? 0 : 0xab) && u32 == (length < 5 ? 0 : 0x01020304), "%zu", length);
-        CHECK(i64 == (length < 13 ? 0 : -2) && same(f64, length < 21 ? 0.0 : -0.0), "%zu", length);
-        CHECK(block_right && none == 0 && !empty == (length < 42), "%zu", length);
-        CHECK(!memcmp(raw, length < 45 ? "\0\0" : "raw", 3), "%zu", length);
-        CHECK(reader.bad == (length < 45), "%zu", length);
+        CHECK(i64 == (length < 13 ? 0 : -2), "%zu", length);
+        CHECK(block_right && none == 0 && !empty == (length < 34), "%zu", length);
+        CHECK(!memcmp(raw, length < 37 ? "\0\0" : "raw", 3), "%zu", length);
+        CHECK(reader.bad == (length < 37), "%zu", length);
         free(blob);
     }
     byte_writer_free(&writer);

@@ -19,7 +19,8 @@ static const struct contraction_kind *kind_of(const struct node *node) {
     return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
 }
 
-int contraction_result(const struct node *node) {
+/* The value that a contraction's node makes. */
+static int result_of(const struct node *node) {
     int i = 0;
     while (!node->is_output[i])
         i++;
@@ -83,7 +84,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
     struct product product = kind_of(*node)->product(*node);
-    struct given given = {.value = contraction_result(*node),
+    struct given given = {.value = result_of(*node),
                           .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
                           .alpha = product.alpha,
                           .beta = product.beta};
@@ -108,7 +109,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(compile(&program, region, &node));
     struct product product = kind_of(node)->product(node);
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
-    double elements = (double)tensor_elements(region->graph->values[contraction_result(node)].tensor);
+    double elements = (double)tensor_elements(region->graph->values[result_of(node)].tensor);
     double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_bytes(product.a) + (double)tensor_bytes(product.b);
     double moving = bytes / BYTES_PER_SECOND;

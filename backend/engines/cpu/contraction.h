@@ -35,9 +35,6 @@ struct contraction {
     struct piece *pieces;
 };
 
-/* The value that a contraction's node makes. */
-int contraction_result(const struct node *node);
-
 /* What is multiplied, before it is planned. */
 struct product {
     const struct tensor *a, *b;

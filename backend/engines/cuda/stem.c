@@ -38,7 +38,7 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t divide_down(int64_t a, int64_t b) { return a >= 0 ? a / b : -divide_up(-a, b); }
 static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
-int64_t stem_taps(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
+static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
 
@@ -67,9 +67,9 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
     if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: one group of at most %d channels in at most two dimensions is served", label, CHANNELS_MAX);
-    if (stem_taps(s) < TAPS_LEAST || stem_taps(s) > TAPS_MAX)
+    if (taps_of(s) < TAPS_LEAST || taps_of(s) > TAPS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
-             (long long)stem_taps(s), TAPS_LEAST, TAPS_MAX);
+             (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
         double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)most(g->pre[i], -g->pre[i]);
         if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] + span + pre > REACH_MAX)
@@ -137,12 +137,12 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
         int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
         int64_t slabs = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
         int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
-        return stem_taps(s) * s->filters * PIXEL_BYTES + most(loss, slabs);
+        return taps_of(s) * s->filters * PIXEL_BYTES + most(loss, slabs);
     }
     bool lead_is_row = s->c.finish.lead == ROW;
     int64_t slab = (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
-    int64_t places = divide_up(divide_up(stem_taps(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
-    return divide_up(stem_taps(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
+    int64_t places = divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
+    return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
            most(patch_bytes(s, tile), s->warps * slab);
 }
 
@@ -194,7 +194,7 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     s->tiles = g->n * s->tiles_p * s->tiles_q;
     if (!s->tile || s->tiles > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld filters of %lld taps exceed shared memory or registers",
-             descriptor_label(s->c.node->op), (long long)g->k, (long long)stem_taps(s));
+             descriptor_label(s->c.node->op), (long long)g->k, (long long)taps_of(s));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -207,7 +207,7 @@ static int64_t blocks_per_filter_tile(const struct stem *s, const struct device 
 static void predict(struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
-    double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)stem_taps(s) * CHANNELS_MAX *
+    double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
                       (double)(s->filter_tiles * s->filters);
     double computing = products / (RATE * clock * device->cuda.multiprocessors);
     double moving = bytes / (double)device->cuda.bandwidth;
@@ -260,10 +260,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(contraction_build_combine(&state->kernels[state->count++], &s.c, arena));
         step->workspace_bytes = divide_up(elements * s.c.splits * (int64_t)sizeof(float), 64) * 64;
     }
-    return arena_print(arena, &step->detail,
-                       "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
-                       s.tile->rows, s.tile->columns, (long long)s.filters, (long long)stem_taps(&s), s.c.splits,
-                       s.c.region->count - 1);
+    return arena_print(
+        arena, &step->detail, "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
+        s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits, s.c.region->count - 1);
 }
 
 const struct family cuda_stem = {

@@ -26,8 +26,6 @@ struct stem {
     int64_t tiles, shared_bytes, blocks; /* in all images; of a block; resident ones of a multiprocessor */
 };
 
-int64_t stem_taps(const struct stem *s);
-
 /* ---- stem_print.c ------------------------------------------------------------------------------------------------ */
 
 /* The kernel, without grid and block. */

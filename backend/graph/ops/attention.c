@@ -392,7 +392,9 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
 
 /* ---- The scores -------------------------------------------------------------------------------------------------- */
 
-double attention_alibi_slope(int64_t head, int64_t heads) {
+/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for
+   the others. */
+static double alibi_slope(int64_t head, int64_t heads) {
     int64_t power = 1;
     while (power * 2 <= heads)
         power *= 2;
@@ -448,7 +450,7 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
     if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
         head.shift = head.columns_used - head.rows_used;
     if (run->a->alibi)
-        head.slope = attention_alibi_slope(index, run->heads);
+        head.slope = alibi_slope(index, run->heads);
     if (run->sink.data)
         head.sink = view_load(&run->sink, (const int64_t[]){0, index, 0, 0});
     return head;

@@ -54,8 +54,4 @@ static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t
     return head / (heads / shared);
 }
 
-/* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for
-   the others. */
-double attention_alibi_slope(int64_t head, int64_t heads);
-
 #endif

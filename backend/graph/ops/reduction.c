@@ -144,7 +144,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- The reference ----------------------------------------------------------------------------------------------- */
 
-double reduction_identity(int mode) {
+/* What no element at all reduces to, and where accumulation starts; AVG of nothing is NaN. */
+static double identity_of(int mode) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
     case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
@@ -186,7 +187,7 @@ static double finish(int mode, double total, int64_t count) {
 }
 
 static int64_t integer_identity(int mode) {
-    double identity = reduction_identity(mode);
+    double identity = identity_of(mode);
     return identity == INFINITY ? INT64_MAX : identity == -INFINITY ? INT64_MIN : (int64_t)identity;
 }
 
@@ -241,7 +242,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     for (int i = 0; i < x.rank; i++)
         group[i] = reduction_group(op, i);
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
-        double total = reduction_identity(mode);
+        double total = identity_of(mode);
         int64_t integer_total = integer_identity(mode), count = 0;
         for (bool left = index_begin(member, x.rank, group); left; left = index_next(member, x.rank, group)) {
             for (int i = 0; i < x.rank; i++)

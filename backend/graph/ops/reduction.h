@@ -26,9 +26,6 @@ struct reduction_op {
 extern const struct op reduction_op;
 extern const struct schema reduction_schema;
 
-/* What no element at all reduces to, and where accumulation starts; AVG of nothing is NaN. */
-double reduction_identity(int mode);
-
 /* How many neighbours along dimension i reduce to one element of y. */
 static inline int64_t reduction_group(const struct reduction_op *op, int64_t i) {
     return op->y->dims.at[i] ? op->x->dims.at[i] / op->y->dims.at[i] : 0;
