@@ -112,17 +112,22 @@ static void fused_rms_norm(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_MUL, active, typed(m, DIMS(1, 1), F32), typed(m, dims, WEFT_DATA_FP8_E4M3));
 }
 
-static void norm_backward_of(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length) {
+static void norm_backward_in(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length,
+                             weftDataType_t type) {
     struct norm norm = {.mode = mode};
-    norm.x = typed(m, DIMS(rows, length), BF16);
-    norm.dy = typed(m, DIMS(rows, length), BF16);
-    norm.dx = typed(m, DIMS(rows, length), BF16);
-    norm.scale = typed(m, DIMS(1, length), BF16);
-    norm.dscale = typed(m, DIMS(1, length), BF16);
-    norm.dbias = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(1, length), BF16);
+    norm.x = typed(m, DIMS(rows, length), type);
+    norm.dy = typed(m, DIMS(rows, length), type);
+    norm.dx = typed(m, DIMS(rows, length), type);
+    norm.scale = typed(m, DIMS(1, length), type);
+    norm.dscale = typed(m, DIMS(1, length), type);
+    norm.dbias = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(1, length), type);
     norm.mean = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(rows, 1), F32);
     norm.inv = typed(m, DIMS(rows, 1), F32);
     add_norm_backward(m, &norm);
+}
+
+static void norm_backward_of(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length) {
+    norm_backward_in(m, mode, rows, length, BF16);
 }
 
 static void layer_backward(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 16384, 4096); }
@@ -290,8 +295,83 @@ static const struct refused_case refusals[] = {
     {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
 };
 
+/* ---- What kernels demand ----------------------------------------------------------------------------------------- */
+
+static struct {
+    int64_t rows, length;
+    weftDataType_t type;
+} swept;
+
+static void swept_softmax(struct model *m) { softmax_of(m, DIMS(swept.rows, swept.length), 1, swept.type); }
+static void swept_layer_norm(struct model *m) { layer_norm_of(m, swept.rows, swept.length, swept.type, F32); }
+static void swept_backward(struct model *m) {
+    norm_backward_in(m, WEFT_LAYER_NORM, swept.rows, swept.length, swept.type);
+}
+static void swept_sum(struct model *m) {
+    reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(swept.rows, swept.length), DIMS(swept.rows, 1), swept.type, F32);
+}
+
+/* RMS norm and SiLU, stored wider than read. */
+static void swept_widening(struct model *m) {
+    struct extents dims = DIMS(swept.rows, swept.length);
+    struct norm norm = {.mode = WEFT_RMS_NORM};
+    norm.x = typed(m, dims, swept.type);
+    norm.scale = typed(m, DIMS(1, swept.length), swept.type);
+    norm.y = inner(m);
+    add_norm(m, &norm);
+    add_pointwise(m, WEFT_POINTWISE_SWISH_FWD, norm.y, NULL, typed(m, dims, F32));
+}
+
+static int64_t constant_in(const char *text, const char *name) {
+    char line[64];
+    int length = snprintf(line, sizeof line, "constexpr int %s = ", name);
+    const char *at = strstr(text, line);
+    if (!at)
+        abort();
+    return strtoll(at + length, NULL, 10);
+}
+
+/* The static assertions of rows.cuh, without a compiler. */
+static bool is_legal(const char *text) {
+    int64_t team = constant_in(text, "TEAM"), across = constant_in(text, "ACROSS"), run = constant_in(text, "RUN");
+    int64_t threads = constant_in(text, "THREADS"), cluster = constant_in(text, "CLUSTER");
+    int64_t sums = constant_in(text, "COLUMN_TOTALS"), steps = constant_in(text, "STEPS");
+    bool is_columns = constant_in(text, "COLUMNS");
+    int64_t in_warp = across >= 32 ? 1 : team * across >= 32 ? 32 / across : team;
+    return threads == team * across && threads % 32 == 0 && run > 0 && (!sums || (steps > 0 && !is_columns)) &&
+           (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
+}
+
+/* Whatever the sizes, the walk is one that its kernel takes. */
+static void sweep_walks(void) {
+    static void (*const fills[])(struct model *m) = {swept_softmax, swept_layer_norm, swept_backward, swept_widening,
+                                                     swept_sum};
+    static const int64_t lengths[] = {1,    8,    100,  250,  512,   1000,  1024,  2048,  2056,   4096,
+                                      4097, 5120, 8192, 8200, 12288, 16384, 20000, 32768, 131072, 262144};
+    static const int64_t counts[] = {1, 100, 1024, 4096, 65536};
+    static const weftDataType_t types[] = {BF16, F32, F64, WEFT_DATA_INT8};
+    int arch_count;
+    const int (*archs)[2] = test_archs(&arch_count);
+    for (int64_t at = 0; at < COUNT(fills) * COUNT(lengths) * COUNT(counts) * COUNT(types) * arch_count; at++) {
+        struct device device;
+        struct built built;
+        int64_t rest = at / arch_count, arch = at % arch_count;
+        MUST(device_describe_cuda(&device, archs[arch][0], archs[arch][1]));
+        swept.type = types[rest % COUNT(types)], rest /= COUNT(types);
+        swept.rows = counts[rest % COUNT(counts)], rest /= COUNT(counts);
+        swept.length = lengths[rest % COUNT(lengths)], rest /= COUNT(lengths);
+        DO(build(&built, &cuda_rows, fills[rest], &device));
+        for (int i = 0; built.step.state && i < state_of(&built)->count; i++)
+            CHECK(is_legal(state_of(&built)->kernels[i].program), "graph %lld, %lld rows of %lld %s for sm_%d: %s",
+                  (long long)rest, (long long)swept.rows, (long long)swept.length, dtype_of(swept.type)->name,
+                  archs[arch][0] * 10, built.step.detail);
+        release(&built);
+    }
+}
+
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
     check_refusals(refusals, COUNT(refusals));
+    sweep_walks();
     return compile_wanted(true);
 }

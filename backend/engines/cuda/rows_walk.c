@@ -305,7 +305,7 @@ static int64_t wanted_steps(const struct walk *walk, const struct device *device
 /* The smallest cluster whose threads hold a row in `most` runs each. Clusters cost a barrier between blocks for each
    total: rows that are read once are streamed instead. */
 static bool fit_rows(struct walk *walk, const struct device *device, int64_t widest, int64_t most) {
-    int64_t wanted = wanted_steps(walk, device);
+    int64_t wanted = least(wanted_steps(walk, device), most);
     int clusters = device->cuda.major >= 9 && walk->passes > 1 ? CLUSTER_MOST : 1;
     for (walk->cluster = 1; walk->cluster <= clusters; walk->cluster *= 2) {
         int64_t team = ceiling(walk->runs, wanted * walk->cluster);
