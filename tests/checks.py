@@ -169,14 +169,14 @@ class Memory:
 
     def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
         """Nothing but the elements may differ from `before`, the bytes of the whole."""
-        touched = np.zeros(len(self._raw), bool)
+        touched = np.zeros(len(self._raw), np.uint8)
         touched[FENCE : FENCE + self.size] = self.bits < 8
         if self.bits >= 8 and self.size:
             item = self.bits // 8
-            starts = FENCE + self._places().ravel() * item
-            for k in range(item):
-                touched[starts + k] = True
-        wrong = np.flatnonzero((self._raw != before) & ~touched)
+            steps = tuple(step * item for step in self.strides)
+            elements = np.ndarray((*self.dims, item), np.uint8, touched[FENCE:].data, strides=(*steps, 1))
+            elements[...] = 1
+        wrong = np.flatnonzero((self._raw != before) & (touched == 0))
         assert not len(wrong), (
             f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
         )
@@ -306,6 +306,7 @@ def check(
     magnitude: float | None = None,
     rounded: Sequence[Any] | None = None,
     graph: Mapping[str, Any] | None = None,
+    knobs: Mapping[str, int] | None = None,
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
     """Runs a graph on every engine that accepts it, in each layout, and compares its outputs with `expected`.
 
@@ -319,6 +320,7 @@ def check(
     magnitude: the largest magnitude that is summed, where it exceeds the results' own.
     rounded:   by output, what rounding factors to 16 bits may make of it (see tolerance); None: nothing.
     graph:     arguments of Graph, such as compute_data_type.
+    knobs:     what engines are told that know them and can do so; the others choose for themselves.
     Returns the outputs of the last layout by engine.
     """
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
@@ -326,9 +328,12 @@ def check(
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
     for layout in dict.fromkeys("packed" if BARE and each == "padded" else each for each in layouts):
         for engine in engine_names():
-            case = _Case(build, inputs, scalars or {}, wanted, types, layout, dict(graph or {}))
+            options = dict(graph or {})
             try:
-                case.build(engine)
+                case = _Case(build, inputs, scalars or {}, wanted, types, layout, options)
+                if not case.build(engine, knobs or {}):
+                    case = _Case(build, inputs, scalars or {}, wanted, types, layout, options)
+                    case.build(engine, {})
             except weft.NotSupportedError:
                 if engine in ("cpu.reference", "cuda"):
                     raise
@@ -427,15 +432,23 @@ class _Case:
         self.memory[tensor] = Memory(array.shape, strides, _type_of(array)).write(array)
         return tensor
 
-    def build(self, engine: str) -> None:
-        """Plans the graph on one engine."""
-        names = [answer["engine"] for answer in self.graph.support()]
-        self.graph.create_execution_plan(names.index(engine))
-        self.graph.build_plan_at_index(0)
+    def build(self, engine: str, knobs: Mapping[str, int]) -> bool:
+        """Plans the graph on one engine; False where it cannot do as it is told."""
+        index = [answer["engine"] for answer in self.graph.support()].index(engine)
+        known = {knob.type.name for knob in self.graph.get_knobs_for_engine(index)}
+        told = {name: value for name, value in knobs.items() if name in known}
+        try:
+            self.graph.create_execution_plan(index, told)
+            self.graph.build_plan_at_index(0)
+        except weft.NotSupportedError:
+            if not told:
+                raise
+            return False
         for tensor in self.outputs:
             if tensor is not None:
                 assert tensor.dtype is not None
                 self.memory[tensor] = Memory(tensor.dims, tensor.strides, tensor.dtype)
+        return True
 
     def run(self) -> list[np.ndarray[Any, Any]]:
         """Runs twice on poisoned memory; the runs must agree to the bit and touch their outputs' elements

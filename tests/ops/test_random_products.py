@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random matmuls and convolutions against sums in float64: data types, layouts, batches that broadcast,
+groups, strides, dilation, asymmetric padding, one to three dimensions, fused operations, tiles and splits by
+knobs, sizes with every tail.
+
+A structure fixes what kernels are printed from; its cases differ in sizes, so that they share kernels. On a
+GPU all structures run with all their cases; on the CPU a sample of them, with small sizes. A case is a line
+of words, from which it can be made again: a failure prints the command that runs it alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+Array = np.ndarray[Any, Any]
+Dims = tuple[int, ...]
+
+ON_GPU = checks.DEVICE != "cpu"
+STRUCTURES = int(os.environ.get("WEFT_TEST_STRUCTURES", "288"))
+CASES = 8 if ON_GPU else 1
+TILES, SPLITS = 24, (2, 3, 5, 8)  # a row of a table that does not fit leaves the choice to the library
+MOST_EXTENT, MOST_ELEMENTS, MOST_PRODUCTS = (1100, 4e5, 1e9) if ON_GPU else (40, 2e4, 4e5)
+TAILS = (1, 3, 5, 7, 9, 15, 17, 31, 33, 47, 63, 65, 95, 97, 127, 129, 159, 191, 193, 255, 257, 385, 511, 1001)
+EIGHTS = (8, 16, 24, 32, 40, 64, 72, 96, 128, 136, 160, 192, 200, 256, 264, 320, 384, 512, 520, 1000, 1024)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product and what follows it. Its tensors are A, B, C of a matmul, or x, w, y of a convolution."""
+
+    op: str = "matmul"
+    types: tuple[str, str] = ("f32", "f32")  # of what is multiplied
+    out: str = "f32"
+    a: Dims = ()  # dims of A or x
+    b: Dims = ()  # dims of B or w
+    orders: tuple[str, ...] = ()  # of each tensor: its dims from the slowest to the fastest
+    gaps: Dims = (0, 0, 0)  # of each tensor: elements that nothing owns, behind each line
+    stride: Dims = ()
+    dilation: Dims = ()
+    pre: Dims = ()
+    post: Dims = ()
+    flips: int = 0
+    end: str = "none"
+    along: int = 1  # the dimension of a vector that follows
+    tile: int = 0
+    splits: int = 0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        words = ((field.name, getattr(self, field.name)) for field in fields(self))
+        shown = (f"{name}={value}" for name, value in words if value != getattr(Case, name))
+        return " ".join(word.replace(" ", "").replace("'", "") for word in shown)
+
+    @staticmethod
+    def parse(line: str) -> Case:
+        """The case that a line of words tells.
+
+        >>> str(Case.parse("op=fprop types=(f16,f16) a=(1,8,9)"))
+        'op=fprop types=(f16,f16) a=(1,8,9)'
+        """
+        words = dict(word.split("=") for word in line.split())
+        return Case(**{name: _value(word, name == "orders") for name, word in words.items()})
+
+    @property
+    def dims(self) -> tuple[Dims, Dims, Dims]:
+        if self.op == "matmul":
+            batches = [max(pair) for pair in zip(self.a[:-2], self.b[:-2], strict=True)]
+            return self.a, self.b, (*batches, self.a[-2], self.b[-1])
+        y = tuple(
+            (size + pre + post - dilation * (taps - 1) - 1) // stride + 1
+            for size, taps, stride, dilation, pre, post in self.axes
+        )
+        return self.a, self.b, (self.a[0], self.b[0], *y)
+
+    @property
+    def axes(self) -> list[Dims]:
+        parts = (self.a[2:], self.b[2:], self.stride, self.dilation, self.pre, self.post)
+        return list(zip(*parts, strict=True))
+
+    @property
+    def groups(self) -> int:
+        return self.a[1] // self.b[1]
+
+    @property
+    def result(self) -> int:
+        """Which of the three tensors is made of the two others."""
+        return {"dgrad": 0, "wgrad": 1}.get(self.op, 2)
+
+    @property
+    def products(self) -> float:
+        a, b, c = self.dims
+        return math.prod(c) * (a[-1] if self.op == "matmul" else math.prod(b[1:]))
+
+    def strides(self, i: int) -> Dims:
+        dims, steps, step = self.dims[i], [0] * len(self.dims[i]), 1
+        for k, at in enumerate(reversed([int(digit) for digit in self.orders[i]])):
+            steps[at] = step
+            step *= max(dims[at], 1)
+            step += self.gaps[i] if k == 0 else 0
+        return tuple(steps)
+
+
+def _value(word: str, is_text: bool) -> Any:
+    if word.startswith("("):
+        return tuple(_value(part, is_text) for part in word[1:-1].split(",") if part)
+    return word if is_text or word[0].isalpha() else int(word)
+
+
+# ---- Drawing -----------------------------------------------------------------------------------------------
+
+PAIRS = [("f16", "f16"), ("bf16", "bf16"), ("f32", "f32"), ("f64", "f64"), ("i8", "i8"), ("e4m3", "e4m3")]
+PAIRS += [("e5m2", "e4m3"), ("bf16", "i8"), ("f16", "e5m2"), ("f32", "bf16")]
+WEIGHTS = [8, 9, 5, 1, 1, 1, 1, 1, 1, 1]
+ENDS = ["none", "none", "bias_relu", "tanh_residual", "scale", "swish", "both"]
+
+
+def draw_structure(draw: random.Random) -> Callable[[], Case]:
+    """What makes cases of one structure, each time of other sizes."""
+    make = draw.choice([_matmuls, _convolutions])(draw)
+    types = draw.choices(PAIRS, WEIGHTS)[0]
+    wide = {"f64": "f64", "i8": "i32"}.get(types[0] if types[0] == types[1] else "")
+    narrow = "bf16" if "bf16" in types else "f32" if "f32" in types else "f16"
+    shared = {
+        "types": types,
+        "out": wide or draw.choice([narrow, narrow, "f32"]),
+        "end": draw.choice(["none", "bias_relu"] if wide == "f64" else ["none"] if wide else ENDS),
+        "tile": draw.choice([0, 0, *range(1, TILES + 1)]),
+        "splits": draw.choice([0, 0, 0, 0, *SPLITS]),
+    }
+    return lambda: replace(make(), **shared, seed=draw.getrandbits(31))
+
+
+def _extents(draw: random.Random, most: int = MOST_EXTENT) -> Callable[[], int]:
+    """Extents that are alike to alignment: multiples of 8, or an odd number of times 1, 2 or 4."""
+    step = draw.choice([1, 1, 2, 4, 8, 8, 8, 8])
+    some = [n for n in EIGHTS if n <= most] if step == 8 else [n * step for n in TAILS if n * step <= most]
+    return lambda: draw.choice(some)
+
+
+def _matmuls(draw: random.Random) -> Callable[[], Case]:
+    rank = draw.choice([2, 3, 3, 3, 4])
+    shares = [draw.choice(["both", "both", "a", "b"]) for _ in range(rank - 2)]
+    rows, columns, depth = (_extents(draw) for _ in range(3))
+    last = [draw.choice([[0, 1], [1, 0]]) for _ in range(3)]
+    orders = [[*range(rank - 2), *(rank - 2 + i for i in pair)] for pair in last]
+    if rank > 2 and draw.random() < 0.2:  # batches inside rows
+        orders = [[order[-2], *order[:-2], order[-1]] for order in orders]
+    shared = Case(
+        orders=tuple("".join(map(str, order)) for order in orders),
+        gaps=tuple(draw.choice([0, 0, 0, 8, 3]) for _ in range(3)),
+        along=draw.choice([rank - 1, rank - 1, rank - 2]),
+    )
+
+    def make() -> Case:
+        batches = [draw.choice([2, 3, 5]) for _ in shares]
+        a = [1 if share == "b" else n for share, n in zip(shares, batches, strict=True)]
+        b = [1 if share == "a" else n for share, n in zip(shares, batches, strict=True)]
+        k = depth() * draw.choice([1, 1, 4])
+        return replace(shared, a=(*a, rows(), k), b=(*b, k, columns()))
+
+    return make
+
+
+def _convolutions(draw: random.Random) -> Callable[[], Case]:
+    spatial = draw.choice([1, 2, 2, 2, 3])
+    taps = tuple(draw.choice([1, 2, 3, 3, 5, 7] if spatial < 3 else [1, 2, 3]) for _ in range(spatial))
+    taps = (1,) * spatial if draw.random() < 0.2 else taps
+    last = "0" + "".join(map(str, range(2, spatial + 2))) + "1"
+    first = "".join(map(str, range(spatial + 2)))
+    layouts = [last, last, last, first]
+    layout = draw.choice(layouts)
+    kind = draw.choice(["dense", "dense", "dense", "stem", "depthwise", "groups"])
+    inputs, filters = _extents(draw, 200 if ON_GPU else 16), _extents(draw, 200 if ON_GPU else 16)
+    is_even = draw.random() < 0.5
+    pre = tuple(draw.choice([0, 0, 1, 2, n // 2, -1]) for n in taps)
+    shared = Case(
+        op=draw.choice(["fprop", "dgrad", "wgrad"]),
+        orders=(layout, draw.choice(layouts), layout if draw.random() < 0.8 else draw.choice(layouts)),
+        gaps=draw.choice([(0, 0, 0), (0, 0, 0), (0, 0, 0), (8, 0, 8), (3, 3, 0)]),
+        stride=tuple(draw.choice([1, 1, 1, 2, 3]) for _ in taps),
+        dilation=tuple(draw.choice([1, 1, 1, 2]) for _ in taps),
+        pre=pre,
+        post=pre if is_even else tuple(draw.choice([0, 1, 3, -1]) for _ in taps),
+        flips=int(draw.random() < 0.1),
+    )
+    reach = [dilation * (n - 1) + 1 for n, dilation in zip(taps, shared.dilation, strict=True)]
+    least = [
+        max(1 - min(pre, 0) - min(post, 0), n - pre - post)
+        for n, pre, post in zip(reach, shared.pre, shared.post, strict=True)
+    ]
+    more = {1: 300, 2: 40, 3: 9}[spatial] if ON_GPU else {1: 12, 2: 4, 3: 2}[spatial]
+
+    def make() -> Case:
+        c, k, groups = inputs(), filters(), 1
+        if kind == "stem":
+            c = draw.choice([1, 3, 4, 8])
+        elif kind == "depthwise":
+            groups, k = c, c * draw.choice([1, 1, 1, 2])
+        elif kind == "groups":
+            groups = draw.choice([2, 3, 4])
+            c, k = c * groups, k * groups
+        image = [draw.randint(n, n + more) for n in least]
+        return replace(shared, a=(draw.choice([1, 2, 5]), c, *image), b=(k, c // groups, *taps))
+
+    return make
+
+
+def cases_of(number: int) -> Iterator[Case]:
+    """The cases of a structure, which its number tells."""
+    draw = random.Random(number)
+    make = draw_structure(draw)
+    for _ in range(CASES):
+        case = make()
+        while case.products > MOST_PRODUCTS or max(map(math.prod, case.dims)) > MOST_ELEMENTS:
+            case = make()
+        yield case
+
+
+# ---- The oracle: NumPy, or torch where there is a GPU ------------------------------------------------------
+
+
+def _wide(array: Array) -> Any:
+    if not ON_GPU:
+        return checks.exact(array)
+    import torch
+
+    return torch.from_numpy(checks.exact(array)).to(checks.DEVICE)
+
+
+def _einsum(formula: str, *factors: Any) -> Any:
+    if not ON_GPU:
+        return np.einsum(formula, *factors, optimize=True)
+    import torch
+
+    return torch.einsum(formula, *factors)
+
+
+def multiply(case: Case, left: Array, right: Array) -> Array:
+    """The third tensor, of the two that are given."""
+    wide = [_wide(left), _wide(right)]
+    made = wide[0] @ wide[1] if case.op == "matmul" else _convolve(case, *wide)
+    return np.asarray(made.cpu() if ON_GPU else made)
+
+
+def _convolve(case: Case, left: Any, right: Any) -> Any:
+    """Tap by tap; [n, g, c, pixels], [g, k, c, taps], [n, g, k, positions]."""
+    given = dict(zip(sorted({0, 1, 2} - {case.result}), (left, right), strict=True))
+    x, w, y = (_grouped(case, i, given.get(i)) for i in range(3))
+    padded = [size + pre + post for size, _, _, _, pre, post in case.axes]
+    canvas = _wide(np.zeros((*x.shape[:3], *padded)))
+    inside = (..., *(slice(max(pre, 0), size + pre + min(post, 0)) for size, _, _, _, pre, post in case.axes))
+    kept = (..., *(slice(max(-pre, 0), size + min(post, 0)) for size, _, _, _, pre, post in case.axes))
+    canvas[inside] = x[kept]
+    for tap in itertools.product(*(range(n) for n in case.b[2:])):
+        at = tuple(n - 1 - t for n, t in zip(case.b[2:], tap, strict=True)) if case.flips else tap
+        begins = [t * axis[3] for t, axis in zip(tap, case.axes, strict=True)]
+        steps = zip(begins, y.shape[3:], case.stride, strict=True)
+        seen = (..., *(slice(begin, begin + (count - 1) * step + 1, step) for begin, count, step in steps))
+        here = (slice(None),) * 3 + at
+        pixels, positions = canvas[seen].reshape(*x.shape[:3], -1), y.reshape(*y.shape[:3], -1)
+        if case.op == "fprop":
+            y += _einsum("ngcp,gkc->ngkp", pixels, w[here]).reshape(y.shape)
+        elif case.op == "dgrad":
+            canvas[seen] += _einsum("ngkp,gkc->ngcp", positions, w[here]).reshape(canvas[seen].shape)
+        else:
+            w[here] += _einsum("ngcp,ngkp->gkc", pixels, positions)
+    if case.op == "dgrad":
+        x[kept] = canvas[inside]
+    return (x, w, y)[case.result].reshape(case.dims[case.result])
+
+
+def _grouped(case: Case, i: int, tensor: Any) -> Any:
+    """A tensor with a dimension of groups; zeros where it is not given."""
+    dims, groups = case.dims[i], case.groups
+    tensor = _wide(np.zeros(dims)) if tensor is None else tensor
+    if i == 1:
+        return tensor.reshape(groups, dims[0] // groups, *dims[1:])
+    return tensor.reshape(dims[0], groups, dims[1] // groups, *dims[2:])
+
+
+# ---- What follows a product, and whether it is right -------------------------------------------------------
+
+VECTORS = ("bias_relu", "both", "scale", "tanh_residual")
+
+
+def follow(case: Case, g: weft.Graph, c: Any, vector: Any, whole: Any) -> list[Any]:
+    """The nodes, and the outputs."""
+    if case.end in ("bias_relu", "both"):
+        last = g.relu(g.add(c, vector))
+        return [c, last] if case.end == "both" else [last]
+    if case.end == "tanh_residual":
+        return [g.add(g.tanh(g.add(c, vector)), whole)]
+    return [{"none": lambda: c, "scale": lambda: g.mul(c, vector), "swish": lambda: g.swish(c)}[case.end]()]
+
+
+def expect(case: Case, c: Array, vector: Array, whole: Array) -> tuple[list[Array], Any]:
+    """What the outputs are, and how they multiply an error of the product."""
+    if case.end in ("bias_relu", "both"):
+        last = np.maximum(c + vector, 0)
+        return [c, last] if case.end == "both" else [last], 1.0
+    if case.end == "tanh_residual":
+        return [np.tanh(c + vector) + whole], 1.0
+    if case.end == "scale":
+        return [c * vector], np.abs(vector)
+    return [c if case.end == "none" else c * (1 + np.tanh(c / 2)) / 2], 1.1
+
+
+def bound(case: Case, want: Array, magnitude: Any, type_: str, engine: str) -> Array:
+    """What a result may be off by: its own rounding, and sums of this magnitude in any order."""
+    if type_ == "i32":
+        return np.zeros(want.shape)
+    unit = 2.0**-53 if case.out == "f64" else 2.0**-24
+    narrowed = 2.0**-10 if engine == "cuda.tf32" else 0.0  # what two factors lose together
+    return (1.01 * checks.roundoff(type_) + 4 * unit) * np.abs(want) + (64 * unit + narrowed) * magnitude
+
+
+def check(case: Case) -> None:
+    """Runs a case on every engine."""
+    given = sorted({0, 1, 2} - {case.result})
+    arrays = [
+        checks.random(case.dims[i], type_, *((-128, 127) if type_ == "i8" else (-2, 2)), seed=case.seed + i)
+        for i, type_ in zip(given, case.types, strict=True)
+    ]
+    c = multiply(case, *arrays)
+    magnitude = multiply(case, *(np.abs(checks.exact(array)) for array in arrays))
+    shape = tuple(n if i == case.along else 1 for i, n in enumerate(c.shape))
+    type_ = case.types[0] if case.types[0] in ("f16", "bf16", "f64") else "f32"
+    more = [checks.random(dims, type_, seed=case.seed + 7 + i) for i, dims in enumerate((shape, c.shape))]
+    wants, growth = expect(case, c, *(checks.exact(array) for array in more))
+    inputs: dict[str, Any] = {
+        name: (array, case.strides(i))
+        for name, array, i in zip(("left", "right"), arrays, given, strict=True)
+    }
+    if case.end in VECTORS:
+        inputs["vector"] = more[0]
+    if case.end == "tanh_residual":
+        inputs["whole"] = (more[1], case.strides(case.result))
+    wide = case.out if case.out in ("i32", "f64") else "f32"
+    types = [*[wide] * (len(wants) - 1), case.out]  # an output that another is made of is not rounded
+    found = checks.check(
+        lambda g, **tensors: _graph(case, g, c.shape, **tensors),
+        inputs,
+        [None] * len(wants),
+        out=types,
+        layouts=["packed"],
+        graph={"compute_data_type": wide, "intermediate_data_type": wide},
+        knobs={"TILE_SIZE": case.tile, "SPLIT_K": case.splits},
+    )
+    for engine, outputs in found.items():
+        for want, got, type_ in zip(wants, outputs, types, strict=True):
+            allowed = bound(case, want, growth * (magnitude + 3), type_, engine)
+            wrong = ~(np.abs(checks.exact(got) - want) <= allowed)
+            at = tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else ()
+            assert not wrong.any(), (
+                f"{engine}: {wrong.sum()} of {wrong.size} are wrong, first at {at}: got {got[at]}, "
+                f"want {want[at]:.9g} within {allowed[at]:.3g}"
+            )
+
+
+def _graph(
+    case: Case, g: weft.Graph, dims: Dims, left: Any, right: Any, vector: Any = None, whole: Any = None
+) -> list[Any]:
+    options: dict[str, Any] = {"stride": case.stride, "dilation": case.dilation}
+    options |= {"pre_padding": case.pre, "post_padding": case.post}
+    options |= {"convolution_mode": "CONVOLUTION"} if case.flips else {}
+    if case.op == "matmul":
+        c = g.matmul(left, right)
+    elif case.op == "fprop":
+        c = g.conv_fprop(left, right, **options)
+    elif case.op == "dgrad":
+        c = g.conv_dgrad(right, left, **options)
+    else:
+        c = g.conv_wgrad(left, right, **options)
+    outputs = follow(case, g, c.set_dim(dims), vector, whole)
+    return [output.set_dim(dims).set_stride(case.strides(case.result)) for output in outputs]
+
+
+# ---- Tests -------------------------------------------------------------------------------------------------
+
+ALONE = os.environ.get("WEFT_TEST_CASE")
+
+
+def command(case: Case) -> str:
+    """What runs one case alone."""
+    return f"WEFT_TEST_DEVICE={checks.DEVICE} WEFT_TEST_CASE='{case}' python -m pytest {__file__}"
+
+
+@pytest.mark.parametrize("structure", range(0 if ALONE else STRUCTURES))
+def test_structure(structure: int) -> None:
+    faults = []
+    for case in cases_of(structure):
+        assert Case.parse(str(case)) == case
+        try:
+            check(case)
+        except Exception as fault:
+            faults.append(f"{command(case)}\n    {type(fault).__name__}: {fault}".partition("\nrepro:")[0])
+    assert not faults, "\n".join([f"{len(faults)} of {CASES} cases fail", *faults])
+
+
+def test_one() -> None:
+    check(Case.parse(ALONE) if ALONE else next(cases_of(0)))
