@@ -22,6 +22,7 @@ import checks
 import numpy as np
 import pytest
 import weft
+from weft.dtypes import data_type_of
 
 Array = np.ndarray[Any, Any]
 Dims = tuple[int, ...]
@@ -322,7 +323,8 @@ def bound(case: Case, want: Array, magnitude: Any, type_: str, engine: str) -> A
         return np.zeros(want.shape)
     unit = 2.0**-53 if case.out == "f64" else 2.0**-24
     narrowed = 2.0**-10 if engine == "cuda.tf32" else 0.0  # what two factors lose together
-    return (1.01 * checks.roundoff(type_) + 4 * unit) * np.abs(want) + (64 * unit + narrowed) * magnitude
+    rounded = 0.51 * checks.ulp(want, data_type_of(type_))
+    return rounded + 4 * unit * np.abs(want) + (64 * unit + narrowed) * magnitude
 
 
 def check(case: Case) -> None:
@@ -388,12 +390,13 @@ def _graph(
 
 # ---- Tests -------------------------------------------------------------------------------------------------
 
+FILE = os.path.relpath(__file__)
 ALONE = os.environ.get("WEFT_TEST_CASE")
 
 
 def command(case: Case) -> str:
     """What runs one case alone."""
-    return f"WEFT_TEST_DEVICE={checks.DEVICE} WEFT_TEST_CASE='{case}' python -m pytest {__file__}"
+    return f"WEFT_TEST_DEVICE={checks.DEVICE} WEFT_TEST_CASE='{case}' python -m pytest {FILE}"
 
 
 @pytest.mark.parametrize("structure", range(0 if ALONE else STRUCTURES))
