@@ -63,6 +63,7 @@ struct family {
     bool (*may_alias)(const struct region *region, int in, int out);
     /* Frees what the arena does not own. NULL: nothing. */
     void (*release)(struct step *step);
+    bool narrows; /* calculates with fewer bits than the operands have */
 };
 
 struct engine {
@@ -70,7 +71,7 @@ struct engine {
     const char *doc;
     weftDeviceKind_t device;
     const struct family *const *families; /* best first, ends with NULL */
-    const struct family *essential;       /* where it serves nothing, the engine declines; NULL: none */
+    bool narrows;                         /* declines graphs of which no part is served by a family that does */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;

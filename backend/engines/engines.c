@@ -26,18 +26,18 @@ static const struct engine cuda_engine = {
 };
 
 static const struct family *const cuda_tf32_families[] = {
-    &cuda_attention, &cuda_stem_sm90,   &cuda_stem,        &cuda_depthwise,
-    &cuda_tf32,      &cuda_hopper,      &cuda_contraction, &cuda_grouped,
+    &cuda_attention, &cuda_stem_sm90,        &cuda_stem,        &cuda_depthwise,
+    &cuda_hopper_tf32,      &cuda_hopper, &cuda_contraction_tf32,     &cuda_contraction, &cuda_grouped,
     &cuda_rows,      &cuda_window,      &cuda_map,         &cuda_move,
     &cuda_rng,       &cuda_block_scale, &cuda_staged,      NULL};
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {
     .name = "cuda.tf32",
-    .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on Hopper's tensor cores",
+    .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on tensor cores",
     .device = WEFT_DEVICE_CUDA,
     .families = cuda_tf32_families,
-    .essential = &cuda_tf32,
+    .narrows = true,
     .numerical_notes = cuda_tf32_numerical_notes,
     .numerical_note_count = 2,
     .behavior_notes = cuda_behavior_notes,

@@ -222,21 +222,22 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
 /* An engine that would do as another does is no choice. */
-static weftStatus_t check_essential(struct partitioning *p) {
-    const struct family *essential = p->engine->essential;
-    bool serves = !essential;
+static weftStatus_t check_narrowing(struct partitioning *p) {
+    bool narrows = !p->engine->narrows;
     for (int i = 0; i < p->part_count; i++)
-        serves = serves || p->parts[i].family == essential;
-    if (serves)
+        narrows = narrows || p->parts[i].family->narrows;
+    if (narrows)
         return WEFT_STATUS_SUCCESS;
-    int node = p->parts[0].region.nodes[0];
-    struct region alone = {.graph = p->graph, .count = 1, .nodes = &node};
-    double seconds;
-    weftStatus_t status = p->part_count == 1 ? essential->accepts(&alone, p->device, &seconds) : WEFT_STATUS_SUCCESS;
-    if (status)
-        return status;
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is served by %s.", p->engine->name,
-         descriptor_label(&p->graph->base), essential->name);
+    for (int f = 0; p->engine->families[f]; f++) { /* says why, of a single operation */
+        double seconds;
+        weftStatus_t status = p->part_count == 1 && p->engine->families[f]->narrows
+                                  ? p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds)
+                                  : WEFT_STATUS_SUCCESS;
+        if (status)
+            return status;
+    }
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is narrowed.", p->engine->name,
+         descriptor_label(&p->graph->base));
 }
 
 static weftStatus_t assign_all(struct partitioning *p) {
@@ -252,7 +253,7 @@ static weftStatus_t assign_all(struct partitioning *p) {
     if (p->part_count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
              descriptor_label(&p->graph->base));
-    return check_essential(p);
+    return check_narrowing(p);
 }
 
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,

@@ -7,6 +7,9 @@
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum {
     DIRECT_THREADS = 128,
     COMBINE_THREADS = 256,
@@ -68,15 +71,36 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
     return contraction_shape(c, node);
 }
 
+weftStatus_t contraction_may_narrow(void) {
+    const char *wish = getenv("NVIDIA_TF32_OVERRIDE");
+    if (wish && strcmp(wish, "0") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
-                            const struct knob_choices *knobs) {
+                            const struct knob_choices *knobs, bool narrows) {
     TRY(contraction_find(c, region));
-    return contraction_plan(c, device, knobs);
+    c->narrows = narrows;
+    TRY(contraction_plan(c, device, knobs));
+    if (narrows && c->arithmetic != MMA_TF32)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on.",
+             descriptor_label(c->node->op));
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct contraction c;
-    TRY(analyse(&c, region, device, NULL));
+    TRY(analyse(&c, region, device, NULL, false));
+    *seconds = c.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
+    struct contraction c;
+    TRY(contraction_may_narrow());
+    TRY(analyse(&c, region, device, NULL, true));
     *seconds = c.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -222,6 +246,7 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
     static const char *const names[] = {[MMA_F16] = "f16 tensor cores",
                                         [MMA_BF16] = "bf16 tensor cores",
                                         [MMA_INT8] = "int8 tensor cores",
+                                        [MMA_TF32] = "tf32 tensor cores",
                                         [FMA_FLOAT] = "f32",
                                         [FMA_DOUBLE] = "f64",
                                         [FMA_INT32] = "i32",
@@ -234,11 +259,11 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
                        arithmetic_rows[c->arithmetic].block_depth, c->splits, c->region->count - 1);
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
+static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                              struct arena *arena, bool narrows) {
     struct contraction c;
     struct cuda_step *state;
-    TRY(analyse(&c, &step->region, device, knobs));
+    TRY(analyse(&c, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     int64_t elements = contraction_elements(&c);
@@ -251,6 +276,16 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = (elements * c.splits * arithmetic_rows[c.arithmetic].sum_bytes + 63) / 64 * 64;
     }
     return describe(step, &c, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    return build_any(step, device, knobs, arena, false);
+}
+
+static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                               struct arena *arena) {
+    return build_any(step, device, knobs, arena, true);
 }
 
 bool contraction_may_alias(const struct region *region, int in, int out) {
@@ -276,6 +311,19 @@ const struct family cuda_contraction = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};
+
+const struct family cuda_contraction_tf32 = {
+    .name = "cuda.contraction.tf32",
+    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it",
+    .narrows = true,
+    .knobs = knobs,
+    .accepts = accepts_tf32,
+    .build = build_tf32,
     .load = cuda_load,
     .run = cuda_run,
     .may_alias = contraction_may_alias,

@@ -50,7 +50,7 @@ struct phase {
 };
 
 /* How products are made and summed. */
-enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
+enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, MMA_TF32, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
 
 /* What finish() does with memory. */
 enum finisher_role { FINISH_LOAD, FINISH_STORE, FINISH_INDEX, FINISH_LIMIT, FINISH_OLD };
@@ -83,6 +83,7 @@ struct tile {
 struct contraction {
     const struct region *region;
     const struct node *node;
+    bool narrows; /* floats may lose bits on tensor cores */
     int result;
     double alpha, beta, fill;
     const struct tensor *used[3]; /* overrides of M, N, K; NULL: all */
@@ -108,6 +109,8 @@ struct contraction {
 /* The one product of a region, with its shape. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
 int64_t contraction_elements(const struct contraction *c);
+/* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
+weftStatus_t contraction_may_narrow(void);
 /* A run is read before it is written, by one thread; what the product reads may be read by all. */
 bool contraction_may_alias(const struct region *region, int in, int out);
 /* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */

@@ -10,6 +10,7 @@ const struct arithmetic_row arithmetic_rows[] = {
     [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
     [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
     [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},
+    [MMA_TF32] = {"tf32", "tf32", "float", true, 4, 4, 16},
     [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
     [FMA_DOUBLE] = {"double", "double", "double", false, 8, 8, 16},
     [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},
@@ -73,7 +74,7 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     if ((a == WEFT_DATA_BFLOAT16 || is_exact_in_half(a)) && (b == WEFT_DATA_BFLOAT16 || is_exact_in_half(b)) &&
         !is_turing)
         return MMA_BF16;
-    return FMA_FLOAT;
+    return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
 }
 
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
@@ -83,6 +84,7 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
     double per_clock[] = {[MMA_F16] = half,
                           [MMA_BF16] = half,
                           [MMA_INT8] = 2 * half,
+                          [MMA_TF32] = half / 2,
                           [FMA_FLOAT] = chip <= 80 ? 128 : 256,
                           [FMA_DOUBLE] = is_server ? 64 : 4,
                           [FMA_INT32] = 128,

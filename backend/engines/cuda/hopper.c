@@ -6,9 +6,6 @@
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum {
     WARPGROUP = 128,
     GROUP_TILES = 8,    /* rows of tiles that are walked together, so that their factors meet in L2 */
@@ -81,12 +78,9 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* NVIDIA_TF32_OVERRIDE=0 is how users forbid narrowing in every library. */
 static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
     struct hopper h;
-    const char *wish = getenv("NVIDIA_TF32_OVERRIDE");
-    if (wish && strcmp(wish, "0") == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
+    TRY(contraction_may_narrow());
     TRY(analyse(&h, region, device, NULL, true));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
@@ -243,8 +237,9 @@ const struct family cuda_hopper = {
     .release = cuda_release,
 };
 
-const struct family cuda_tf32 = {
-    .name = "cuda.tf32",
+const struct family cuda_hopper_tf32 = {
+    .name = "cuda.hopper.tf32",
+    .narrows = true,
     .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it, on Hopper",
     .knobs = knobs,
     .accepts = accepts_tf32,

@@ -1,4 +1,4 @@
-/* contraction_mma: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])        f16, bf16 and 8-bit factors by mma.sync, any strides; sm_80 and up, f16 from sm_75
+/* contraction_mma: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])        f16, bf16, tf32 and 8-bit factors by mma.sync, any strides; sm_80 and up, f16 from sm_75
    Formula   where A and B lie is printed from the graph: a_outer, a_depth, b_outer, b_depth give parts of an offset and of the coordinates
              that must be inside an image; finish() is what follows the sum
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; WARPS_M x WARPS_N warps share the tile

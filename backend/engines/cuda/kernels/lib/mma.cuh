@@ -30,6 +30,11 @@ template <> struct product<f16, f16> {
         }
     }
 };
+template <> struct product<tf32, tf32> {
+    template <bool HAS_K16> static DEVICE void add(float (&c)[4], const u32 (&a)[4], const u32* b) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+};
 template <> struct product<i8, i8> {
     template <bool HAS_K16> static DEVICE void add(i32 (&c)[4], const u32 (&a)[4], const u32* b) {
         asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -4,7 +4,7 @@
 /* MMA reads 16 bytes along k of one row, or transposes blocks of 8 x 8 halves; FMA reads along the other index. */
 template <class factor, int BLOCK> struct stage_of {
     using T = typename factor::staged;
-    static constexpr bool ALONG_DEPTH = READS_ALONG_DEPTH && (factor::ALONG_DEPTH || sizeof(T) == 1);
+    static constexpr bool ALONG_DEPTH = READS_ALONG_DEPTH && (factor::ALONG_DEPTH || sizeof(T) != 2);
     static constexpr int PITCH = (ALONG_DEPTH ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
     alignas(16) T at[(ALONG_DEPTH ? BLOCK : BLOCK_K) * PITCH];
     DEVICE T* place(int outer, int k) { return at + (ALONG_DEPTH ? outer * PITCH + k : k * PITCH + outer); }

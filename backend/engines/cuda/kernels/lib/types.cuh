@@ -21,6 +21,7 @@ struct e4m3 { u8 bits; };
 struct e5m2 { u8 bits; };
 struct e8m0 { u8 bits; };
 struct bool8 { u8 bits; };
+struct tf32 { u32 bits; }; /* a float of 10 bits of fraction, in registers and shared memory alone */
 
 /* Types below a byte: a byte each in registers, packed from the lowest bits on in memory (see packed). Conversions mind
    only the bits that belong to the element. */
@@ -137,6 +138,9 @@ template <> struct from<bf16> {
         return number(__uint_as_float(__float_as_uint(y) | inexact));
     }
     static DEVICE bf16 number(i64 x) { return number((double)x); }
+};
+template <> struct from<tf32> {
+    static DEVICE tf32 number(float x) { tf32 y; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y.bits) : "f"(x)); return y; }
 };
 template <> struct from<e4m3> {
     template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; }
