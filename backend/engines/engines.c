@@ -25,11 +25,23 @@ static const struct engine cuda_engine = {
     .code = cuda_code,
 };
 
-static const struct family *const cuda_tf32_families[] = {
-    &cuda_attention, &cuda_stem_sm90,        &cuda_stem,        &cuda_depthwise,
-    &cuda_hopper_tf32,      &cuda_hopper, &cuda_contraction_tf32,     &cuda_contraction, &cuda_grouped,
-    &cuda_rows,      &cuda_window,      &cuda_map,         &cuda_move,
-    &cuda_rng,       &cuda_block_scale, &cuda_staged,      NULL};
+static const struct family *const cuda_tf32_families[] = {&cuda_attention,
+                                                          &cuda_stem_sm90,
+                                                          &cuda_stem,
+                                                          &cuda_depthwise,
+                                                          &cuda_hopper_tf32,
+                                                          &cuda_hopper,
+                                                          &cuda_contraction_tf32,
+                                                          &cuda_contraction,
+                                                          &cuda_grouped,
+                                                          &cuda_rows,
+                                                          &cuda_window,
+                                                          &cuda_map,
+                                                          &cuda_move,
+                                                          &cuda_rng,
+                                                          &cuda_block_scale,
+                                                          &cuda_staged,
+                                                          NULL};
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {

@@ -228,14 +228,13 @@ static weftStatus_t check_narrowing(struct partitioning *p) {
         narrows = narrows || p->parts[i].family->narrows;
     if (narrows)
         return WEFT_STATUS_SUCCESS;
-    for (int f = 0; p->engine->families[f]; f++) { /* says why, of a single operation */
-        double seconds;
-        weftStatus_t status = p->part_count == 1 && p->engine->families[f]->narrows
-                                  ? p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds)
-                                  : WEFT_STATUS_SUCCESS;
-        if (status)
-            return status;
-    }
+    double seconds;
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++) /* the most general one's reason counts */
+        if (p->engine->families[f]->narrows)
+            status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
+    if (status)
+        return status;
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is narrowed.", p->engine->name,
          descriptor_label(&p->graph->base));
 }

@@ -47,30 +47,30 @@ def test_notes_keep_or_drop_what_narrows() -> None:
 
 
 def test_the_rest_of_the_graph_is_served_as_ever() -> None:
-    assert answer(product(softmax=True))["families"] == ["cuda.tf32", "cuda.rows"]
+    assert answer(product(softmax=True))["families"] == ["cuda.hopper.tf32", "cuda.rows"]
+
+
+@pytest.mark.parametrize(("dtype", "device"), [("bf16", "sm_90"), ("f64", "sm_90"), ("f32", "sm_75")])
+def test_refusals(dtype: str, device: str) -> None:
+    said = answer(product(dtype, device))
+    assert not said["supported"]
+    assert said["reason"] == (
+        "matmul 'c': only tiles of floats summed in float are narrowed to tf32, "
+        "from compute capability 8.0 on."
+    )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "reason"),
-    [
-        (
-            "bf16",
-            "sm_90",
-            "products of bf16 and bf16 are not multiplied here; two floats summed in float are.",
-        ),
-        ("f64", "sm_90", "products of f64 and f64 are not multiplied here; two floats summed in float are."),
-        ("f32", "sm_80", "the Hopper family runs on compute capability 9.0, 'A100 (described)' has 8.0"),
-    ],
+    ("device", "family"),
+    [("sm_80", "contraction"), ("sm_90", "hopper"), ("sm_100", "contraction"), ("sm_120", "contraction")],
 )
-def test_refusals(dtype: str, device: str, reason: str) -> None:
-    said = answer(product(dtype, device))
-    assert not said["supported"]
-    assert reason in str(said["reason"])
+def test_families(device: str, family: str) -> None:
+    assert answer(product(device=device))["families"] == [f"cuda.{family}.tf32"]
 
 
 def test_graphs_without_products_of_floats_have_no_such_engine() -> None:
     said = answer(product("bf16", softmax=True))
-    assert said["reason"] == "engine cuda.tf32: nothing in graph 'product' is served by cuda.tf32."
+    assert said["reason"] == "engine cuda.tf32: nothing in graph 'product' is narrowed."
 
 
 def test_the_variable_that_forbids_narrowing(monkeypatch: pytest.MonkeyPatch) -> None:
