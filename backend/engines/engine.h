@@ -71,7 +71,7 @@ struct engine {
     const char *doc;
     weftDeviceKind_t device;
     const struct family *const *families; /* best first, ends with NULL */
-    bool narrows;                         /* declines graphs of which no part is served by a family that does */
+    bool narrows;                         /* uses families that do, and declines graphs where none serves a part */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
@@ -84,6 +84,11 @@ struct engine {
     /* The i-th piece of code that compile got for a step; false behind the last. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
 };
+
+/* Whether a family on its list serves an engine. */
+static inline bool engine_uses(const struct engine *engine, const struct family *family) {
+    return engine->narrows || !family->narrows;
+}
 
 /* The list of engines, best first; an engine's index here is its global index. */
 extern const struct engine *const engines[];

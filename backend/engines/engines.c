@@ -5,10 +5,23 @@
 #include "engines/cuda/kernel.h"
 #include "engines/engine.h"
 
-static const struct family *const cuda_families[] = {
-    &cuda_attention,   &cuda_stem_sm90, &cuda_stem,        &cuda_depthwise, &cuda_hopper,
-    &cuda_contraction, &cuda_grouped,   &cuda_rows,        &cuda_window,    &cuda_map,
-    &cuda_move,        &cuda_rng,       &cuda_block_scale, &cuda_staged,    NULL};
+static const struct family *const cuda_families[] = {&cuda_attention,
+                                                     &cuda_stem_sm90,
+                                                     &cuda_stem,
+                                                     &cuda_depthwise,
+                                                     &cuda_hopper_tf32,
+                                                     &cuda_hopper,
+                                                     &cuda_contraction_tf32,
+                                                     &cuda_contraction,
+                                                     &cuda_grouped,
+                                                     &cuda_rows,
+                                                     &cuda_window,
+                                                     &cuda_map,
+                                                     &cuda_move,
+                                                     &cuda_rng,
+                                                     &cuda_block_scale,
+                                                     &cuda_staged,
+                                                     NULL};
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 static const struct engine cuda_engine = {
@@ -25,30 +38,13 @@ static const struct engine cuda_engine = {
     .code = cuda_code,
 };
 
-static const struct family *const cuda_tf32_families[] = {&cuda_attention,
-                                                          &cuda_stem_sm90,
-                                                          &cuda_stem,
-                                                          &cuda_depthwise,
-                                                          &cuda_hopper_tf32,
-                                                          &cuda_hopper,
-                                                          &cuda_contraction_tf32,
-                                                          &cuda_contraction,
-                                                          &cuda_grouped,
-                                                          &cuda_rows,
-                                                          &cuda_window,
-                                                          &cuda_map,
-                                                          &cuda_move,
-                                                          &cuda_rng,
-                                                          &cuda_block_scale,
-                                                          &cuda_staged,
-                                                          NULL};
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {
     .name = "cuda.tf32",
     .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on tensor cores",
     .device = WEFT_DEVICE_CUDA,
-    .families = cuda_tf32_families,
+    .families = cuda_families,
     .narrows = true,
     .numerical_notes = cuda_tf32_numerical_notes,
     .numerical_note_count = 2,

@@ -195,7 +195,8 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
-        if (p->engine->families[f]->accepts(&alone, p->device, &seconds) == WEFT_STATUS_SUCCESS)
+        if (!engine_uses(p->engine, p->engine->families[f]) ||
+            p->engine->families[f]->accepts(&alone, p->device, &seconds) == WEFT_STATUS_SUCCESS)
             continue;
         refusal->family = p->engine->families[f]->name;
         TRY(arena_print(p->arena, &refusal->reason, "%s", status_text()));
@@ -243,7 +244,7 @@ static weftStatus_t assign_all(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++) {
             bool started = false;
-            if (p->owner[n] == UNASSIGNED)
+            if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
                 TRY(start_part(p, p->engine->families[f], n, &started));
         }
     for (int n = 0; n < p->graph->node_count; n++)
