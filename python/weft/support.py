@@ -154,7 +154,7 @@ def _ask(graph: weft.Graph, devices: list[DeviceProperties]) -> list[dict[str, A
 
 
 def matrix() -> tuple[list[str], list[Row]]:
-    """The engines that serve any of the examples, and a row for each group of methods that they serve
+    """The engines that serve all of the examples, and a row for each group of methods that they serve
     alike."""
     engines: list[str] = []
     rows: list[Row] = []
@@ -168,7 +168,7 @@ def matrix() -> tuple[list[str], list[Row]]:
             answers = tuple(_answer(engine) for engine in support)
             groups.setdefault(answers, []).append(WRAPPED.get(method["name"], method["name"]))
         rows += [Row(operation["name"], methods, list(answers)) for answers, methods in groups.items()]
-    serving = [i for i in range(len(engines)) if any(row[2][i] != "no" for row in rows)]
+    serving = [i for i in range(len(engines)) if all(row[2][i] != "no" for row in rows)]
     rows = [Row(name, methods, [answers[i] for i in serving]) for name, methods, answers in rows]
     return [engines[i] for i in serving], rows
 
@@ -196,8 +196,8 @@ def markdown() -> str:
         "Each operation alone, in float32: the kernel family of each engine that runs it, as",
         f"`weftQuerySupport` tells of `cuda` for an H200 ({GPU}) and of the others for a CPU. Every valid",
         "graph runs: where no faster family serves an operation, `cpu.fast` runs it by the reference family.",
-        "`Graph.explain()` tells what is fused, and who declined. `cuda.tf32`, which serves none of these",
-        "small graphs, does as `cuda` and narrows products of floats to tf32 on Hopper where that is faster.",
+        "`Graph.explain()` tells what is fused, and who declined. `cuda.tf32`, for graphs with products of",
+        "floats, does as `cuda` and narrows these to tf32 where that is faster.",
         "",
         f"| operation | methods | {' | '.join(f'`{engine}`' for engine in engines)} |",
         "|---" * (2 + len(engines)) + "|",
