@@ -97,6 +97,15 @@ static int shared_bytes(const struct hopper *h) {
     return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs;
 }
 
+void hopper_fit(struct hopper *h) {
+    h->stages = h->tile->stages;
+    h->slabs_in_flight = 2;
+    if (shared_bytes(h) > SHARED_MAX)
+        h->slabs_in_flight = 1;
+    if (shared_bytes(h) > SHARED_MAX)
+        h->stages--;
+}
+
 /* Whether the result is a matrix per batch entry, as the copy engine stores them. */
 static bool stores_boxes(const struct hopper *h) {
     return h->store && h->c.phase_count == 0 && h->c.finish.digit_count[ROW] <= 1 &&
@@ -105,21 +114,16 @@ static bool stores_boxes(const struct hopper *h) {
 
 /* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
 static void plan_end(struct hopper *h) {
-    h->stages = h->tile->stages;
-    h->slabs_in_flight = 2;
     h->store = h->splits == 1 ? finish_find_half(&h->c) : NULL;
     h->stores_boxes = stores_boxes(h);
     if (h->store)
         h->c.finish.run = 2; /* as the sums lie */
     else if (h->c.finish.lead == ROW)
         h->c.finish.run = 1; /* neighbours of a column are in other threads */
-    if (shared_bytes(h) > SHARED_MAX)
-        h->slabs_in_flight = 1;
-    if (shared_bytes(h) > SHARED_MAX)
-        h->stages--;
+    hopper_fit(h);
 }
 
-static void print_tile(struct kernel_print *print, const struct hopper *h) {
+void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     bool is_wide = math_groups(h) > 2, is_deep = tile->row_blocks * tile->columns > 256;
     print_constant(print, "BLOCK_M", tile->rows);
@@ -150,32 +154,36 @@ static void print_walk(struct kernel_print *print, const struct hopper *h) {
     print_divisor(print, digits_extent(&h->c.digits[BATCH]), "batches");
 }
 
-static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
-                                struct arena *arena) {
+void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
-    struct kernel_print print;
-    int64_t clusters = device->cuda.multiprocessors / tile->cluster, tiles = hopper_tiles(h, tile) * h->splits;
-    kernel_print_init(&print, h->c.region->graph);
-    /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
-    text_add(&print.constants, "using sum_t = float;\nusing index = i32;\n");
-    text_add(&print.code, "#include \"lib/gather.cuh\"\n\n");
-    print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
-    print_tile(&print, h);
-    hopper_print_maps(&print, h);
-    hopper_print_factors(&print, h);
-    wgmma_print(&print.code, tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
-                !h->view[FACTOR_A].along_depth, !h->view[FACTOR_B].along_depth);
-    print_walk(&print, h);
-    contraction_print_end(&print, &h->c);
-    if (h->store)
-        hopper_print_result(&print, h);
-    TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
+    int64_t clusters = device->cuda.multiprocessors / tile->cluster;
     kernel->grid[0] = (uint32_t)((tiles < clusters ? tiles : clusters) * tile->cluster);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
     kernel->cluster = tile->cluster > 1 ? (uint32_t)tile->cluster : 0;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(h);
+}
+
+static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
+                                struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, h->c.region->graph);
+    /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
+    text_add(&print.constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n\n");
+    print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
+    hopper_print_tile(&print, h);
+    hopper_print_maps(&print, h);
+    hopper_print_factors(&print, h);
+    wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
+                !h->view[FACTOR_A].along_depth, !h->view[FACTOR_B].along_depth);
+    print_walk(&print, h);
+    contraction_print_end(&print, &h->c);
+    if (h->store)
+        hopper_print_result(&print, h);
+    TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
+    hopper_launch(kernel, h, device, hopper_tiles(h, h->tile) * h->splits);
     return WEFT_STATUS_SUCCESS;
 }
 

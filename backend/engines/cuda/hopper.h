@@ -74,6 +74,18 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
 /* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 
+/* What `units` of work for a cluster take, each of `steps` along the depth, when `moving` is the time that all bytes need. */
+double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
+                      double moving);
+
+/* ---- hopper.c: what other families put around the same kernel ---- */
+
+/* Stages and slabs of a tile that fit in shared memory, once it is known whether results are staged. */
+void hopper_fit(struct hopper *h);
+void hopper_print_tile(struct kernel_print *print, const struct hopper *h);
+/* Grid, block and shared memory for so many tiles of whole clusters. */
+void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
+
 /* ---- hopper_print.c: text, maps and arguments ---- */
 
 /* Tensor maps: the first fields of the arguments. */

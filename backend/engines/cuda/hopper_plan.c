@@ -48,20 +48,26 @@ static double memory_seconds(const struct hopper *h, const struct device *device
     return bytes / (double)device->cuda.bandwidth;
 }
 
-static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits) {
+double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
+                      double moving) {
     double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
-    double units = (double)hopper_tiles(h, tile) * splits, waves = (double)(int64_t)((units + clusters - 1) / clusters);
-    double steps = (double)tiles_along(h->steps, splits), area = (double)tile->rows * tile->columns;
+    double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
     double lines = tile->rows + (double)tile->columns / tile->cluster;
     double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
     double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
     step = step > fill ? step : fill;
     double clocks =
         (tile->cluster > 1 ? CLUSTER_CLOCKS : 0) + waves * (steps * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
-    double computing = clocks / POWERED_CLOCK, moving = memory_seconds(h, device) / MEMORY_SHARE;
+    double computing = clocks / POWERED_CLOCK;
+    moving /= MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
+    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+}
+
+static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    return LAUNCH_SECONDS + combining + longer + UNHIDDEN_SHARE * shorter;
+    return combining + hopper_seconds(tile, device, (double)hopper_tiles(h, tile) * splits,
+                                      (double)tiles_along(h->steps, splits), memory_seconds(h, device));
 }
 
 static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {

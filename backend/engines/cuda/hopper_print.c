@@ -240,6 +240,7 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "DEPTH_IS_PIXELS", h->depth_is_pixels);
     print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
     print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
+    print_constant(print, "HAS_GROUPS", 0);
     print_number(print, h->channels, "channels");
     if (h->c.phase_count)
         print_number(print, (h->channels * stored_bytes(h) + HOPPER_DEPTH_BYTES - 1) / HOPPER_DEPTH_BYTES, "blocks");

@@ -14,7 +14,7 @@
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
-             B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
+             B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
@@ -73,6 +73,7 @@ struct tile_walk : place {
         const u32 left = (u32)p.tiles_m - band * GROUP_TILES, height = left - 1 < GROUP_TILES ? left : GROUP_TILES;
         row = (i32)((band * GROUP_TILES + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
         column = (i32)(inside / height) * BLOCK_N;
+        row_end = (i32)p.rows;
         find_entry(p, *this);
     }
     DEVICE i32 first_step(const arguments& p) const { return IS_SPLIT ? (i32)(split * p.steps_per_split) : 0; }
@@ -173,7 +174,7 @@ struct piece {
     DEVICE piece(i32 block_row, i32 block_column, int number)
         : row(block_row + (warp_index() % 4) * 16 + lane_index() / 4 + number % 2 * 8),
           column(block_column + number / 2 * (LEAD_IS_ROW ? 8 : 32) + lane_index() % 4 * PIECE) {}
-    template <class P> DEVICE bool is_inside(const P& p, int r) const { return row < (i32)p.rows && column + r * RUN < (i32)p.columns; }
+    template <class P> DEVICE bool is_inside(const P& p, const place& at, int r) const { return row < at.row_end && column + r * RUN < (i32)p.columns; }
 };
 
 /* Before: slot s of lane q in a quad is pair q of octet s. After: slot s of lane q is pair s of octet q, 8 neighbours in all. */
@@ -212,7 +213,7 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
         #pragma unroll
         for (int i = 0; i < PIECES_AHEAD * RUNS; ++i) {
             const piece to(row, at.column, first + i / RUNS);
-            if (to.is_inside(p, i % RUNS)) in[i / RUNS][i % RUNS] = ending<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
+            if (to.is_inside(p, at, i % RUNS)) in[i / RUNS][i % RUNS] = ending<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
         }
         #pragma unroll
         for (int i = 0; i < PIECES_AHEAD; ++i) {
@@ -224,7 +225,7 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
                 run<sum_t, RUN> sum;
                 #pragma unroll
                 for (int e = 0; e < RUN; ++e) sum.at[e] = sums[r * RUN + e];
-                if (to.is_inside(p, r)) ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
+                if (to.is_inside(p, at, r)) ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
             }
         }
     }
@@ -243,7 +244,8 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
             #pragma unroll
             for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
             const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
-            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, (i32)p.rows, at.column, staging, turn);
+            if (HAS_GROUPS && row >= at.row_end) continue;
+            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn);
             else end_block(r_c[block], p, at, row);
         }
     }
@@ -264,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
         barrier_init_fence();
     }
     if constexpr (CLUSTER > 1) { __syncwarp(); cluster_arrive_relaxed(); }
+    if constexpr (HAS_GROUPS) wait_for_previous_kernel(); /* where tiles are is in memory */
     const tile_walk at(p);
     if constexpr (CLUSTER > 1) cluster_wait(); else __syncthreads();
     let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */

@@ -24,11 +24,12 @@ template <class P> DEVICE pixel find_pixel(const P& p, u32 position) {
 struct place {
     index z;
     i32 row, column;
+    i32 row_end; /* rows from here on do not exist */
     u32 split;
     i32 entry[2]; /* of the batch, as the maps count it */
     pixel from;
     taps tap[3];
-    i32 phase_steps; /* of this entry, where strides of a data gradient make their number differ */
+    i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
 
     DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
     DEVICE i32 offset(int dim, i32 t) const { return tap[dim].offset + t * tap[dim].offset_step; }
