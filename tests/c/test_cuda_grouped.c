@@ -87,6 +87,16 @@ static void gradient_odd(struct model *m) {
                  typed(m, DIMS(3, 7, 65), F32));
 }
 
+static void gradient_to_float(struct model *m) {
+    add_gradient(m, F32, typed(m, DIMS(1, 16384, 14336), BF16), typed(m, DIMS(1, 16384, 4096), BF16),
+                 typed(m, DIMS(8, 1, 1), I32), typed(m, DIMS(8, 4096, 14336), F32));
+}
+
+static void few_rows_to_float(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 1024, 2048), BF16), typed(m, DIMS(64, 2048, 1408), BF16),
+                        typed(m, DIMS(64, 1, 1), I64), typed(m, DIMS(1, 1024, 1408), F32)));
+}
+
 static void no_rows(struct model *m) {
     add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 0, 8), F32), typed(m, DIMS(2, 8, 8), F32),
                         typed(m, DIMS(2, 1, 1), I32), typed(m, DIMS(1, 0, 8), F32)));
@@ -106,6 +116,17 @@ static const struct family_case cases[] = {
     {&cuda_grouped, no_rows, "no rows", "nothing to compute"},
 };
 
+static const struct family_case hopper_cases[] = {
+    {&cuda_grouped_sm90, experts_bf16, "64 experts, wgmma",
+     "wgmma, tiles of 64x256, 5 stages, clusters of 1, 64 experts, staged"},
+    {&cuda_grouped_sm90, few_rows_to_float, "few rows, wgmma",
+     "wgmma, tiles of 64x128, 8 stages, clusters of 1, 64 experts"},
+    {&cuda_grouped_sm90, scattered, "scattered, wgmma", "8 experts, staged"},
+    {&cuda_grouped_sm90, gradient_bf16, "gradient, wgmma", "64 experts, staged"},
+    {&cuda_grouped_sm90, gradient_to_float, "gradient to float, wgmma",
+     "wgmma, tiles of 128x256, 4 stages, clusters of 1, 8 experts"},
+};
+
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void only_pointwise(struct model *m) {
@@ -120,14 +141,27 @@ static void followed(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_RELU_FWD, product, NULL, typed(m, DIMS(1, 9, 8), F32));
 }
 
+static void odd_half(struct model *m) {
+    add(m, open_grouped(NONE, F32, typed(m, DIMS(1, 9, 12), F16), typed(m, DIMS(2, 12, 8), F16),
+                        typed(m, DIMS(2, 1, 1), I32), typed(m, DIMS(1, 9, 8), F16)));
+}
+
 static const struct refused_case refusals[] = {
     {&cuda_grouped, only_pointwise, "pointwise is no grouped product."},
     {&cuda_grouped, followed,
      "moe_grouped_matmul: nothing is fused with it here, pointwise needs a kernel of its own."},
+    {&cuda_grouped_sm90, odd_float,
+     "moe_grouped_matmul: products of f32 and f32 are not multiplied here; two halves or two bfloat16 summed in float "
+     "are."},
+    {&cuda_grouped_sm90, odd_half,
+     "moe_grouped_matmul: tensor (uid 4) must have one dimension without gaps, which are not the rows that experts "
+     "share "
+     "where these are summed, and be aligned to 16 bytes in the others."},
 };
 
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
+    build_cases(hopper_cases, COUNT(hopper_cases), 9);
     check_refusals(refusals, COUNT(refusals));
     return compile_wanted(true);
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random matmuls and convolutions against sums in float64: data types, layouts, batches that broadcast,
-groups, strides, dilation, asymmetric padding, one to three dimensions, fused operations, tiles and splits by
-knobs, sizes with every tail.
+"""Random products against sums in float64: matmuls, convolutions with their gradients, mixtures of experts;
+data types, layouts, batches that broadcast, groups, strides, dilation, asymmetric padding, one to three
+dimensions, fused operations, tiles and splits by knobs, sizes with every tail.
 
 A structure fixes what kernels are printed from; its cases differ in sizes, so that they share kernels. On a
 GPU all structures run with all their cases; on the CPU a sample of them, with small sizes. A case is a line
@@ -38,7 +38,8 @@ EIGHTS = (8, 16, 24, 32, 40, 64, 72, 96, 128, 136, 160, 192, 200, 256, 264, 320,
 
 @dataclass(frozen=True)
 class Case:
-    """A product and what follows it. Its tensors are A, B, C of a matmul, or x, w, y of a convolution."""
+    """A product and what follows it. Its tensors are A, B, C of a matmul, x, w, y of a convolution, or
+    tokens, weights, output of experts, whose rows the seed tells."""
 
     op: str = "matmul"
     types: tuple[str, str] = ("f32", "f32")  # of what is multiplied
@@ -78,6 +79,8 @@ class Case:
         if self.op == "matmul":
             batches = [max(pair) for pair in zip(self.a[:-2], self.b[:-2], strict=True)]
             return self.a, self.b, (*batches, self.a[-2], self.b[-1])
+        if self.is_grouped:
+            return self.a, self.b, (1, self.a[1], self.b[2])
         y = tuple(
             (size + pre + post - dilation * (taps - 1) - 1) // stride + 1
             for size, taps, stride, dilation, pre, post in self.axes
@@ -90,17 +93,29 @@ class Case:
         return list(zip(*parts, strict=True))
 
     @property
+    def is_grouped(self) -> bool:
+        return self.op.startswith("experts")
+
+    @property
+    def first_rows(self) -> list[int]:
+        """Of each expert; some have none, and some rows have none."""
+        draw = random.Random(self.seed)
+        return sorted(draw.randint(0, self.a[1]) for _ in range(self.b[0]))
+
+    @property
     def groups(self) -> int:
         return self.a[1] // self.b[1]
 
     @property
     def result(self) -> int:
         """Which of the three tensors is made of the two others."""
-        return {"dgrad": 0, "wgrad": 1}.get(self.op, 2)
+        return {"dgrad": 0, "wgrad": 1, "experts_wgrad": 1}.get(self.op, 2)
 
     @property
     def products(self) -> float:
         a, b, c = self.dims
+        if self.is_grouped:
+            return math.prod(c) * a[2]
         return math.prod(c) * (a[-1] if self.op == "matmul" else math.prod(b[1:]))
 
     def strides(self, i: int) -> Dims:
@@ -128,7 +143,7 @@ ENDS = ["none", "none", "bias_relu", "tanh_residual", "scale", "swish", "both"]
 
 def draw_structure(draw: random.Random) -> Callable[[], Case]:
     """What makes cases of one structure, each time of other sizes."""
-    make = draw.choice([_matmuls, _convolutions])(draw)
+    make = draw.choices([_matmuls, _convolutions, _experts], [9, 9, 2])[0](draw)
     types = draw.choices(PAIRS, WEIGHTS)[0]
     wide = {"f64": "f64", "i8": "i32"}.get(types[0] if types[0] == types[1] else "")
     narrow = "bf16" if "bf16" in types else "f32" if "f32" in types else "f16"
@@ -139,6 +154,8 @@ def draw_structure(draw: random.Random) -> Callable[[], Case]:
         "tile": draw.choice([0, 0, *range(1, TILES + 1)]),
         "splits": draw.choice([0, 0, 0, 0, *SPLITS]),
     }
+    if make().is_grouped:
+        shared["end"] = "none"
     return lambda: replace(make(), **shared, seed=draw.getrandbits(31))
 
 
@@ -217,6 +234,21 @@ def _convolutions(draw: random.Random) -> Callable[[], Case]:
     return make
 
 
+def _experts(draw: random.Random) -> Callable[[], Case]:
+    rows, depth, columns = _extents(draw), _extents(draw), _extents(draw)
+    shared = Case(
+        op=draw.choice(["experts", "experts_wgrad"]),
+        orders=("012", draw.choice(["012", "021"]), "012"),
+        gaps=draw.choice([(0, 0, 0), (0, 0, 0), (8, 8, 8), (3, 0, 5)]),
+    )
+
+    def make() -> Case:
+        k = depth()
+        return replace(shared, a=(1, rows(), k), b=(draw.choice([1, 2, 7, 40]), k, columns()))
+
+    return make
+
+
 def cases_of(number: int) -> Iterator[Case]:
     """The cases of a structure, which its number tells."""
     draw = random.Random(number)
@@ -250,8 +282,20 @@ def _einsum(formula: str, *factors: Any) -> Any:
 def multiply(case: Case, left: Array, right: Array) -> Array:
     """The third tensor, of the two that are given."""
     wide = [_wide(left), _wide(right)]
-    made = wide[0] @ wide[1] if case.op == "matmul" else _convolve(case, *wide)
+    make = _group if case.is_grouped else _convolve
+    made = wide[0] @ wide[1] if case.op == "matmul" else make(case, *wide)
     return np.asarray(made.cpu() if ON_GPU else made)
+
+
+def _group(case: Case, left: Any, right: Any) -> Any:
+    result = _wide(np.zeros(case.dims[case.result]))
+    firsts = [*case.first_rows, case.a[1]]
+    for e, (first, until) in enumerate(itertools.pairwise(firsts)):
+        if case.result == 1:
+            result[e] = left[0, first:until].T @ right[0, first:until]
+        else:
+            result[0, first:until] = left[0, first:until] @ right[e]
+    return result
 
 
 def _convolve(case: Case, left: Any, right: Any) -> Any:
@@ -348,6 +392,8 @@ def check(case: Case) -> None:
         inputs["vector"] = more[0]
     if case.end == "tanh_residual":
         inputs["whole"] = (more[1], case.strides(case.result))
+    if case.is_grouped:
+        inputs["firsts"] = np.array(case.first_rows, np.int32).reshape(-1, 1, 1)
     wide = case.out if case.out in ("i32", "f64") else "f32"
     types = [*[wide] * (len(wants) - 1), case.out]  # an output that another is made of is not rounded
     found = checks.check(
@@ -371,13 +417,24 @@ def check(case: Case) -> None:
 
 
 def _graph(
-    case: Case, g: weft.Graph, dims: Dims, left: Any, right: Any, vector: Any = None, whole: Any = None
+    case: Case,
+    g: weft.Graph,
+    dims: Dims,
+    left: Any,
+    right: Any,
+    vector: Any = None,
+    whole: Any = None,
+    firsts: Any = None,
 ) -> list[Any]:
     options: dict[str, Any] = {"stride": case.stride, "dilation": case.dilation}
     options |= {"pre_padding": case.pre, "post_padding": case.post}
     options |= {"convolution_mode": "CONVOLUTION"} if case.flips else {}
     if case.op == "matmul":
         c = g.matmul(left, right)
+    elif case.op == "experts":
+        c = g.moe_grouped_matmul(left, right, firsts)
+    elif case.op == "experts_wgrad":
+        c = g.moe_grouped_matmul_bwd(right, left, firsts)
     elif case.op == "fprop":
         c = g.conv_fprop(left, right, **options)
     elif case.op == "dgrad":

@@ -1,24 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family: the products of a mixture of experts, forward and to the weights. Which rows are whose is known on
-   the device alone, so the grid covers the worst case. Forward, kernels/grouped_list.cuh first lists tiles of rows, none
-   of two experts; the product is made by the contraction family's kernels, for which each of those tiles is a batch entry.
-   To the weights each expert is a batch entry, summed by one block per tile, always in the same order. */
-#include "engines/cuda/contraction.h"
+/* The grouped family: the products of a mixture of experts, forward and to the weights. They are made by the contraction
+   family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per tile, always in
+   the same order. */
+#include "engines/cuda/grouped.h"
 #include "engines/cuda/families.h"
-#include "graph/ops/moe.h"
 
 enum { LIST_THREADS = 256, CLEAR_BLOCKS = 1024, GROUP_TILE_BYTES = 16 };
-
-/* A kernel's product: C[row, column] = sum over depth of A[row, depth] * B[depth, column]. */
-struct grouped {
-    struct contraction c;         /* types, tile and factors; no digits */
-    const struct moe_op *forward; /* NULL: the gradient of the weights */
-    const struct tensor *offset, *y;
-    int64_t experts, group_rows;        /* that the experts share */
-    int64_t rows, columns, depth, most; /* of a batch entry; entries at most */
-    int a_dims[2], b_dims[2];           /* the tensor's dims that are the factor's own index and the depth */
-    bool lead_is_row;
-};
 
 /* Large tiles where experts fill them; sums of 8 bytes leave room for small ones alone. */
 static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};
@@ -46,8 +33,7 @@ static weftStatus_t check_region(const struct region *region) {
 
 static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
 
-/* How many neighbours along a dimension one access takes: every row of them is whole and begins aligned. */
-static int run_along(const struct tensor *tensor, int dim) {
+int grouped_run_along(const struct tensor *tensor, int dim) {
     int64_t fits = gcd(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
     int64_t run = gcd(fits > 1 ? fits : 1, tensor->dims.at[dim]);
     if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
@@ -63,7 +49,7 @@ static void choose_access(struct factor *factor, const int dims[2], bool depth_i
     factor->along_depth = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
     int dim = dims[factor->along_depth];
     bool is_rows = factor->along_depth ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
-    factor->run = is_rows ? 1 : run_along(tensor, dim);
+    factor->run = is_rows ? 1 : grouped_run_along(tensor, dim);
 }
 
 static void shape_forward(struct grouped *g, const struct moe_op *op) {
@@ -97,17 +83,18 @@ static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
     g->lead_is_row = op->dweight->strides.at[1] < op->dweight->strides.at[2];
 }
 
+void grouped_set_rows(struct grouped *g, int64_t rows) {
+    g->rows = rows;
+    g->most = g->group_rows / rows + g->experts + 1;
+}
+
 static void choose_tile(struct grouped *g) {
     const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
     int64_t rows = g->forward ? g->group_rows / (g->experts ? g->experts : 1) : g->rows;
     bool is_large = row->bytes < 8 && rows >= 96 && g->columns >= 96;
     g->c.tile = &(row->is_mma ? mma_tiles : fma_tiles)[!is_large];
-    if (g->forward) {
-        g->rows = g->c.tile->rows;
-        g->most = g->group_rows / g->rows + g->experts + 1;
-    } else {
-        g->most = g->experts;
-    }
+    if (g->forward)
+        grouped_set_rows(g, g->c.tile->rows);
 }
 
 static double predict(const struct grouped *g, const struct device *device) {
@@ -120,18 +107,23 @@ static double predict(const struct grouped *g, const struct device *device) {
     return 4e-6 + (computing > moving ? computing : moving);
 }
 
-static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
+weftStatus_t grouped_find(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(check_region(region));
     g->c = (struct contraction){.region = region, .node = region_node(region, 0), .splits = 1};
     if (op_of(g->c.node->op) == &moe_op)
         shape_forward(g, (const struct moe_op *)g->c.node->op);
     else
         shape_gradient(g, (const struct moe_bwd_op *)g->c.node->op);
-    g->experts = g->offset->dims.at[0];
+    g->experts = g->most = g->offset->dims.at[0];
     g->c.arithmetic = contraction_arithmetic(&g->c, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
+    TRY(grouped_find(g, region, device));
     g->c.has_k16 = device->cuda.major >= 8;
     g->c.finish.lead = g->lead_is_row ? ROW : COLUMN;
-    g->c.finish.run = run_along(g->y, g->lead_is_row ? 1 : 2);
+    g->c.finish.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
     choose_access(&g->c.factor[FACTOR_A], g->a_dims, !g->forward);
     choose_access(&g->c.factor[FACTOR_B], g->b_dims, !g->forward);
     choose_tile(g);
@@ -154,10 +146,22 @@ static void print_tensor(struct kernel_print *print, const struct tensor *tensor
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
 }
 
-/* What lib/groups.cuh reads, and the result. */
-static void print_groups(struct kernel_print *print, const struct grouped *g) {
-    text_add(&print->constants, "#include \"lib/groups.cuh\"\n");
+static void print_indices(struct kernel_print *print, const struct moe_op *op) {
+    if (op->token_index) {
+        print_tensor(print, op->token_index, "token_index");
+        print_number(print, op->token_index->strides.at[1], "token_index_stride");
+        print_number(print, op->token->dims.at[1], "tokens");
+    }
+    if (op->token_ks) {
+        print_tensor(print, op->token_ks, "token_ks");
+        print_number(print, op->token_ks->strides.at[1], "token_ks_stride");
+        print_number(print, op->top_k, "top_k");
+    }
+}
+
+void grouped_print(struct kernel_print *print, const struct grouped *g) {
     print_constant(print, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
+    text_add(&print->constants, "#include \"lib/groups.cuh\"\n");
     print_type(print, "y_t", (weftDataType_t)g->y->type);
     print_tensor(print, g->offset, "offset");
     print_number(print, g->offset->strides.at[0], "offset_stride");
@@ -167,19 +171,23 @@ static void print_groups(struct kernel_print *print, const struct grouped *g) {
     print_number(print, g->forward ? 0 : g->y->strides.at[0], "y_entry");
     print_number(print, g->y->strides.at[1], "y_row");
     print_number(print, g->y->strides.at[2], "y_column");
-    print_number(print, g->columns, "columns");
-    if (g->forward)
+    if (g->forward) {
         print_scratch(print, "group_tile", 0, "list");
+        print_indices(print, g->forward);
+    }
 }
 
-static weftStatus_t build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
+int64_t grouped_list_bytes(const struct grouped *g) { return (g->most * GROUP_TILE_BYTES + 63) / 64 * 64; }
+
+weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
     bool scatters = g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
     int64_t blocks = g->group_rows < CLEAR_BLOCKS ? g->group_rows : CLEAR_BLOCKS;
     kernel_print_init(&print, g->c.region->graph);
     print_constant(&print, "THREADS", LIST_THREADS);
-    print_constant(&print, "BLOCK_M", g->c.tile->rows);
-    print_groups(&print, g);
+    print_constant(&print, "BLOCK_M", g->rows);
+    grouped_print(&print, g);
+    print_number(&print, g->columns, "columns");
     print_number(&print, g->most, "most");
     TRY(kernel_finish(&print, kernel, "grouped_list.cuh", "grouped_list", arena));
     kernel->grid[0] = scatters ? (uint32_t)blocks + 1 : 1;
@@ -208,19 +216,6 @@ static void print_factor(struct kernel_print *print, const struct grouped *g, in
     print_number(print, factor->tensor->strides.at[dims[1]], texts[f][6]);
 }
 
-static void print_indices(struct kernel_print *print, const struct moe_op *op) {
-    if (op->token_index) {
-        print_tensor(print, op->token_index, "token_index");
-        print_number(print, op->token_index->strides.at[1], "token_index_stride");
-        print_number(print, op->token->dims.at[1], "tokens");
-    }
-    if (op->token_ks) {
-        print_tensor(print, op->token_ks, "token_ks");
-        print_number(print, op->token_ks->strides.at[1], "token_ks_stride");
-        print_number(print, op->top_k, "top_k");
-    }
-}
-
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
     const struct tile *tile = g->c.tile;
@@ -231,14 +226,13 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct group
     print_constant(&print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
     print_constant(&print, "RUN", g->c.finish.run);
     print_constant(&print, "IS_SPLIT", 0);
-    print_groups(&print, g);
+    grouped_print(&print, g);
     print_factor(&print, g, FACTOR_A);
     print_factor(&print, g, FACTOR_B);
-    if (g->forward) {
+    if (g->forward)
         print_number(&print, g->c.factor[FACTOR_B].tensor->strides.at[0], "b_entry");
-        print_indices(&print, g->forward);
-    }
     print_number(&print, g->rows, "rows");
+    print_number(&print, g->columns, "columns");
     print_number(&print, g->depth, "depth");
     print_number(&print, g->depth / arithmetic_rows[g->c.arithmetic].block_depth + 1, "steps_per_split");
     text_add(&print.code, "#include \"lib/grouped.cuh\"\n\n");
@@ -256,8 +250,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (tensor_elements(g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     if (g.forward) {
-        TRY(build_list(&state->kernels[state->count++], &g, arena));
-        step->workspace_bytes = (g.most * GROUP_TILE_BYTES + 63) / 64 * 64;
+        TRY(grouped_build_list(&state->kernels[state->count++], &g, arena));
+        step->workspace_bytes = grouped_list_bytes(&g);
     }
     TRY(build_product(&state->kernels[state->count++], &g, arena));
     return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %lld batch entries at most",

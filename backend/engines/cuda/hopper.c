@@ -139,19 +139,19 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
 }
 
-static void print_walk(struct kernel_print *print, const struct hopper *h) {
+void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64_t batches, int64_t rows,
+                       int64_t columns) {
     const struct hopper_tile *tile = h->tile;
-    int64_t height = (int64_t)tile->rows * tile->cluster, rows = digits_extent(&h->c.digits[ROW]);
-    int64_t columns = digits_extent(&h->c.digits[COLUMN]);
+    int64_t height = (int64_t)tile->rows * tile->cluster;
     int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");
     print_number(print, h->steps, "steps");
     print_number(print, tiles_m, "tiles_m");
-    print_number(print, hopper_tiles(h, tile) * h->splits, "tiles");
+    print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
     print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
     print_divisor(print, GROUP_TILES * tiles_n, "tiles_per_band");
-    print_divisor(print, digits_extent(&h->c.digits[BATCH]), "batches");
+    print_divisor(print, batches, "batches");
 }
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
@@ -178,7 +178,8 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     hopper_print_factors(&print, h);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
                 !h->view[FACTOR_A].along_depth, !h->view[FACTOR_B].along_depth);
-    print_walk(&print, h);
+    hopper_print_walk(&print, h, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
+                      digits_extent(&h->c.digits[COLUMN]));
     contraction_print_end(&print, &h->c);
     if (h->store)
         hopper_print_result(&print, h);

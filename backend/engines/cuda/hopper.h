@@ -83,6 +83,9 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
 /* Stages and slabs of a tile that fit in shared memory, once it is known whether results are staged. */
 void hopper_fit(struct hopper *h);
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h);
+/* How tiles are numbered. */
+void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64_t batches, int64_t rows,
+                       int64_t columns);
 /* Grid, block and shared memory for so many tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
 
@@ -90,6 +93,7 @@ void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const str
 
 /* Tensor maps: the first fields of the arguments. */
 void hopper_print_maps(struct kernel_print *print, const struct hopper *h);
+enum tensor_map_type hopper_map_type(weftDataType_t type);
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h);
 /* How the one staged result leaves; after finish(). */
 void hopper_print_result(struct kernel_print *print, const struct hopper *h);

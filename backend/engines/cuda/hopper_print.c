@@ -23,14 +23,14 @@ static int box_count(const struct hopper *h, int factor) {
 
 /* ---- Maps -------------------------------------------------------------------------------------------------------- */
 
-static enum tensor_map_type map_type(weftDataType_t type) {
+enum tensor_map_type hopper_map_type(weftDataType_t type) {
     return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16 : TENSOR_MAP_TF32;
 }
 
 static struct tensor_map_form form_of(const struct hopper *h, int factor) {
     const struct map_view *view = &h->view[factor];
     int64_t row = HOPPER_DEPTH_BYTES / stored_bytes(h);
-    struct tensor_map_form form = {.type = map_type((weftDataType_t)h->c.factor[factor].tensor->type),
+    struct tensor_map_form form = {.type = hopper_map_type((weftDataType_t)h->c.factor[factor].tensor->type),
                                    .rank = view->count,
                                    .swizzle = TENSOR_MAP_128B,
                                    .promotion = TENSOR_MAP_L2_128B};
@@ -186,7 +186,7 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
 static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) {
     const struct finish *finish = &h->c.finish;
     int64_t bytes = dtype_bytes(store->type, 1), slab = h->tile->columns % 64 == 0 ? 64 : 32;
-    struct tensor_map_form form = {.type = map_type(store->type),
+    struct tensor_map_form form = {.type = hopper_map_type(store->type),
                                    .rank = finish->digit_count[BATCH] ? 3 : 2,
                                    .dims = {(uint64_t)digits_extent(&h->c.digits[COLUMN]),
                                             (uint64_t)digits_extent(&h->c.digits[ROW]),

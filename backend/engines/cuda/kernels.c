@@ -20,6 +20,7 @@ EMBED(contraction_fma, "contraction_fma.cuh")
 EMBED(contraction_mma, "contraction_mma.cuh")
 EMBED(lib_groups, "lib/groups.cuh")
 EMBED(lib_grouped, "lib/grouped.cuh")
+EMBED(lib_grouped_sm90, "lib/grouped_sm90.cuh")
 EMBED(grouped_list, "grouped_list.cuh")
 EMBED(depthwise_filter, "depthwise_filter.cuh")
 EMBED(depthwise_mma, "depthwise_mma.cuh")
@@ -103,6 +104,7 @@ static const struct program_header files[] = {
     {"move.cuh", weft_kernel_move},
     {"lib/groups.cuh", weft_kernel_lib_groups},
     {"lib/grouped.cuh", weft_kernel_lib_grouped},
+    {"lib/grouped_sm90.cuh", weft_kernel_lib_grouped_sm90},
     {"grouped_list.cuh", weft_kernel_grouped_list},
     {"rng.cuh", weft_kernel_rng},
     {"lib/scales.cuh", weft_kernel_lib_scales},

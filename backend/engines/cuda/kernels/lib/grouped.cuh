@@ -56,16 +56,6 @@ template <class T, class S, int LENGTH, bool IS_ALONG_DEPTH> struct grouped_fact
 using factor_a = grouped_factor<a_t, a_staged, A_RUN, A_ALONG_DEPTH>;
 using factor_b = grouped_factor<b_t, b_staged, B_RUN, B_ALONG_DEPTH>;
 
-/* The row of the result that takes the product of a row, or -1. */
-template <class P> DEVICE i64 find_row(const P& p, i64 row) {
-    if constexpr (SCATTERS) {
-        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)), k = to_integer(*(p.token_ks + row * p.token_ks_stride));
-        const bool fits = token >= 0 && token < p.group_rows && k >= 0 && k < p.top_k;
-        return fits && token * p.top_k + k < p.group_rows ? token * p.top_k + k : -1;
-    }
-    return row;
-}
-
 template <class P> DEVICE void finish(const P& p, index z, index row, index column, const run<sum_t, RUN>& sum) {
     i64 entry = z, line = row;
     if constexpr (FORWARD) {

@@ -1,5 +1,6 @@
 /* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a group of
-   their own, -1, which has no weight. */
+   their own, -1, which has no weight.
+     Params   SCATTERS */
 
 /* A tile of rows of one group; rows 0: none. */
 struct group_tile {
@@ -12,4 +13,14 @@ template <class P> DEVICE i64 group_start(const P& p, i64 expert) {
     if (expert < 0) return 0;
     const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + expert * p.offset_stride)) : p.group_rows;
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
+}
+
+/* The row of the result that takes the product of a row, or -1. */
+template <class P> DEVICE i64 find_row(const P& p, i64 row) {
+    if constexpr (SCATTERS) {
+        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)), k = to_integer(*(p.token_ks + row * p.token_ks_stride));
+        const bool fits = token >= 0 && token < p.group_rows && k >= 0 && k < p.top_k;
+        return fits && token * p.top_k + k < p.group_rows ? token * p.top_k + k : -1;
+    }
+    return row;
 }
