@@ -226,6 +226,7 @@ def tolerance(
     ulps: float,
     magnitude: float | None,
     rounded: Any = None,
+    of_fp8: bool = False,
 ) -> np.ndarray[Any, Any]:
     """What a result may be off by. The reference calculates in double and rounds once: `ulps` of the output's
     type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on
@@ -234,13 +235,18 @@ def tolerance(
     Where one product feeds the next, as in attention, tensor cores take what the first made as a factor of 16
     bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the roundoff: 2^-11 in f16, 2^-8 in
     bf16. That is off by u sum(|p| |v|) at most, for each element of the result, and `rounded` is this bound.
-    It holds for results of 16 bits and less; wider ones are as exact as float."""
+    It holds for results of 16 bits and less; wider ones are as exact as float.
+
+    Hopper's tensor cores sum 128 products of FP8 with 13 bits of fraction, which drops 2^-9 of the magnitude
+    summed at most; longer sums are no worse."""
     spread = magnitude if magnitude is not None else float(np.max(np.abs(np.nan_to_num(want)), initial=0.0))
     summing = 2.0**-53 * 64 if engine == "cpu.reference" else 2.0**-24 * 32
     if type_ is data_type.DOUBLE:
         summing = 2.0**-53 * 256
     if engine == "cuda.tf32":  # keeps 10 bits of the fraction of each factor
         summing += 2.0**-10
+    if of_fp8 and engine.startswith("cuda"):
+        summing += 2.0**-9
     takes_factors = rounded is not None and engine.startswith("cuda") and dtypes.of(type_).bits <= 16
     return ulps * ulp(want, type_) + summing * spread + (rounded if takes_factors else 0)
 
@@ -254,6 +260,7 @@ def compare(
     ulps: float = 1,
     magnitude: float | None = None,
     rounded: Any = None,
+    of_fp8: bool = False,
 ) -> str:
     """Where a result is not what the oracle says; empty when it is. Integers and booleans must be equal."""
     wide = exact(want).reshape(got.shape)
@@ -272,7 +279,7 @@ def compare(
         special = ~np.isfinite(wide) | ~np.isfinite(found)
         same = (found == wide) | (np.isnan(found) & np.isnan(wide))
         with np.errstate(invalid="ignore"):
-            off = np.abs(found - wide) > tolerance(wide, type_, engine, ulps, magnitude, rounded)
+            off = np.abs(found - wide) > tolerance(wide, type_, engine, ulps, magnitude, rounded, of_fp8)
         wrong = np.where(special, ~same, off)
     if not wrong.any():
         return ""
@@ -305,6 +312,7 @@ def check(
     ulps: float = 1,
     magnitude: float | None = None,
     rounded: Sequence[Any] | None = None,
+    of_fp8: bool = False,
     graph: Mapping[str, Any] | None = None,
     knobs: Mapping[str, int] | None = None,
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
@@ -319,6 +327,7 @@ def check(
     scalars:   by-value tensors by name: value and data type.
     magnitude: the largest magnitude that is summed, where it exceeds the results' own.
     rounded:   by output, what rounding factors to 16 bits may make of it (see tolerance); None: nothing.
+    of_fp8:    whether products of FP8 are summed (see tolerance).
     graph:     arguments of Graph, such as compute_data_type.
     knobs:     what engines are told that know them and can do so; the others choose for themselves.
     Returns the outputs of the last layout by engine.
@@ -347,7 +356,12 @@ def check(
                 assert found[engine][i].shape == np.shape(want), (
                     f"output {i} has dims {found[engine][i].shape}"
                 )
-                allowed = {"ulps": ulps, "magnitude": magnitude, "rounded": rounded[i] if rounded else None}
+                allowed = {
+                    "ulps": ulps,
+                    "magnitude": magnitude,
+                    "rounded": rounded[i] if rounded else None,
+                    "of_fp8": of_fp8,
+                }
                 wrong = compare(found[engine][i], want, type_, engine=engine, **allowed)
                 assert not wrong, (
                     f"{engine}, {layout}, output {i} {case.outputs[i]!r}: {wrong}\n{case.reproducer(engine)}"

@@ -406,7 +406,8 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     if (value < low || value > high)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s is %lld, legal are %lld..%lld. Give one of these.",
              descriptor_label(descriptor), row->key, (long long)value, (long long)low, (long long)high);
-    if (row->type == WEFT_TYPE_DATA_TYPE && !dtype_of((weftDataType_t)value))
+    bool is_fast = row->keeps_fast && value == WEFT_DATA_FAST_FLOAT_FOR_FP8;
+    if (row->type == WEFT_TYPE_DATA_TYPE && !is_fast && !dtype_of((weftDataType_t)value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: attribute %s: Weft stores no data type %lld. Use one of the types that weftDescribe lists.",
              descriptor_label(descriptor), row->key, (long long)value);
@@ -438,9 +439,10 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT; Weft keeps FLOAT's. No tensor can hold it. */
-static void settle_compute_type(const struct descriptor *descriptor, int32_t *type) {
-    if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema)
+/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT. Products know it; everything else keeps FLOAT's. No tensor
+   can hold it. */
+static void settle_compute_type(const struct descriptor *descriptor, const struct row *row, int32_t *type) {
+    if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema && !row->keeps_fast)
         *type = WEFT_DATA_FLOAT;
 }
 
@@ -463,7 +465,7 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     for (int64_t i = 0; i < count; i++) {
         convert_in(stored + (size_t)i * bytes, row->type, type, elements, i);
         if (row->type == WEFT_TYPE_DATA_TYPE)
-            settle_compute_type(descriptor, (int32_t *)(stored + (size_t)i * bytes));
+            settle_compute_type(descriptor, row, (int32_t *)(stored + (size_t)i * bytes));
         TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
     }
     for (int64_t i = 0; i < count; i++)

@@ -52,6 +52,7 @@ struct row {
     enum role role;
     enum storage storage;
     bool required;
+    bool keeps_fast;      /* of DATA_TYPE: FAST_FLOAT_FOR_FP8 stays as it was set; see settle_compute_type */
     int target;           /* of BACKEND_DESCRIPTOR: the descriptor kind, or TARGET_ANY_OPERATION */
     size_t offset;        /* of the value in the kind's struct */
     int64_t least, most;  /* legal values of integers and enumerations, when most > least */

@@ -52,6 +52,11 @@ bool tensor_same_layout(const struct tensor *a, const struct tensor *b);
 void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims);
 void tensor_infer_type(struct tensor *tensor, weftDataType_t type);
 
+/* The type that results calculated in `math` may have: FLOAT for FAST_FLOAT_FOR_FP8, which only allows less precision. */
+static inline weftDataType_t math_type(int32_t math) {
+    return math == WEFT_DATA_FAST_FLOAT_FOR_FP8 ? WEFT_DATA_FLOAT : (weftDataType_t)math;
+}
+
 /* The type of a result that is calculated in `math` from inputs of type `natural`: that of the inputs for a result in
    memory, the compute type for a virtual one, which so loses nothing; DOUBLE stays DOUBLE. */
 weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t natural, weftDataType_t math);

@@ -108,6 +108,11 @@ static void int8_square(struct model *m) {
                NULL);
 }
 
+static void int8_turned(struct model *m) {
+    add_matmul(m, I32, typed(m, DIMS(1024, 1024), I8), turned(m, DIMS(1024, 1024), I8), typed(m, DIMS(1024, 1024), I32),
+               NULL);
+}
+
 static void fp8_to_fp8(struct model *m) {
     desc c = inner(m);
     add_matmul(m, F32, typed(m, DIMS(1024, 2048), E4M3), turned(m, DIMS(2048, 1024), E5M2), c, NULL);
@@ -216,6 +221,9 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, forward_nhwc, "conv NHWC, Hopper", NULL},
     {&cuda_hopper, data_strided, "data gradient, stride 2, Hopper", NULL},
     {&cuda_hopper, filter_nhwc, "filter gradient, Hopper", NULL},
+    {&cuda_hopper, fp8_to_fp8, "matmul fp8 scaled to fp8, Hopper", "promoted"},
+    {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
+    {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
 };
 
 /* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
@@ -293,7 +301,11 @@ static const struct refused_case refusals[] = {
     {&cuda_contraction_tf32, square_bf16,
      "matmul: only tiles of floats summed in float are narrowed to tf32, from compute capability 8.0 on."},
     {&cuda_hopper, float_odd,
-     "matmul: products of f32 and f32 are not multiplied here; two halves or two bfloat16 summed in float are."},
+     "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
+     "8-bit integers are."},
+    {&cuda_hopper, int8_square,
+     "matmul: tensor (uid 2) must be contiguous along the summed dimension; only factors of 16 bits may lie "
+     "otherwise."},
     {&cuda_hopper, forward_stem,
      "conv_fprop: tensor (uid 1) has a stride of 3 elements; the copy engine wants multiples of 16 bytes, and one "
      "dimension without gaps."},

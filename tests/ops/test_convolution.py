@@ -214,6 +214,7 @@ def test_data_types(dtype: str) -> None:
         {"x": x, "w": w, "dy": dy},
         [f(case, a, b) for f, a, b in directions(x, w, dy)],
         magnitude=largest_sum(case, x, w, dy),
+        of_fp8=dtype in ("e4m3", "e5m2"),
         graph={"compute_data_type": "f64"} if dtype == "f64" else None,
     )
 
@@ -230,6 +231,44 @@ def test_integers_are_exact() -> None:
             out=out,
             layouts=checks.LAYOUTS,
             graph={"compute_data_type": "i32"},
+        )
+
+
+BYTES = {"e4m3": (-2, 2), "e5m2": (-2, 2), "i8": (-128, 127), "u8": (0, 255)}
+
+
+@pytest.mark.parametrize(
+    ("image", "filters"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("i8", "i8"), ("u8", "i8")]
+)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bytes_contiguous_along_channels(image: str, filters: str, stride: int) -> None:
+    """As tensor cores want them: images with channels last; filters by channels, or for dx by filters."""
+    case = Case("bytes", (2, 16, 7, 9), (32, 16, 3, 3), {"pre_padding": [1, 1], "stride": [stride] * 2})
+    x, w = (
+        checks.random(case.x, image, *BYTES[image]),
+        checks.random(case.w, filters, *BYTES[filters], seed=1),
+    )
+    dy = checks.random(y_dims(case), image, *BYTES[image], seed=2)
+    is_fp8, (k, c, r, s) = image[0] == "e", case.w
+    for oracle, left, w_strides in (
+        (fprop, x, (r * s * c, 1, s * c, c)),
+        (dgrad, dy, (1, k, s * k * c, k * c)),
+    ):
+
+        def build(g: Any, left: Any, w: Any, is_forward: bool = oracle is fprop) -> Any:
+            if is_forward:
+                return g.conv_fprop(left, w, **case.options)
+            return g.conv_dgrad(left, w, **case.options).set_dim(case.x)
+
+        checks.check(
+            build,
+            {"left": left, "w": (w, w_strides)},
+            oracle(case, left, w),
+            out="bf16" if is_fp8 else "i32",
+            layouts=["channels_last"],
+            magnitude=largest(oracle(case, abs(checks.exact(left)), abs(checks.exact(w)))),
+            of_fp8=is_fp8,
+            graph={"compute_data_type": "f32" if is_fp8 else "i32"},
         )
 
 

@@ -4,7 +4,8 @@ import checks
 import numpy as np
 import pytest
 
-DTYPES = ["f32", "f64", "f16", "bf16", "e4m3", "e5m2"]
+FP8 = ["e4m3", "e5m2"]
+DTYPES = ["f32", "f64", "f16", "bf16", *FP8]
 
 
 def product(a, b):
@@ -26,7 +27,14 @@ def test_types_and_sizes(dtype, dims):
     a, b = checks.random((2, m, k), dtype), checks.random((2, k, n), dtype, seed=1)
     want, magnitude = product(a, b)
     for out in (None, "f32"):
-        checks.check(lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want, magnitude=magnitude, out=out)
+        checks.check(
+            lambda g, a, b: g.matmul(a, b),
+            {"a": a, "b": b},
+            want,
+            magnitude=magnitude,
+            out=out,
+            of_fp8=dtype in FP8,
+        )
 
 
 @pytest.mark.parametrize("order", ["rr", "rc", "cr", "cc"])
@@ -80,6 +88,87 @@ def test_int8_sums_in_int32():
     graph = {"compute_data_type": "i32"}
     checks.check(
         lambda g, a, b: g.matmul(a, b), {"a": a, "b": b}, want.astype(np.int32), graph=graph, out="i32"
+    )
+
+
+def along_depth(b):
+    """B with its strides, as tensor cores want factors of 8 bits: contiguous along the summed dimension."""
+    k, n = b.shape[-2:]
+    return b, (*(k * n * int(np.prod(b.shape[i + 1 : -2])) for i in range(b.ndim - 2)), 1, k)
+
+
+@pytest.mark.parametrize("right", FP8)
+@pytest.mark.parametrize("left", FP8)
+@pytest.mark.parametrize("dims", [(1, 64, 64, 64), (2, 33, 130, 144), (1, 70, 40, 528), (1, 1, 24, 272)])
+def test_fp8_contiguous_along_the_depth(left, right, dims):
+    z, m, n, k = dims
+    a, b = checks.random((z, m, k), left), checks.random((z, k, n), right, seed=1)
+    want, magnitude = product(a, b)
+    for out in ("f32", "bf16"):
+        for math in ("f32", "FAST_FLOAT_FOR_FP8"):
+            checks.check(
+                lambda g, a, b: g.matmul(a, b),
+                {"a": a, "b": along_depth(b)},
+                want,
+                magnitude=magnitude * (1 if math == "f32" else k // 128 + 1),
+                out=out,
+                of_fp8=True,
+                graph={"compute_data_type": math},
+            )
+
+
+def test_fp8_scaled_to_fp8():
+    a, b = checks.random((2, 48, 320), "e4m3"), checks.random((1, 320, 72), "e4m3", seed=1)
+    scale = np.full((1, 1, 1), 0.25, np.float32)
+    want, magnitude = product(a, b)
+
+    def build(g, a, b, scale):
+        scaled = g.mul(g.matmul(a, b), scale)
+        return g.identity(scaled), g.reduction(scaled, mode="AMAX").set_dim([1, 1, 1])
+
+    checks.check(
+        build,
+        {"a": a, "b": along_depth(b), "scale": scale},
+        [want / 4, np.abs(want / 4).max().reshape(1, 1, 1)],
+        magnitude=magnitude,
+        out=["e4m3", "f32"],
+        of_fp8=True,
+        graph={"compute_data_type": "f32", "intermediate_data_type": "f32"},
+    )
+
+
+@pytest.mark.parametrize(("left", "right"), [("i8", "i8"), ("u8", "i8"), ("i8", "u8"), ("u8", "u8")])
+@pytest.mark.parametrize("dims", [(1, 64, 64, 64), (2, 33, 130, 144), (1, 70, 40, 528), (1, 1, 24, 272)])
+def test_bytes_contiguous_along_the_depth(left, right, dims):
+    ranges, (z, m, n, k) = {"i8": (-128, 127), "u8": (0, 255)}, dims
+    a = checks.random((z, m, k), left, *ranges[left])
+    b = checks.random((z, k, n), right, *ranges[right], seed=1)
+    want = a.astype(np.int64) @ b.astype(np.int64)
+    checks.check(
+        lambda g, a, b: g.matmul(a, b),
+        {"a": a, "b": along_depth(b)},
+        want.astype(np.int32),
+        graph={"compute_data_type": "i32"},
+        out="i32",
+    )
+
+
+def test_bytes_with_scales_behind():
+    a, b = checks.random((1, 40, 208), "i8", -128, 127), checks.random((1, 208, 72), "i8", -128, 127, seed=1)
+    row, column = checks.random((1, 40, 1), "f32", seed=2), checks.random((1, 1, 72), "f32", seed=3)
+    want, magnitude = product(a, b)
+
+    def build(g, a, b, row, column):
+        c = g.matmul(a, b, compute_data_type="i32").set_data_type("i32")
+        return g.mul(g.mul(c, row), column)
+
+    checks.check(
+        build,
+        {"a": a, "b": along_depth(b), "row": row, "column": column},
+        want * row * column,
+        magnitude=magnitude * 4,
+        out="bf16",
+        graph={"compute_data_type": "f32", "intermediate_data_type": "f32"},
     )
 
 

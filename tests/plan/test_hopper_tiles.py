@@ -20,13 +20,13 @@ SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 Build = Callable[[weft.Graph], Any]
 
 
-def channels_last(g: weft.Graph, images: int, channels: int, *size: int) -> Any:
+def channels_last(g: weft.Graph, images: int, channels: int, *size: int, data_type: str | None = None) -> Any:
     dims, strides, step = [images, channels, *size], [0] * (2 + len(size)), channels
     strides[1] = 1
     for i in range(len(dims) - 1, 1, -1):
         strides[i], step = step, step * dims[i]
     strides[0] = step
-    return g.tensor(dims, strides)
+    return g.tensor(dims, strides, data_type=data_type)
 
 
 def linear(g: weft.Graph) -> Any:
@@ -64,6 +64,36 @@ def filter_(g: weft.Graph) -> Any:
     like = channels_last(g, 256, 128, 3, 3)
     dw = g.conv_wgrad(x, dy, padding=[1, 1])
     return dw.set_dim(list(like.dims)).set_stride(list(like.strides))
+
+
+def bytes_product(g: weft.Graph, a: str, b: str, math: str) -> Any:
+    return g.matmul(
+        g.tensor([2048, 1024], [1024, 1], data_type=a),
+        g.tensor([1024, 4096], [1, 1024], data_type=b),
+        compute_data_type=math,
+    )
+
+
+def fp8(g: weft.Graph) -> Any:
+    return bytes_product(g, "e4m3", "e5m2", "f32")
+
+
+def fp8_scaled(g: weft.Graph) -> Any:
+    scale = g.tensor([1, 1], [1, 1], data_type="f32")
+    return g.mul(bytes_product(g, "e4m3", "e4m3", "f32"), scale).set_data_type("e4m3")
+
+
+def fp8_forward(g: weft.Graph) -> Any:
+    x, w = (channels_last(g, *dims, data_type="e5m2") for dims in ((32, 128, 28, 28), (256, 128, 3, 3)))
+    return g.conv_fprop(x, w, padding=[1, 1])
+
+
+def int8(g: weft.Graph) -> Any:
+    return bytes_product(g, "i8", "i8", "i32").set_data_type("i32")
+
+
+def int8_scaled(g: weft.Graph) -> Any:
+    return g.mul(bytes_product(g, "u8", "i8", "i32"), g.tensor([1, 4096], [4096, 1], data_type="f32"))
 
 
 def compile_for_h200(build: Build, knobs: dict[int | str, int]) -> str:
@@ -109,7 +139,11 @@ def check_dumped(folder: Path) -> None:
         assert SERIALISED not in (image.parent / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("build", [linear, plain, unstaged, transposed, forward, data, filter_])
+BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_]
+BYTES = [fp8, fp8_scaled, fp8_forward, int8, int8_scaled]
+
+
+@pytest.mark.parametrize("build", [*BUILDS, *BYTES])
 def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")

@@ -159,6 +159,8 @@ extern const struct arithmetic_row arithmetic_rows[];
 
 /* Fills in the rest of a contraction that has its shape. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
+/* The type to calculate in, as it was set. */
+weftDataType_t contraction_math(const struct node *node);
 /* From the factors' types, the depth and the type to calculate in. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
 /* Operations per second of a multiprocessor at full rate. */

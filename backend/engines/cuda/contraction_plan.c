@@ -46,7 +46,7 @@ static bool is_wide(weftDataType_t type) {
     return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
 }
 
-static weftDataType_t math_of(const struct node *node) {
+weftDataType_t contraction_math(const struct node *node) {
     const struct op *op = op_of(node->op);
     return (weftDataType_t)(op == &matmul_op    ? ((const struct matmul_op *)node->op)->parameters->math
                             : op == &moe_op     ? ((const struct moe_op *)node->op)->math
@@ -55,9 +55,9 @@ static weftDataType_t math_of(const struct node *node) {
 }
 
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
-    weftDataType_t a = type_of(c, FACTOR_A), b = type_of(c, FACTOR_B), math = math_of(c->node);
+    weftDataType_t a = type_of(c, FACTOR_A), b = type_of(c, FACTOR_B), math = math_type(contraction_math(c->node));
     bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
-    bool float_math = math != WEFT_DATA_DOUBLE && (dtype_is_float(math) || math == WEFT_DATA_FAST_FLOAT_FOR_FP8);
+    bool float_math = math != WEFT_DATA_DOUBLE && dtype_is_float(math);
     if (c->fill != 0)
         return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
     if (is_byte(a) && is_byte(b)) {

@@ -62,7 +62,7 @@ static bool is_served(const struct tensor *tensor) {
 static weftStatus_t check_node(const struct depthwise *d, const struct device *device) {
     const struct conv_op *op = (const struct conv_op *)d->c.node->op;
     const char *label = descriptor_label(&op->base);
-    weftDataType_t math = (weftDataType_t)op->parameters->math;
+    weftDataType_t math = math_type(op->parameters->math);
     const struct tensor *image = d->image->tensor, *second = is_filter(d) ? d->g.y.tensor : d->g.w.tensor;
     if (device->cuda.major < 8)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: copies that pass by the registers begin with sm_80", label);
@@ -73,7 +73,7 @@ static weftStatus_t check_node(const struct depthwise *d, const struct device *d
     if (!is_served(image) || !is_served(second))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s and %s: floats of 8 to 32 bits in memory are served", label,
              descriptor_label(&image->base), descriptor_label(&second->base));
-    if (math == WEFT_DATA_DOUBLE || (!dtype_is_float(math) && math != WEFT_DATA_FAST_FLOAT_FOR_FP8))
+    if (math == WEFT_DATA_DOUBLE || !dtype_is_float(math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: sums are float here. Set compute_data_type FLOAT.", label);
     return WEFT_STATUS_SUCCESS;
 }

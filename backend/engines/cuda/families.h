@@ -7,7 +7,7 @@
 
 /* Products. */
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
-extern const struct family cuda_hopper;      /* the same of 16-bit factors on Hopper, by its copy engine and wgmma */
+extern const struct family cuda_hopper;      /* the same of 16 or 8 bits on Hopper, by its copy engine and wgmma */
 extern const struct family cuda_contraction_tf32, cuda_hopper_tf32; /* the same of floats, narrowed to tf32 */
 extern const struct family cuda_stem;                               /* convolutions of images with few channels */
 extern const struct family cuda_stem_sm90;                          /* forward convolutions of 8 channels on Hopper */

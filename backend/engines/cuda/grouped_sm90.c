@@ -256,7 +256,8 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     hopper_print_walk(&print, &p->h, entries, rows, g->columns);
     text_add(&print.code,
              "#include \"lib/gather.cuh\"\n#include \"lib/places.cuh\"\n#include \"lib/grouped_sm90.cuh\"\n\n");
-    wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, !p->a.along_depth, !p->b.along_depth);
+    wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
+                !p->a.along_depth, !p->b.along_depth);
     TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
     hopper_launch(kernel, &p->h, device,
                   entries * tiles_along(rows, height_of(tile)) * tiles_along(g->columns, tile->columns));

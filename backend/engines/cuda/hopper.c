@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: one matmul or convolution of 16-bit factors and the pointwise operations behind it, through the
-   copy engine and wgmma. The host half decides and prints; kernels/hopper.cuh makes tiles of the product, and
+/* The Hopper family: one matmul or convolution of factors of 16 or 8 bits and the pointwise operations behind it, through
+   the copy engine and wgmma. The host half decides and prints; kernels/hopper.cuh makes tiles of the product, and
    kernels/combine.cuh brings the parts of split sums together. What it declines, the contraction family takes. */
 #include "engines/cuda/hopper.h"
 #include "engines/cuda/families.h"
@@ -16,18 +16,23 @@ enum {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-/* Products of equal factors of 16 bits, or, narrowed, of two floats. */
+static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
+
+/* Products of equal factors of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
 static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
     weftDataType_t a = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->factor[FACTOR_B].tensor->type;
-    bool is_half =
-        (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (c->arithmetic == MMA_F16 || c->arithmetic == MMA_BF16);
-    bool is_float = a == WEFT_DATA_FLOAT && c->arithmetic == FMA_FLOAT;
-    if (a != b || !(narrows ? is_float : is_half))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: products of %s and %s are not multiplied here; %s summed in float are.",
+    enum arithmetic sum = c->arithmetic;
+    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (sum == MMA_F16 || sum == MMA_BF16);
+    bool is_byte = (is_fp8(a) && is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
+    bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
+    if (narrows ? !is_float : !is_half && !is_byte)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: products of %s and %s are not multiplied here; %s.",
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
-             narrows ? "two floats" : "two halves or two bfloat16");
+             narrows ? "two floats summed in float are"
+                     : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
     if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0 || c->used[0] || c->used[1] || c->used[2])
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: empty, tiny, larger than 2^31 along an index, or with overrides: the contraction family takes it.",
@@ -44,6 +49,8 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(contraction_plan(&h->c, device, NULL));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
+    h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) &&
+                  contraction_math(h->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
     hopper_plan(h, device, knobs);
     return WEFT_STATUS_SUCCESS;
 }
@@ -125,7 +132,7 @@ static void plan_end(struct hopper *h) {
 
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    bool is_wide = math_groups(h) > 2, is_deep = tile->row_blocks * tile->columns > 256;
+    bool is_wide = math_groups(h) > 2, is_deep = (tile->row_blocks + h->promotes) * tile->columns > 256;
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
@@ -134,6 +141,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "GROUP_TILES", GROUP_TILES);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
@@ -170,14 +178,15 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     struct kernel_print print;
     kernel_print_init(&print, h->c.region->graph);
     /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
-    text_add(&print.constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&print.constants, "using sum_t = %s;\nusing index = i32;\n", arithmetic_rows[h->c.arithmetic].sum);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n\n");
     print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
     hopper_print_tile(&print, h);
     hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
-                !h->view[FACTOR_A].along_depth, !h->view[FACTOR_B].along_depth);
+                (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
+                !h->view[FACTOR_B].along_depth);
     hopper_print_walk(&print, h, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
                       digits_extent(&h->c.digits[COLUMN]));
     contraction_print_end(&print, &h->c);
@@ -192,10 +201,10 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     const struct hopper_tile *tile = h->tile;
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     return arena_print(arena, &step->detail,
-                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s, %d operations behind",
+                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s%s, %d operations behind",
                        tile->rows, tile->columns, h->is_turned ? " turned" : "", h->stages, tile->cluster, h->splits,
                        has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
-                       h->store ? ", staged" : "", h->c.region->count - 1);
+                       h->promotes ? ", promoted" : "", h->store ? ", staged" : "", h->c.region->count - 1);
 }
 
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -236,7 +245,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of 16-bit factors and the pointwise operations behind it, on Hopper's tensor cores",
+    .doc = "a matmul or convolution of factors of 16 or 8 bits and the pointwise operations behind it, on Hopper's "
+           "tensor cores",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,

@@ -51,6 +51,7 @@ struct hopper {
     int64_t taps[COORDINATES];               /* of the depth */
     struct positions positions[COORDINATES]; /* of the image, if there is one */
     bool depth_is_pixels;
+    bool promotes; /* the tensor core sums one step at a time, and floats sum the steps */
     const struct hopper_tile *tile;
     bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
@@ -97,8 +98,10 @@ enum tensor_map_type hopper_map_type(weftDataType_t type);
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h);
 /* How the one staged result leaves; after finish(). */
 void hopper_print_result(struct kernel_print *print, const struct hopper *h);
-/* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds). Turned operands lie along their own index. */
-void wgmma_print(struct text *code, int columns, weftDataType_t stored, bool a_is_turned, bool b_is_turned);
+/* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds), summed in sum_t: i32 of whole numbers,
+   else float. Turned operands lie along their own index. */
+void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, bool a_is_turned,
+                 bool b_is_turned);
 /* What lib/slabs.cuh wants to know of the one result. */
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
 

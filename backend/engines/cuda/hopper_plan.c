@@ -80,11 +80,18 @@ static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_
 /* Whether its sums leave registers for no more than their way out. */
 static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > 256; }
 
+/* Whether registers hold the sums, and beside them those of a step of one block of rows. */
+static bool can_promote(const struct hopper_tile *tile) {
+    return (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
+}
+
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.finish.lead == ROW;
     if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[FACTOR_B].is_image))
+        return false;
+    if (h->promotes && !can_promote(tile))
         return false;
     if (is_deep(tile) && (h->c.finish.count > 1 || !finish_find_half(&h->c)))
         return false;

@@ -24,7 +24,10 @@ static int box_count(const struct hopper *h, int factor) {
 /* ---- Maps -------------------------------------------------------------------------------------------------------- */
 
 enum tensor_map_type hopper_map_type(weftDataType_t type) {
-    return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16 : TENSOR_MAP_TF32;
+    return dtype_bytes(type, 1) == 1    ? TENSOR_MAP_U8
+           : type == WEFT_DATA_HALF     ? TENSOR_MAP_F16
+           : type == WEFT_DATA_BFLOAT16 ? TENSOR_MAP_BF16
+                                        : TENSOR_MAP_TF32;
 }
 
 static struct tensor_map_form form_of(const struct hopper *h, int factor) {
@@ -252,22 +255,26 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-void wgmma_print(struct text *code, int columns, weftDataType_t stored, bool a_is_turned, bool b_is_turned) {
-    const char *type = stored == WEFT_DATA_HALF ? "f16" : stored == WEFT_DATA_BFLOAT16 ? "bf16" : "tf32";
-    bool is_wide = stored == WEFT_DATA_FLOAT; /* half as many in 32 bytes, and never turned */
-    int count = columns / 2;
+static const char *wgmma_type(weftDataType_t stored) {
+    return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
+}
+
+void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, bool a_is_turned,
+                 bool b_is_turned) {
+    int count = columns / 2, bytes = (int)dtype_bytes(a, 1);
+    bool is_whole = dtype_is_integer(a);
     text_add(code,
-             "DEVICE void multiply_accumulate(float (&c)[%d], u64 a, u64 b, u32 adds) {\n"
+             "DEVICE void multiply_accumulate(sum_t (&c)[%d], u64 a, u64 b, u32 adds) {\n"
              "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
-             "        \" wgmma.mma_async.sync.aligned.m64n%dk%d.f32.%s.%s {",
-             count, count + 2, columns, is_wide ? 8 : 16, type, type);
+             "        \" wgmma.mma_async.sync.aligned.m64n%dk%d.%s.%s.%s {",
+             count, count + 2, columns, 32 / bytes, is_whole ? "s32" : "f32", wgmma_type(a), wgmma_type(b));
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, %%%d, %%%d, p, 1, 1", count, count + 1);
-    if (!is_wide)
+    text_add(code, "}, %%%d, %%%d, p%s", count, count + 1, is_whole ? "" : ", 1, 1");
+    if (bytes == 2) /* others are never turned */
         text_add(code, ", %d, %d", a_is_turned, b_is_turned);
     text_add(code, "; }\"\n        : ");
     for (int i = 0; i < count; i++)
-        text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
+        text_add(code, "%s\"+%s\"(c[%d])", i ? ", " : "", is_whole ? "r" : "f", i);
     text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");
 }

@@ -218,7 +218,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel_print_init(&print, step->region.graph);
     print_structure(&print, &s);
     print_arguments(&print, &s);
-    wgmma_print(&print.code, s.filters, (weftDataType_t)s.g.x.tensor->type, false, false);
+    weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;
+    wgmma_print(&print.code, s.filters, type, type, false, false);
     finish_print(&print, &s.c);
     slabs_print(&print, &s.c, s.store);
     finish_print_place(&print, &s.c, (int)(s.store - s.c.finish.at));

@@ -13,7 +13,8 @@ enum { SPATIAL_MAX = 3 };
 
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct convolution, math, WEFT_ATTR_CONVOLUTION_COMP_TYPE, "compute_data_type",
-              .doc = "type that products are summed in"),
+              .keeps_fast = true,
+              .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits"),
     VALUE_ROW(WEFT_TYPE_CONVOLUTION_MODE, struct convolution, mode, WEFT_ATTR_CONVOLUTION_CONV_MODE, "convolution_mode",
               .initial = WEFT_CROSS_CORRELATION, .doc = "whether the filter is flipped; CROSS_CORRELATION does not"),
     VALUE_ROW(WEFT_TYPE_INT64, struct convolution, dilation, WEFT_ATTR_CONVOLUTION_DILATIONS, "dilation",
@@ -269,7 +270,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         infer_dims(op);
     const struct tensor *like = input_of(op);
     tensor_infer_strides(out, like);
-    weftDataType_t natural = (weftDataType_t)like->type, math = (weftDataType_t)op->parameters->math;
+    weftDataType_t natural = (weftDataType_t)like->type, math = math_type(op->parameters->math);
     tensor_infer_type(out, dtype_is_integer(natural) ? math : tensor_result_type(out, natural, math));
     return WEFT_STATUS_SUCCESS;
 }

@@ -8,7 +8,8 @@
 
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type",
-              .doc = "type that products are summed in"),
+              .keeps_fast = true,
+              .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct matmul, padding, WEFT_ATTR_MATMUL_PADDING_VALUE, "padding",
               .doc = "value of the elements of A and B outside the overrides"),
 };
@@ -94,7 +95,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     tensor_infer_dims(op->c, dims.count, dims.at);
     tensor_infer_strides(op->c, NULL);
     weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
-    weftDataType_t math = (weftDataType_t)op->parameters->math;
+    weftDataType_t math = math_type(op->parameters->math);
     tensor_infer_type(op->c, dtype_is_integer(natural) ? math : tensor_result_type(op->c, natural, math));
     return WEFT_STATUS_SUCCESS;
 }

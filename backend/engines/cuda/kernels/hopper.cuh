@@ -1,4 +1,4 @@
-/* hopper: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])              f16, bf16 and tf32 factors, wgmma; sm_90a
+/* hopper: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])              f16, bf16, tf32, fp8 and int8 factors, wgmma; sm_90a
    Formula   load_a and load_b are printed: one bulk tensor copy each, of a plain matrix or of an image (im2col), so that a matmul
              and the three convolutions are one kernel; finish() is what follows the sum
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps
@@ -8,12 +8,14 @@
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
              math           |mma 0 |mma 1 |mma 2 |mma 3 |...   finished[s]: slot s may be refilled, in every block of the cluster
    Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
+   Promotion PROMOTES: the tensor core keeps 13 bits below the largest term of a sum of fp8. So it sums one step of one block of
+             rows from zero, and floats sum the steps, while another warpgroup multiplies
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
    End       one result of 16 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PROMOTES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
@@ -144,6 +146,35 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
 }
 
+/* The same, by sums of one step and one block at a time. */
+DEVICE void multiply_promoting(accumulators& r_c, pipeline_cursor& use, int group, i32 steps) {
+    #pragma unroll
+    for (int block = 0; block < ROW_BLOCKS; ++block)
+        #pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
+    for (i32 step = 0; step < steps; ++step) {
+        sum_t r_step[BLOCK_N / 2];
+        wait(arrived(use.slot), use.phase);
+        const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
+        #pragma unroll
+        for (int block = 0; block < ROW_BLOCKS; ++block) {
+            mma_fence();
+            #pragma unroll
+            for (int k = 0; k < STEPS_PER_SLOT; ++k)
+                multiply_accumulate(r_step, a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, k > 0);
+            mma_commit();
+            mma_wait<0>();
+            if (block == ROW_BLOCKS - 1) release_slot(use.slot);
+            #pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; ++i) {
+                settle(r_step[i]);
+                r_c[block][i] += r_step[i];
+            }
+        }
+        use.advance();
+    }
+}
+
 /* What becomes of a run of sums: finish() of what fetch() read, or a place in the workspace. A template, so that what was not
    printed is not looked up. */
 template <class P, bool SPLIT = IS_SPLIT> struct ending {
@@ -238,7 +269,8 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
     u32 turn = 0; /* which slab of the warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
-        multiply_tile(r_c, use, math_warp / 4, steps);
+        if constexpr (PROMOTES) multiply_promoting(r_c, use, math_warp / 4, steps);
+        else multiply_tile(r_c, use, math_warp / 4, steps);
         #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             #pragma unroll
