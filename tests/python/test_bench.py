@@ -34,6 +34,14 @@ WORK = {
         2 * (4096 * 4096 + 4096 * 16384 + 4096 * 16384 + 16384),
     ),
     "matmul/tf32_4096": (2 * 4096**3, 4 * 3 * 4096**2),
+    "matmul/moe_fprop_e64_m1024_k2048_n1408": (
+        2 * 1024 * 2048 * 1408,
+        2 * (1024 * 2048 + 64 * 2048 * 1408 + 1024 * 1408) + 4 * 64,
+    ),
+    "matmul/moe_wgrad_e64_m24576_k2048_n1408": (
+        2 * 24576 * 2048 * 1408,
+        2 * (24576 * 2048 + 64 * 2048 * 1408 + 24576 * 1408) + 4 * 64,
+    ),
     "conv/fprop_stem7x7s2": (
         2 * 128 * 112 * 112 * 64 * 8 * 49,
         2 * (128 * 8 * 224 * 224 + 64 * 8 * 49 + 128 * 64 * 112 * 112),
@@ -112,7 +120,7 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    assert len(gpu) == 9 + 3 * 9 + 3 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
+    assert len(gpu) == 9 + 6 + 3 * 9 + 3 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -141,6 +149,7 @@ def test_shapes() -> None:
 MAXIMUM, MEAN = (Pool(2, 3, (5, 6), 3, 2, 1, is_max=is_max) for is_max in (True, False))
 SMALL = [
     products.matmul("t", "f32", 5, 7, 6, "relu"),
+    *(products.experts(kind, "t", "f32", 3, 11, 6, 5) for kind in ("fprop", "wgrad")),
     products.conv("fprop", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2), has_bias=True),
     products.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
     products.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),

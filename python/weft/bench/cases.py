@@ -22,6 +22,11 @@ _GPU_MATMULS: list[tuple[str, str, int, int, int, str]] = [
     ("4096_bias_relu", "bf16", 4096, 4096, 4096, "relu"),
     ("4096", "tf32", 4096, 4096, 4096, ""),
 ]
+_GPU_EXPERTS = {
+    "e8_m16384_k4096_n14336": (8, 16384, 4096, 14336),
+    "e64_m24576_k2048_n1408": (64, 24576, 2048, 1408),
+    "e64_m1024_k2048_n1408": (64, 1024, 2048, 1408),
+}
 _GPU_CONVOLUTIONS = {
     "stem7x7s2": Convolution(128, 8, (224, 224), 7, stride=2, padding=3, filters=64),
     "1x1_64_256_56": Convolution(128, 64, (56, 56), 1, filters=256),
@@ -68,6 +73,8 @@ def _mean(p: Pool) -> Pool:
 
 def _gpu_products() -> list[Case]:
     made = [products.matmul(*row) for row in _GPU_MATMULS]
+    for kind in ("fprop", "wgrad"):
+        made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
     for kind in ("fprop", "dgrad", "wgrad"):
         made += [products.conv(kind, tag, "bf16", c) for tag, c in _GPU_CONVOLUTIONS.items()]
     for tag in ("3x3_256_14", "1x1_64_256_56"):

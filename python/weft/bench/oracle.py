@@ -37,6 +37,20 @@ def matmul(xp: Any, t: Arrays, activation: str) -> Arrays:
     return {"C": relu(product) if activation == "relu" else gelu(xp, product)}
 
 
+def experts(xp: Any, t: Arrays, firsts: list[int]) -> Arrays:
+    """The rows of each expert, from its first to that of the next, times its weight."""
+    token = t["token"][0]
+    groups = zip(firsts, [*firsts[1:], len(token)], t["w"], strict=True)
+    return {"y": xp.concatenate([token[first:until] @ w for first, until, w in groups])[None]}
+
+
+def experts_wgrad(xp: Any, t: Arrays, firsts: list[int]) -> Arrays:
+    """By each weight: the tokens of its expert times the gradient of what they became."""
+    token, dy = t["token"][0], t["dy"][0]
+    groups = zip(firsts, [*firsts[1:], len(token)], strict=True)
+    return {"dw": xp.stack([token[first:until].T @ dy[first:until] for first, until in groups])}
+
+
 # ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
 
 

@@ -42,6 +42,46 @@ def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = 
     return Case(f"matmul/{arithmetic}_{tag}", arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge)
 
 
+def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth: int, columns: int) -> Case:
+    """The product of a mixture of experts, each with about as many rows as its neighbours ("fprop"), or its
+    gradient by the weights ("wgrad"). Weights lie K-major."""
+    dtype = _TENSORS[arithmetic]
+    token, made = Operand((1, rows, depth), dtype), Operand((1, rows, columns), dtype)
+    weight = Operand((experts, depth, columns), dtype, order=(0, 2, 1), scale=1 / math.sqrt(depth))
+    firsts = [int(rows * (e / experts) ** 1.25) for e in range(experts)]
+    shared = {"token": token, "first": Operand((experts, 1, 1), "i32")}
+
+    def fprop(_: Any, g: Any, t: Tensors) -> Tensors:
+        return {"y": g.moe_grouped_matmul(token=t["token"], weight=t["w"], first_token_offset=t["first"])}
+
+    def wgrad(_: Any, g: Any, t: Tensors) -> Tensors:
+        return {
+            "dw": g.moe_grouped_matmul_bwd(doutput=t["dy"], token=t["token"], first_token_offset=t["first"])
+        }
+
+    def program(torch: Any, m: Tensors) -> object:
+        ends = torch.cat((m["first"][1:, 0, 0], m["first"].new_full((1,), rows)))
+        if kind == "fprop":
+            return torch._grouped_mm(m["token"][0], m["w"], offs=ends)
+        return torch._grouped_mm(m["dy"][0].T, m["token"][0], offs=ends)
+
+    inputs, outputs, build, judge = {
+        "fprop": (shared | {"w": weight}, {"y": made}, fprop, oracle.experts),
+        "wgrad": (shared | {"dy": made}, {"dw": weight}, wgrad, oracle.experts_wgrad),
+    }[kind]
+    return Case(
+        f"matmul/moe_{kind}_{tag}",
+        arithmetic,
+        2.0 * rows * depth * columns,
+        inputs,
+        outputs,
+        build,
+        partial(judge, firsts=firsts),
+        lambda xp, t: {"first": xp.asarray(firsts).reshape(experts, 1, 1)},
+        program,
+    )
+
+
 # ---- Convolution -------------------------------------------------------------------------------------------
 
 
