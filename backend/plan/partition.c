@@ -166,18 +166,48 @@ static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
     return false;
 }
 
+/* The only reader of what a node makes, where nobody else sees it; -1: none. */
+static int only_reader(const struct partitioning *p, int n) {
+    const struct node *node = &p->graph->nodes[n];
+    int reader = -1;
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &p->graph->values[node->operands[i]];
+        if (!node->is_output[i])
+            continue;
+        if (value_is_slot(value) || value->readers != 1 || reader >= 0)
+            return -1;
+        reader = value->first_reader;
+    }
+    return reader >= 0 && p->owner[reader] == UNASSIGNED ? reader : -1;
+}
+
+/* A family may decline what an operation makes, and take what the operations behind it make of that. */
+static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes, int seed) {
+    for (int n = seed; n >= 0; n = only_reader(p, n)) {
+        insert_sorted(nodes, part->region.count++, n);
+        weftStatus_t status = part->family->accepts(&part->region, p->device, &part->seconds);
+        if (status == WEFT_STATUS_SUCCESS)
+            return true;
+        if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)
+            return false;
+    }
+    return false;
+}
+
 static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed, bool *started) {
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)p->graph->node_count * sizeof *nodes));
-    nodes[0] = seed;
     struct part *part = &p->parts[p->part_count];
-    *part = (struct part){.family = family, .region = {.graph = p->graph, .count = 1, .nodes = nodes}};
-    *started = family->accepts(&part->region, p->device, &part->seconds) == WEFT_STATUS_SUCCESS;
+    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = nodes}};
+    *started = accepts_with_readers(p, part, nodes, seed);
     if (!*started)
         return WEFT_STATUS_SUCCESS;
-    p->owner[seed] = p->part_count++;
     memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);
-    mark_neighbours(p, seed);
+    for (int i = 0; i < part->region.count; i++) {
+        p->owner[nodes[i]] = p->part_count;
+        mark_neighbours(p, nodes[i]);
+    }
+    p->part_count++;
     while (grow_once(p, part, nodes)) {
     }
     return WEFT_STATUS_SUCCESS;

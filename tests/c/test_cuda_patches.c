@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families of depthwise convolutions and of stems without a GPU: how shapes that people run are cut, what is
+/* The CUDA families of depthwise convolutions, of stems and of patches without a GPU: how shapes that people run are cut, what is
    declined and in which words, and that every kernel printed compiles for all generations of chips with no spills. */
 #include "cuda_family.h"
 
@@ -157,6 +157,24 @@ static const struct family_case cases[] = {
     {&cuda_stem, small_stem_filter, "small stem NCHW, filter gradient", "32 filters, 9 taps of 8 channels"},
 };
 
+/* ---- Patches, on Hopper alone ------------------------------------------------------------------------------------ */
+
+#define NARROW THREE(DIMS(128, 64, 56, 56), DIMS(64, 64, 3, 3), DIMS(128, 64, 56, 56))
+#define NARROW_END THREE(DIMS(8, 320, 128, 128), DIMS(24, 320, 3, 3), DIMS(8, 24, 128, 128))
+
+static void narrow(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW, (struct window){1, 1, 1}); }
+static void narrow_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, NARROW, (struct window){1, 1, 1}); }
+static void narrow_end(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW_END, (struct window){1, 1, 1});
+}
+
+static const struct family_case patch_cases[] = {
+    {&cuda_patch_sm90, narrow, "3x3 of 64",
+     "wgmma over patches of 6x58 pixels, tiles of 4x56, 3 patches and 9 resident filter taps in shared memory"},
+    {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 6x58 pixels, tiles of 4x56"},
+    {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
+};
+
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
 
 static void no_images(struct model *m) {
@@ -179,6 +197,14 @@ static void dense(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(2, 64, 9, 9), DIMS(64, 64, 3, 3), DIMS(2, 64, 9, 9)),
              (struct window){1, 1, 1});
 }
+static void dense_float(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, F32, THREE(DIMS(2, 64, 9, 9), DIMS(64, 64, 3, 3), DIMS(2, 64, 9, 9)),
+             (struct window){1, 1, 1});
+}
+static void dense_packed(struct model *m) {
+    convolve(m, FORWARD, PACKED, F16, THREE(DIMS(2, 64, 9, 9), DIMS(64, 64, 3, 3), DIMS(2, 64, 9, 9)),
+             (struct window){1, 1, 1});
+}
 static void huge_filter(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, F32, THREE(DIMS(2, 64, 32, 32), DIMS(64, 1, 31, 31), DIMS(2, 64, 32, 32)),
              (struct window){1, 1, 15});
@@ -199,6 +225,13 @@ static const struct refused_case refusals[] = {
      "conv_fprop: its 961 taps and the 31 rows of sums on their way exceed the registers"},
     {&cuda_depthwise, whole_numbers,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
+    {&cuda_patch_sm90, stem_of_8,
+     "conv_fprop: convolutions of stride 1 in one group, with 2 to 49 taps and at most 64 filters, and their data "
+     "gradients are computed here."},
+    {&cuda_patch_sm90, dense_float,
+     "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
+    {&cuda_patch_sm90, dense_packed,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
     {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
     {&cuda_stem, float_stem,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): tensors of one 16-bit float type, with products summed in float, "
@@ -208,6 +241,7 @@ static const struct refused_case refusals[] = {
 
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
+    build_cases(patch_cases, COUNT(patch_cases), 9);
     nothing_is_launched();
     check_refusals(refusals, COUNT(refusals));
     return compile_wanted(true);

@@ -67,6 +67,7 @@ EMBED(lib_places, "lib/places.cuh")
 EMBED(lib_slabs, "lib/slabs.cuh")
 EMBED(hopper, "hopper.cuh")
 EMBED(stem, "stem.cuh")
+EMBED(patch_sm90, "patch_sm90.cuh")
 EMBED(stem_sm90, "stem_sm90.cuh")
 EMBED(depthwise, "depthwise.cuh")
 
@@ -80,6 +81,7 @@ static const struct program_header files[] = {
     {"lib/slabs.cuh", weft_kernel_lib_slabs},
     {"hopper.cuh", weft_kernel_hopper},
     {"stem.cuh", weft_kernel_stem},
+    {"patch_sm90.cuh", weft_kernel_patch_sm90},
     {"stem_sm90.cuh", weft_kernel_stem_sm90},
     {"depthwise.cuh", weft_kernel_depthwise},
     {"lib/mma.cuh", weft_kernel_lib_mma},

@@ -89,6 +89,9 @@ DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y) {
 DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y, i32 z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(src), "r"(x), "r"(y), "r"(z) : "memory");
 }
+DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y, i32 z, i32 u) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(src), "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
+}
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 DEVICE void publish_to_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); } /* what threads stored, before TMA reads it */
@@ -96,6 +99,11 @@ DEVICE void publish_to_async_proxy() { asm volatile("fence.proxy.async.shared::c
 /* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+/* The same blocks turned over: each lane holds two of a column. */
+DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 struct alignas(16) words { u32 at[4]; };

@@ -1,0 +1,237 @@
+/* patch_sm90: a convolution of stride 1, or its data gradient, whose image is fetched once and not once per tap       16-bit, channels last, wgmma; sm_90a
+   Formula   y[n,p,q,k] = finish(sum over r, s, c of x[n, p + r * DILATION_H + corner_h, q + s * DILATION_W + corner_w, c] * w(r, s, c, k))
+   Idea      a patch of the image, [PATCH_H][PITCH] pixels of 64 channels, lies in shared memory and is the factor of all taps: pixel (i, j) of
+             the tile is row i * PITCH + j, and a tap reads the rows that begin some pixels later. The swizzle follows the address, not the
+             factor, so a factor may begin at any pixel. Rows with j >= TILE_W are computed and thrown away.
+             Filters are the product's 64 rows and pixels its columns: 64 x 256 reads 80 bytes of shared memory per clock, 64 x 64 would read 128
+   Tile      64 filters x TILE_H * TILE_W pixels for each of two math warpgroups; persistent over pairs of tiles
+   Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per math warpgroup
+             warpgroups 1, 2: multiply_tile, then write_tile, into the patch just read, which is the tile's way out as well
+   Barriers  patch_arrived, patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written, result_stored [2]
+   Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
+   Gradient  dx is a convolution of dy with the taps backwards (IS_BACKWARD) and filters that lie along their own index (IS_TURNED)
+   Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
+   Params    TILE_H TILE_W TAPS_R TAPS_S DILATION_H DILATION_W PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED IS_BACKWARD RUN index sum_t,
+             and multiply_accumulate (m64 x PIXELS x 32 bytes)
+   Tried     storing by the math warpgroups: 2,000 clocks per tile slower; starting one of them some taps late: no gain */
+
+/* ---- What this kernel demands ---- */
+
+constexpr int MATH_GROUPS = 2, THREADS = (1 + MATH_GROUPS) * 128, BLOCK_K = 64, TAPS = TAPS_R * TAPS_S;
+constexpr int PITCH = TILE_W + (TAPS_S - 1) * DILATION_W, PATCH_H = TILE_H + (TAPS_R - 1) * DILATION_H;
+constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8; /* columns of the product */
+constexpr u32 PIXEL_BYTES = BLOCK_K * 2;
+constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES; /* [PATCH_H, PITCH, 64], swizzled */
+constexpr u32 READ_BYTES = ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
+constexpr u32 PATCH_SLOT = ((READ_BYTES > PATCH_BYTES ? READ_BYTES : PATCH_BYTES) + 1023) / 1024 * 1024;
+constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [64 filters, 64 channels], or turned */
+constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, BARRIERS = FILTERS + FILTER_SLOTS * FILTER_BYTES;
+constexpr u32 A_SLAB = IS_TURNED ? FILTER_BYTES : 0, A_STEP = IS_TURNED ? 128 : 2, B_STEP = 2; /* units of 16 bytes for 16 channels */
+constexpr int SPARE_ROW = TILE_H * TILE_W; /* pixels nobody wants are written here */
+
+static_assert(PIXELS <= 256, "one wgmma covers a tile");
+static_assert(SPARE_ROW < PATCH_H * PITCH, "the patch must have a row to spare");
+static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
+static_assert(PATCH_SLOTS >= 3, "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
+static_assert(BARRIERS + 2 * (PATCH_SLOTS + FILTER_SLOTS + MATH_GROUPS) * 8 <= 232448, "227 KB is all a block can have");
+
+extern __shared__ __align__(1024) unsigned char s_memory[];
+
+DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * PATCH_SLOT; }
+DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + FILTERS + slot * FILTER_BYTES; }
+DEVICE u32 patch_arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 patch_finished(u32 slot) { return patch_arrived(PATCH_SLOTS + slot); }
+DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(2 * PATCH_SLOTS + slot); }
+DEVICE u32 filter_finished(u32 slot) { return patch_arrived(2 * PATCH_SLOTS + FILTER_SLOTS + slot); }
+DEVICE u32 result_written(u32 group) { return patch_arrived(2 * (PATCH_SLOTS + FILTER_SLOTS) + group); }
+DEVICE u32 result_stored(u32 group) { return result_written(MATH_GROUPS + group); }
+
+template <u32 SLOTS> struct ring_cursor {
+    u32 slot = 0, phase = 0;
+    DEVICE void advance(u32 by = 1) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
+};
+
+/* ---- Which tiles: two neighbours of pixels, one of filters; the filters of one pair side by side ---- */
+
+struct place { i32 image, line, column; };
+
+struct item_walk {
+    i32 index;
+    DEVICE item_walk() : index(blockIdx.x) {}
+    DEVICE bool more(const arguments& p) const { return index < (i32)p.items; }
+    DEVICE void advance() { index += gridDim.x; }
+    DEVICE i32 filter(const arguments& p) const {
+        u32 rest = (u32)index;
+        return (i32)split(rest, p.filter_tiles) * 64;
+    }
+    /* The second tile may lie behind the last image, where zeros are read and nothing is stored. */
+    DEVICE place locate(const arguments& p, int group) const {
+        u32 rest = divide((u32)index, p.filter_tiles) * 2 + group;
+        const i32 column = (i32)split(rest, p.tiles_q) * TILE_W, line = (i32)split(rest, p.tiles_p) * TILE_H;
+        return {(i32)rest, line, column};
+    }
+};
+
+/* ---- The loaders: one thread each ---- */
+
+DEVICE void load_patches(const arguments& p) {
+    ring_cursor<PATCH_SLOTS> fill;
+    for (item_walk item; item.more(p); item.advance())
+        for (i32 block = 0; block < (i32)p.blocks; ++block)
+            for (int group = 0; group < MATH_GROUPS; ++group) {
+                const place at = item.locate(p, group);
+                wait(patch_finished(fill.slot), fill.phase ^ 1);
+                arrive_expecting(patch_arrived(fill.slot), PATCH_BYTES);
+                load_box(patch_slot(fill.slot), p.x_map, patch_arrived(fill.slot), block * BLOCK_K, at.column + (i32)p.corner_w, at.line + (i32)p.corner_h, at.image);
+                fill.advance();
+            }
+}
+
+DEVICE void load_filters(const arguments& p) {
+    ring_cursor<FILTER_SLOTS> fill;
+    for (item_walk item; item.more(p); item.advance()) {
+        for (i32 block = 0; block < (i32)p.blocks; ++block)
+            for (int tap = 0; tap < TAPS; ++tap) {
+                const i32 number = IS_BACKWARD ? TAPS - 1 - tap : tap, channel = block * BLOCK_K, filter = item.filter(p);
+                if constexpr (!IS_RESIDENT) wait(filter_finished(fill.slot), fill.phase ^ 1);
+                arrive_expecting(filter_arrived(fill.slot), FILTER_BYTES);
+                load_box(filter_slot(fill.slot), p.w_map, filter_arrived(fill.slot), IS_TURNED ? filter : channel, number % TAPS_S, number / TAPS_S, IS_TURNED ? channel : filter);
+                fill.advance();
+            }
+        if constexpr (IS_RESIDENT) return;
+    }
+}
+
+/* ---- The math warpgroups ---- */
+
+using sums = sum_t[PIXELS / 2]; /* a thread's part of [64 filters, PIXELS] */
+
+DEVICE void release(u32 barrier) { if (lane_index() == 0) arrive(barrier); } /* one arrival per warp, after its own mma_wait */
+
+/* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
+DEVICE u32 multiply_tile(sums& r_y, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter, i32 blocks) {
+    u32 last_patch = 0, last_filter = 0;
+    for (i32 block = 0; block < blocks; ++block) {
+        wait(patch_arrived(patch.slot), patch.phase);
+        for (int tap = 0; tap < TAPS; ++tap) {
+            wait(filter_arrived(filter.slot), filter.phase);
+            const u32 shift = tap / TAPS_S * DILATION_H * PITCH + tap % TAPS_S * DILATION_W;
+            const u64 w = operand(filter_slot(filter.slot), A_SLAB), x = operand(patch_slot(patch.slot) + shift * PIXEL_BYTES, 0);
+            mma_fence();
+            #pragma unroll
+            for (int k = 0; k < BLOCK_K / 16; ++k) multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, block + tap + k > 0);
+            mma_commit();
+            mma_wait<1>(); /* the previous tap is done, this one runs on */
+            if (!IS_RESIDENT && block + tap > 0) release(filter_finished(last_filter));
+            if (block > 0 && tap == 0) release(patch_finished(last_patch));
+            last_filter = filter.slot;
+            if constexpr (IS_RESIDENT) filter.slot = tap + 1 == TAPS ? 0 : tap + 1;
+            else filter.advance();
+        }
+        last_patch = patch.slot;
+        patch.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
+    }
+    mma_wait<0>();
+    if constexpr (!IS_RESIDENT) release(filter_finished(last_filter));
+    #pragma unroll
+    for (int i = 0; i < PIXELS / 2; ++i) settle(r_y[i]);
+    return last_patch;
+}
+
+/* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words 2j + h. A
+   template, so that what is printed is looked up late. */
+template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sums& r_y, const P& p, i32 filter) {
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const i32 mine = filter + warp_index() % 4 * 16 + lane_index() / 4 + 8 * h, last = (i32)p.columns - 1;
+        const index k = mine < last ? mine : last; /* what is behind the last filter is not stored */
+        const auto in = fetch(p, 0, 0, k);
+        #pragma unroll
+        for (int j = 0; j < PIXELS / 8; ++j) {
+            u32 bits[2];
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) bits[e] = bits_of(evaluate(p, 0, 0, k, run<sum_t, 1>{{r_y[4 * j + 2 * h + e]}}, in));
+            r_pairs[2 * j + h] = bits[0] | bits[1] << 16;
+        }
+    }
+}
+
+/* Turning each block of 8 x 8 over makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of the pitch on
+   the way: what is left is the dense TILE_H x TILE_W box of y. */
+DEVICE void write_tile(const sums& r_y, const arguments& p, i32 filter, u32 slot, int group, u32 tiles_written) {
+    const u32 lane = lane_index(), chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
+    u32 r_pairs[PIXELS / 4];
+    finish_sums(r_pairs, r_y, p, filter);
+    wait(result_stored(group), tiles_written + 1 & 1); /* else result_written could run two phases ahead of its reader */
+    sync_threads(1 + group, 128);                      /* all four warps have read the patch */
+    #pragma unroll
+    for (int pair = 0; pair < (PIXELS + 15) / 16; ++pair) {
+        const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
+        const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH;
+        const u32 row = column < TILE_W && line < TILE_H && (whole || lane < 16) ? line * TILE_W + column : SPARE_ROW;
+        const u32 second = whole ? pair * 4 + 2 : pair * 4;
+        const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
+        store_matrices_transposed(s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16, blocks);
+    }
+    publish_to_async_proxy();
+    __syncwarp();
+    release(result_written(group));
+}
+
+DEVICE void multiply_tiles(const arguments& p, int group) {
+    sums r_y;
+    ring_cursor<PATCH_SLOTS> patch;
+    ring_cursor<FILTER_SLOTS> filter;
+    patch.advance(group);
+    u32 tiles_written = 0;
+    for (item_walk item; item.more(p); item.advance()) {
+        const u32 slot = multiply_tile(r_y, patch, filter, (i32)p.blocks);
+        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++);
+    }
+}
+
+/* ---- The storers: one thread for each math warpgroup, which is at its next tile by then ---- */
+
+DEVICE void store_tiles(const arguments& p, int group) {
+    ring_cursor<PATCH_SLOTS> patch;
+    patch.advance(group);
+    u32 phase = 0;
+    for (item_walk item; item.more(p); item.advance()) {
+        for (i32 block = 1; block < (i32)p.blocks; ++block) patch.advance(MATH_GROUPS); /* the result lies in the tile's last patch */
+        const place at = item.locate(p, group);
+        wait(result_written(group), phase);
+        store_box(p.y_map, patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
+        commit_stores();
+        wait_stores_read<0>();
+        arrive(result_stored(group));
+        arrive(patch_finished(patch.slot), 4); /* for the four warps */
+        patch.advance(MATH_GROUPS);
+        phase ^= 1;
+    }
+}
+
+/* ---- The kernel ---- */
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_sm90(const __grid_constant__ arguments p) {
+    const u32 warp = warp_index();
+    if (warp == 0 && elect_one()) {
+        prefetch_map(p.x_map);
+        prefetch_map(p.w_map);
+        for (u32 slot = 0; slot < PATCH_SLOTS; ++slot) { barrier_init(patch_arrived(slot), 1); barrier_init(patch_finished(slot), 4); }
+        for (u32 slot = 0; slot < FILTER_SLOTS; ++slot) { barrier_init(filter_arrived(slot), 1); barrier_init(filter_finished(slot), MATH_GROUPS * 4); }
+        for (u32 group = 0; group < MATH_GROUPS; ++group) { barrier_init(result_written(group), 4); barrier_init(result_stored(group), 1); }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
+    wait_for_previous_kernel();
+    if (warp < 4) {
+        shrink_registers<40>();
+        if (warp == 0 && elect_one()) load_patches(p);
+        if (warp == 1 && elect_one()) load_filters(p);
+        if (warp >= 2 && elect_one()) store_tiles(p, warp - 2);
+    } else {
+        grow_registers<232>();
+        multiply_tiles(p, warp / 4 - 1);
+    }
+}

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The patch family of Hopper: convolutions of stride 1 with few filters, their data gradients, and the pointwise
+   operations behind them that know filters alone. The Hopper family reads such an image once per tap, more than L2 gives
+   where few filters share it; kernels/patch_sm90.cuh reads it once. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/hopper.h"
+
+enum {
+    FILTERS_MAX = 64, /* with more, reading the image per tap hides behind the products */
+    TAPS_MAX = 49,
+    CHANNELS = 64, /* of a block: rows of 128 bytes */
+    FILTER_BYTES = 64 * CHANNELS * 2,
+    PIXEL_BYTES = CHANNELS * 2,
+    PIXELS_MAX = 256, /* columns of wgmma, and what the copy engine takes along a dimension */
+    PATCHES_LEAST = 3,
+    PATCHES_MOST = 4,
+    FILTERS_LEAST = 4,
+    FILTERS_MOST = 9,
+    MATH_GROUPS = 2,
+    THREADS = 384,
+    SHARED_MAX = 232448,
+};
+
+static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
+static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.92, END_CLOCKS = 1200, FILL_BYTES_PER_CLOCK = 76;
+
+/* Of tiles; 0: as many lines as one product covers. */
+static const int tile_lines[] = {0, 14, 7, 4, 2, 1};
+static const int tile_columns[] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
+
+struct patch {
+    struct contraction c;
+    struct conv_geometry g;
+    const struct conv_operand *in, *out; /* of the images */
+    int64_t channels, filters, blocks;
+    const struct finisher *store;
+    int lines, columns;        /* of a tile */
+    int patch_h, pitch;        /* pixels of its patch */
+    int patches, filter_slots; /* in shared memory */
+    bool is_resident;
+    int64_t tiles_p, tiles_q, filter_tiles, items;
+    double seconds;
+};
+
+static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
+
+static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
+    return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
+           tensor->alignment % 16 == 0 && !tensor->is_by_value && !tensor->is_constant;
+}
+
+static bool operand_is_aligned(const struct conv_operand *o) {
+    return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]);
+}
+
+static const struct tensor *result_of(const struct patch *h) {
+    return h->c.region->graph->values[h->store->value].tensor;
+}
+
+static int64_t result_stride(const struct patch *h, int dim) { /* 1: of lines, 2: of pixels in a line, 0: of images */
+    const struct tensor *tensor = result_of(h);
+    int64_t last = tensor->dims.count - 1;
+    return dim == 0   ? tensor->strides.at[0]
+           : dim == 2 ? tensor->strides.at[last]
+           : last > 2 ? tensor->strides.at[2]
+                      : 8;
+}
+
+static weftStatus_t check_shape(const struct patch *h) {
+    const struct conv_geometry *g = &h->g;
+    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && g->stride[1] == 1 &&
+                    g->stride[2] == 1 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
+    if (!is_plain || h->filters > FILTERS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: convolutions of stride 1 in one group, with 2 to %d taps and at most %d filters, and their data "
+             "gradients are computed here.",
+             descriptor_label(h->c.node->op), TAPS_MAX, FILTERS_MAX);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_types(const struct patch *h) {
+    weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
+    bool is_half = (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && a == b;
+    if (!is_half || (h->c.arithmetic != MMA_F16 && h->c.arithmetic != MMA_BF16) || h->c.is_direct || !h->c.is_small)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
+             descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
+    if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
+        !is_aligned(result_of(h), 1, result_stride(h, 0), result_stride(h, 1), result_stride(h, 2)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             descriptor_label(h->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What is read behind the sum may depend on the filter, not on the pixel. */
+static weftStatus_t check_end(const struct patch *h) {
+    const struct finish *finish = &h->c.finish;
+    for (int k = 0; k < finish->count; k++) {
+        bool knows_pixels = finish->at[k].role != FINISH_LOAD;
+        for (int d = 0; d < finish->digit_count[ROW]; d++)
+            knows_pixels = knows_pixels || finish->at[k].strides[ROW][d] != 0;
+        if (knows_pixels && &finish->at[k] != h->store)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: only operations that read nothing, or a number per filter, are fused behind it here.",
+                 descriptor_label(h->c.node->op));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The tile ----------------------------------------------------------------------------------------------------- */
+
+static int pixels_of(const struct patch *h) { return ((h->lines - 1) * h->pitch + h->columns + 7) / 8 * 8; }
+
+/* Bytes of a patch in shared memory: of what is copied, and of what the last tap reads behind it. */
+static int slot_bytes(const struct patch *h) {
+    int copied = h->patch_h * h->pitch;
+    int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
+    return ((read > copied ? read : copied) * PIXEL_BYTES + 1023) / 1024 * 1024;
+}
+
+static int shared_bytes(const struct patch *h) {
+    int slots = h->patches + h->filter_slots;
+    return h->patches * slot_bytes(h) + h->filter_slots * FILTER_BYTES + 2 * (slots + MATH_GROUPS) * 8;
+}
+
+/* All taps of the filters if they fit beside the patches, else a ring of some. */
+static bool plan_slots(struct patch *h) {
+    h->is_resident = h->blocks == 1;
+    for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
+        h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
+        while (!h->is_resident && h->filter_slots > FILTERS_LEAST && shared_bytes(h) > SHARED_MAX)
+            h->filter_slots--;
+        if (shared_bytes(h) <= SHARED_MAX)
+            return true;
+    }
+    return false;
+}
+
+static double predict(const struct patch *h, const struct device *device) {
+    double items = (double)h->items, blocks = device->cuda.multiprocessors, waves = (double)(int64_t)(items / blocks);
+    waves += waves * blocks < items;
+    double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps_of(h);
+    double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps_of(h) * FILTER_BYTES);
+    double step = products / PRODUCTS_PER_CLOCK / EFFICIENCY, filling = fill / FILL_BYTES_PER_CLOCK;
+    double computing = waves * ((step > filling ? step : filling) * (double)h->blocks + END_CLOCKS) / POWERED_CLOCK;
+    double bytes = (double)(tensor_bytes(h->in->tensor) + tensor_bytes(result_of(h)));
+    double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
+    double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
+    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+}
+
+/* Of a tile of some columns, that one product covers. */
+static int most_lines(const struct patch *h, int columns) {
+    int pitch = columns + (int)((h->g.w.size[2] - 1) * h->g.dilation[2]);
+    return (PIXELS_MAX - columns) / pitch + 1;
+}
+
+/* Sets a tile; false where it fits nowhere. */
+static bool set_tile(struct patch *h, int lines, int columns) {
+    const struct conv_geometry *g = &h->g;
+    h->lines = lines;
+    h->columns = columns;
+    h->patch_h = lines + (int)((g->w.size[1] - 1) * g->dilation[1]);
+    h->pitch = columns + (int)((g->w.size[2] - 1) * g->dilation[2]);
+    h->tiles_p = parts(h->out->size[1], lines);
+    h->tiles_q = parts(h->out->size[2], columns);
+    h->items = parts(g->n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
+    return h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= PIXELS_MAX && plan_slots(h) &&
+           h->items < INT32_MAX / MATH_GROUPS;
+}
+
+/* The least predicted time over a table, so that few kernels serve images of all sizes. */
+static bool plan(struct patch *h, const struct device *device) {
+    int best_lines = 0, best_columns = 0;
+    h->blocks = parts(h->channels, CHANNELS);
+    h->filter_tiles = parts(h->filters, 64);
+    for (size_t i = 0; i < sizeof tile_lines / sizeof *tile_lines; i++)
+        for (size_t j = 0; j < sizeof tile_columns / sizeof *tile_columns; j++) {
+            int lines = tile_lines[i], columns = tile_columns[j];
+            if (!set_tile(h, lines ? lines : most_lines(h, columns), columns))
+                continue;
+            double seconds = predict(h, device);
+            if (best_lines == 0 || seconds < h->seconds) {
+                h->seconds = seconds;
+                best_lines = h->lines;
+                best_columns = h->columns;
+            }
+        }
+    return best_lines && set_tile(h, best_lines, best_columns);
+}
+
+static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device) {
+    if (device->cuda.major != 9 || device->cuda.minor != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the patch family runs on compute capability 9.0, '%s' has %d.%d",
+             device->name, device->cuda.major, device->cuda.minor);
+    *h = (struct patch){0};
+    TRY(contraction_find(&h->c, region));
+    if (!conv_is(h->c.node->op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
+    h->g = conv_geometry(h->c.node->op);
+    bool is_data = h->g.direction == CONV_DATA;
+    h->in = is_data ? &h->g.y : &h->g.x;
+    h->out = is_data ? &h->g.x : &h->g.y;
+    h->channels = is_data ? h->g.k : h->g.c;
+    h->filters = is_data ? h->g.c : h->g.k;
+    TRY(check_shape(h));
+    TRY(contraction_plan(&h->c, device, NULL));
+    h->store = finish_find_half(&h->c);
+    TRY(check_types(h));
+    TRY(check_end(h));
+    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !plan(h, device))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
+             descriptor_label(h->c.node->op));
+    h->c.finish.run = 1; /* neighbours are in other threads */
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct patch h;
+    TRY(analyse(&h, region, device));
+    *seconds = h.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static void print_structure(struct kernel_print *print, const struct patch *h) {
+    const struct conv_geometry *g = &h->g;
+    const struct {
+        int64_t value;
+        const char *name;
+    } constants[] = {{h->lines, "TILE_H"},
+                     {h->columns, "TILE_W"},
+                     {g->w.size[1], "TAPS_R"},
+                     {g->w.size[2], "TAPS_S"},
+                     {g->dilation[1], "DILATION_H"},
+                     {g->dilation[2], "DILATION_W"},
+                     {h->patches, "PATCH_SLOTS"},
+                     {h->filter_slots, "FILTER_SLOTS"},
+                     {h->is_resident, "IS_RESIDENT"},
+                     {g->direction == CONV_DATA, "IS_TURNED"},
+                     {(g->direction == CONV_DATA) != g->flip, "IS_BACKWARD"}};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&print->code, "#include \"lib/gather.cuh\"\n\n");
+}
+
+static enum tensor_map_type map_type(int32_t type) { return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16; }
+
+/* Channels, columns, lines and images; or filters as they lie. */
+static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const int64_t strides[3], int columns,
+                                      int lines, int outer) {
+    struct tensor_map_form form = {.type = map_type(type),
+                                   .rank = 4,
+                                   .box = {CHANNELS, (uint32_t)columns, (uint32_t)lines, (uint32_t)outer},
+                                   .swizzle = TENSOR_MAP_128B,
+                                   .promotion = TENSOR_MAP_L2_128B};
+    for (int i = 0; i < 4; i++)
+        form.dims[i] = (uint64_t)dims[i];
+    for (int i = 0; i < 3; i++)
+        form.strides[i] = (uint64_t)strides[i] * 2;
+    return form;
+}
+
+static void print_maps(struct kernel_print *print, const struct patch *h) {
+    const struct graph *graph = h->c.region->graph;
+    const struct conv_operand *x = h->in, *w = &h->g.w;
+    struct cuda_map maps[] = {
+        {.form = form_of(x->tensor->type, (int64_t[]){h->channels, x->size[2], x->size[1], h->g.n},
+                         (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
+        {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
+                         (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)},
+        {.form = form_of(h->store->type, (int64_t[]){h->filters, h->out->size[2], h->out->size[1], h->g.n},
+                         (int64_t[]){result_stride(h, 2), result_stride(h, 1), result_stride(h, 0)}, h->columns,
+                         h->lines, 1)}};
+    print_map(print, graph_find_value(graph, x->tensor), &maps[0], "x_map");
+    print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
+    print_map(print, h->store->value, &maps[2], "y_map");
+}
+
+/* Where the first tap of the first pixel reads. */
+static int64_t corner(const struct conv_geometry *g, int i) {
+    return g->direction == CONV_DATA ? g->pre[i] - (g->w.size[i] - 1) * g->dilation[i] : -g->pre[i];
+}
+
+static void print_numbers(struct kernel_print *print, const struct patch *h) {
+    print_number(print, corner(&h->g, 1), "corner_h");
+    print_number(print, corner(&h->g, 2), "corner_w");
+    print_number(print, h->blocks, "blocks");
+    print_number(print, h->filters, "columns");
+    print_number(print, h->items, "items");
+    print_divisor(print, h->filter_tiles, "filter_tiles");
+    print_divisor(print, h->tiles_p, "tiles_p");
+    print_divisor(print, h->tiles_q, "tiles_q");
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct patch h;
+    struct cuda_step *state;
+    struct kernel_print print;
+    (void)knobs;
+    TRY(analyse(&h, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    kernel_print_init(&print, step->region.graph);
+    print_structure(&print, &h);
+    print_maps(&print, &h);
+    print_numbers(&print, &h);
+    wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.in->tensor->type, h.g.direction == CONV_DATA, false);
+    finish_print(&print, &h.c);
+    text_add(&print.code, "DEVICE u32 bits_of(const finished& out) { return out.f%d.at[0].bits; }\n\n",
+             (int)(h.store - h.c.finish.at));
+    TRY(kernel_finish(&print, kernel, "patch_sm90.cuh", "patch_sm90", arena));
+    int64_t blocks = device->cuda.multiprocessors;
+    if (h.is_resident) /* a block keeps its filters for life */
+        blocks -= blocks % h.filter_tiles;
+    kernel->grid[0] = (uint32_t)(h.items < blocks ? h.items : blocks);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = true;
+    kernel->shared_bytes = (uint32_t)shared_bytes(&h);
+    return arena_print(arena, &step->detail,
+                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d patches and %d%s filter taps in shared "
+                       "memory, %d operations behind",
+                       h.patch_h, h.pitch, h.lines, h.columns, h.patches, h.filter_slots,
+                       h.is_resident ? " resident" : "", step->region.count - 1);
+}
+
+const struct family cuda_patch_sm90 = {
+    .name = "cuda.patch_sm90",
+    .doc = "a convolution of stride 1 with few filters or its data gradient, and pointwise operations, on Hopper",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};
