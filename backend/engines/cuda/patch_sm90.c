@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The patch family of Hopper: convolutions of stride 1 with few filters, their data gradients, and the pointwise
-   operations behind them that know filters alone. The Hopper family reads such an image once per tap, more than L2 gives
-   where few filters share it; kernels/patch_sm90.cuh reads it once. */
+/* The patch family of Hopper: convolutions of stride 1, their data gradients, and the pointwise operations behind them
+   that know filters alone. The Hopper family reads an image once per tap, more than L2 gives where few filters share it;
+   kernels/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family takes it. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/hopper.h"
 
 enum {
-    FILTERS_MAX = 64, /* with more, reading the image per tap hides behind the products */
     TAPS_MAX = 49,
     CHANNELS = 64, /* of a block: rows of 128 bytes */
     FILTER_BYTES = 64 * CHANNELS * 2,
@@ -22,7 +21,7 @@ enum {
 };
 
 static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
-static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.92, END_CLOCKS = 1200, FILL_BYTES_PER_CLOCK = 76;
+static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 1200, FILL_BYTES_PER_CLOCK = 76;
 
 /* Of tiles; 0: as many lines as one product covers. */
 static const int tile_lines[] = {0, 14, 7, 4, 2, 1};
@@ -74,11 +73,11 @@ static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && g->stride[1] == 1 &&
                     g->stride[2] == 1 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
-    if (!is_plain || h->filters > FILTERS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: convolutions of stride 1 in one group, with 2 to %d taps and at most %d filters, and their data "
-             "gradients are computed here.",
-             descriptor_label(h->c.node->op), TAPS_MAX, FILTERS_MAX);
+    if (!is_plain)
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+            "%s: convolutions of stride 1 in one group, with 2 to %d taps, and their data gradients are computed here.",
+            descriptor_label(h->c.node->op), TAPS_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -222,7 +221,13 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
+    double other;
     TRY(analyse(&h, region, device));
+    if (cuda_hopper.accepts(region, device, &other) == WEFT_STATUS_SUCCESS && other < h.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
+             descriptor_label(h.c.node->op), other * 1e6, h.seconds * 1e6);
+    status_clear();
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -336,7 +341,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
-    .doc = "a convolution of stride 1 with few filters or its data gradient, and pointwise operations, on Hopper",
+    .doc = "a convolution of stride 1 or its data gradient and pointwise operations, of patches read once, on Hopper",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,
