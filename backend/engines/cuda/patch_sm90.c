@@ -319,7 +319,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_structure(&print, &h);
     print_maps(&print, &h);
     print_numbers(&print, &h);
-    wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.in->tensor->type, h.g.direction == CONV_DATA, false);
+    wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
+                h.g.direction == CONV_DATA, false);
     finish_print(&print, &h.c);
     text_add(&print.code, "DEVICE u32 bits_of(const finished& out) { return out.f%d.at[0].bits; }\n\n",
              (int)(h.store - h.c.finish.at));
