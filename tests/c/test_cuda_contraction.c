@@ -31,6 +31,7 @@ struct convolution_case {
     struct extents x, w, y;
     int64_t stride, dilation, pre, post;
     int layout, type, out, math;
+    bool flips;
 };
 
 static void add_convolution(struct model *m, const struct convolution_case *c, desc x, desc w, desc y) {
@@ -53,6 +54,8 @@ static void add_convolution(struct model *m, const struct convolution_case *c, d
     const int64_t pre[] = {c->pre, c->pre, c->pre}, post[] = {c->post, c->post, c->post};
     desc parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR), op = make(names[c->direction].kind);
     MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, c->math));
+    if (c->flips)
+        MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, WEFT_CONVOLUTION));
     MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, spatial, stride));
     MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_DILATIONS, spatial, dilation));
     MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, spatial, pre));
@@ -124,6 +127,26 @@ static void overridden(struct model *m) {
                typed(m, DIMS(8, 256, 256), BF16), typed(m, DIMS(8, 1, 1), I32));
 }
 
+static void bf16_odd(struct model *m) {
+    desc c = inner(m);
+    add_matmul(m, F32, typed(m, DIMS(3, 1001, 1333), BF16), typed(m, DIMS(3, 1333, 1777), BF16), c, NULL);
+    add_pointwise(m, WEFT_POINTWISE_ADD, c, typed(m, DIMS(1, 1, 1777), BF16), typed(m, DIMS(3, 1001, 1777), BF16));
+}
+
+static void bf16_by_int4(struct model *m) {
+    add_matmul(m, F32, typed(m, DIMS(512, 4096), BF16), turned(m, DIMS(4096, 4096), WEFT_DATA_INT4),
+               typed(m, DIMS(512, 4096), BF16), NULL);
+}
+
+static void half_by_bf16(struct model *m) {
+    add_matmul(m, F32, typed(m, DIMS(512, 4096), F16), turned(m, DIMS(4096, 4096), BF16),
+               typed(m, DIMS(512, 4096), F16), NULL);
+}
+
+static void tiny_odd(struct model *m) {
+    add_matmul(m, F32, typed(m, DIMS(64, 63), BF16), typed(m, DIMS(63, 64), BF16), typed(m, DIMS(64, 64), BF16), NULL);
+}
+
 static void tiny_batch(struct model *m) {
     add_matmul(m, F32, typed(m, DIMS(100000, 4, 4), F32), typed(m, DIMS(100000, 4, 4), F32),
                typed(m, DIMS(100000, 4, 4), F32), NULL);
@@ -172,6 +195,48 @@ static void data_strided(struct model *m) {
 
 static void data_nchw(struct model *m) {
     convolve(m, &(struct convolution_case){DATA, BLOCK, PLAIN, .layout = PACKED, .type = BF16, .out = BF16});
+}
+
+static void data_float(struct model *m) {
+    convolve(m, &(struct convolution_case){DATA, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = F32, .out = F32});
+}
+
+static void filter_nchw(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, BLOCK, PLAIN, .layout = PACKED, .type = BF16, .out = BF16});
+}
+
+static void filter_float(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = F32, .out = F32});
+}
+
+static void filter_narrow(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, .x = DIMS(8, 40, 28, 28), .w = DIMS(96, 40, 3, 3),
+                                           .y = DIMS(8, 96, 28, 28), .pre = 1, .post = 1, PLAIN,
+                                           .layout = CHANNELS_LAST, .type = F16, .out = F16});
+}
+
+#define GROUPS .x = DIMS(8, 256, 28, 28), .w = DIMS(256, 64, 3, 3), .y = DIMS(8, 256, 28, 28), .pre = 1, .post = 1
+
+static void forward_groups(struct model *m) {
+    convolve(m, &(struct convolution_case){FORWARD, GROUPS, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
+}
+
+static void data_groups(struct model *m) {
+    convolve(m, &(struct convolution_case){DATA, GROUPS, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
+}
+
+static void filter_groups(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, GROUPS, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
+}
+
+static void forward_flipped(struct model *m) {
+    convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16,
+                                           .flips = true});
+}
+
+static void data_strided_flipped(struct model *m) {
+    convolve(m, &(struct convolution_case){DATA, HALVING, .stride = 2, .dilation = 1, .math = F32, .flips = true,
+                                           .layout = CHANNELS_LAST, .type = F16, .out = F16});
 }
 
 static void filter_nhwc(struct model *m) {
@@ -224,6 +289,21 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, fp8_to_fp8, "matmul fp8 scaled to fp8, Hopper", "promoted"},
     {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
     {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
+    {&cuda_hopper, filter_narrow, "filter gradient of 40 channels, Hopper", "image of pixels"},
+    {&cuda_hopper, forward_groups, "conv in groups, Hopper", "image"},
+    {&cuda_hopper, data_groups, "data gradient in groups, Hopper", "image"},
+    {&cuda_hopper, filter_groups, "filter gradient in groups, Hopper", "image of pixels"},
+    {&cuda_hopper, forward_flipped, "conv flipped, Hopper", "image"},
+    {&cuda_hopper, data_strided_flipped, "data gradient flipped, stride 2, Hopper", "image"},
+    {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 of its factors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 of its factors packed, cuda.hopper: wgmma"},
+    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 of its factors packed, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 of its factors packed, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed_tf32, filter_float, "filter gradient f32, packed",
+     "2 of its factors packed, cuda.hopper.tf32: wgmma"},
 };
 
 /* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
@@ -283,6 +363,10 @@ static void half_bytes(struct model *m) {
                NULL);
 }
 
+static void mixed_integers(struct model *m) {
+    add_matmul(m, I32, typed(m, DIMS(64, 64), I8), typed(m, DIMS(64, 64), I32), typed(m, DIMS(64, 64), I32), NULL);
+}
+
 static void a_softmax(struct model *m) {
     desc op = make(WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR);
     MUST(set_held(op, WEFT_ATTR_OPERATION_SOFTMAX_XDESC, typed(m, DIMS(4, 8), F32)));
@@ -309,7 +393,13 @@ static const struct refused_case refusals[] = {
     {&cuda_hopper, forward_stem,
      "conv_fprop: tensor (uid 1) has a stride of 3 elements; the copy engine wants multiples of 16 bytes, and one "
      "dimension without gaps."},
-    {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups; one is multiplied here."},
+    {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups of 8 channels; multiples of 64 are summed here."},
+    {&cuda_packed, a_softmax, "softmax: factors are packed for one matmul or convolution at a time."},
+    {&cuda_packed, half_by_bf16,
+     "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
+     "8-bit integers are."},
+    {&cuda_packed, tiny_odd, "matmul: copying its factors would take longer than it saves."},
+    {&cuda_packed, mixed_integers, "matmul: no type of tensor cores holds both i8 and i32."},
 };
 
 int main(void) {

@@ -91,7 +91,9 @@ struct contraction {
     struct digits digits[INDICES];
     int phase_count;
     struct phase phases[COORDINATES];
-    double depth; /* products per element, for predictions */
+    double depth;   /* products per element, for predictions */
+    bool has_limit; /* a digit counts further than this dimension of the result */
+    int limited_dim;
 
     enum arithmetic arithmetic;
     struct finish finish;

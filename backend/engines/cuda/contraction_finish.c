@@ -147,8 +147,12 @@ static int find_run(const struct contraction *c) {
         const struct finisher *finisher = &finish->at[k];
         if (last < 0 || finisher->role == FINISH_INDEX || finisher->strides[finish->lead][last] == 0)
             continue;
-        if (finisher->role == FINISH_LIMIT)
+        if (finisher->role == FINISH_LIMIT && finisher->strides[finish->lead][last] != 1)
             return 1;
+        if (finisher->role == FINISH_LIMIT) {
+            length = gcd(length, finisher->bound);
+            continue;
+        }
         if (finisher->strides[finish->lead][last] != 1)
             continue;
         int64_t fits = gcd(tensor_at(c, finisher->value)->alignment, 16) / dtype_bytes(finisher->type, 1);
@@ -175,6 +179,8 @@ weftStatus_t finish_analyse(struct contraction *c) {
     for (int p = 0; p < c->phase_count; p++)
         TRY(add_coordinate(c, FINISH_LIMIT, c->phases[p].coordinate,
                            result->dims.count - COORDINATES + c->phases[p].coordinate));
+    if (c->has_limit)
+        TRY(add_coordinate(c, FINISH_LIMIT, COORDINATES, c->limited_dim));
     for (int index = BATCH; index < DEPTH; index++) {
         finish->digit_count[index] = c->digits[index].count;
         for (int d = 0; d < c->digits[index].count; d++)
@@ -324,7 +330,7 @@ static void print_arguments(struct kernel_print *print, const struct finish *fin
     }
 }
 
-/* Out where a phase has no such element. */
+/* Out where the result has no such element. */
 static void print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_LIMIT) {

@@ -9,8 +9,10 @@
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
 extern const struct family cuda_hopper;      /* the same of 16 or 8 bits on Hopper, by its copy engine and wgmma */
 extern const struct family cuda_contraction_tf32, cuda_hopper_tf32; /* the same of floats, narrowed to tf32 */
-extern const struct family cuda_stem;                               /* convolutions of images with few channels */
-extern const struct family cuda_stem_sm90;                          /* forward convolutions of 8 channels on Hopper */
+/* The same of factors that are copied first as Hopper's copy engine wants them. */
+extern const struct family cuda_packed, cuda_packed_tf32;
+extern const struct family cuda_stem;         /* convolutions of images with few channels */
+extern const struct family cuda_stem_sm90;    /* forward convolutions of 8 channels on Hopper */
 extern const struct family cuda_patch_sm90;   /* convolutions of stride 1 on Hopper, images read once */
 extern const struct family cuda_depthwise;    /* convolutions with one channel per group */
 extern const struct family cuda_grouped;      /* products of a mixture of experts */

@@ -46,6 +46,7 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(contraction_find(&h->c, region));
     if (is_turned)
         contraction_turn(&h->c);
+    hopper_order(h);
     TRY(contraction_plan(&h->c, device, NULL));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));

@@ -17,6 +17,7 @@ struct view_dim {
     enum walk walk;
     int number; /* of the spatial dimension (TAP, IMAGE: 0..2, -1 for the image's number) or batch digit (ENTRY) */
     int64_t extent, stride;
+    int64_t per_group; /* what a group, the first digit of the batch, adds to the coordinate */
 };
 
 /* A factor as the copy engine sees it; the first dimension is contiguous. */
@@ -50,8 +51,10 @@ struct hopper {
     int64_t channels;                        /* of the depth, within a tap */
     int64_t taps[COORDINATES];               /* of the depth */
     struct positions positions[COORDINATES]; /* of the image, if there is one */
-    bool depth_is_pixels;
-    bool promotes; /* the tensor core sums one step at a time, and floats sum the steps */
+    bool promotes;                           /* the tensor core sums one step at a time, and floats sum the steps */
+    bool is_flipped;                         /* taps run backwards through the filter */
+    bool depth_is_pixels;                    /* of a filter gradient; or images, of which the others are taps: */
+    bool is_by_images;
     const struct hopper_tile *tile;
     bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
@@ -63,7 +66,10 @@ struct hopper {
 
 /* ---- hopper_shape.c: from digits and geometry to views ---- */
 
-/* The views of a contraction that has its shape; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
+/* Orders what a filter gradient's result counts as views are walked, once the contraction has its shape: before its
+   plan. */
+void hopper_order(struct hopper *h);
+/* The views of a contraction that has its plan; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
 weftStatus_t hopper_shape(struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */

@@ -62,7 +62,8 @@ static struct tensor_map_form form_of(const struct hopper *h, int factor) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-static void print_coordinate(struct kernel_print *print, const struct hopper *h, const struct view_dim *dim) {
+static void print_coordinate(struct kernel_print *print, const struct hopper *h, int factor, int i) {
+    const struct view_dim *dim = &h->view[factor].dims[i];
     const char *from = h->depth_is_pixels ? "k" : "at";
     switch (dim->walk) {
     case WALK_DEPTH:
@@ -81,17 +82,28 @@ static void print_coordinate(struct kernel_print *print, const struct hopper *h,
         text_add(&print->code, ", %s.from.%s", from, dim->number < 0 ? "image" : spatial_names[dim->number]);
         break;
     }
+    if (!dim->per_group)
+        return;
+    struct name field = named("%c_group%d", "ab"[factor], i);
+    print_number(print, dim->per_group, field.text);
+    text_add(&print->code, " + at.entry[0] * (i32)p.%s", field.text);
 }
 
-/* The result's index of taps and channels, taken apart. */
-static void print_tap_of_outer(struct kernel_print *print, const struct hopper *h, int64_t channels) {
-    print_divisor(print, channels, "outer_channels");
-    print_divisor(print, h->positions[2].taps, "outer_taps2");
-    print_divisor(print, h->positions[1].taps, "outer_taps1");
-    text_add(&print->code, "    u32 rest = (u32)outer;\n"
-                           "    outer = (i32)split(rest, p.outer_channels);\n"
-                           "    const i32 tap2 = (i32)split(rest, p.outer_taps2), tap1 = (i32)split(rest, "
-                           "p.outer_taps1), tap0 = (i32)rest;\n");
+/* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
+   where there is one tap, channels count on into zeros. */
+static void print_tap_of_outer(struct kernel_print *print, const struct hopper *h) {
+    const struct digits *outer = &h->c.digits[h->is_turned ? ROW : COLUMN];
+    int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
+    if (taps == 1) {
+        text_add(&print->code, "    constexpr i32 tap0 = 0, tap1 = 0, tap2 = 0;\n");
+        return;
+    }
+    print_divisor(print, digits_extent(outer) / taps, "outer_channels");
+    text_add(&print->code, "    u32 rest = (u32)outer;\n    outer = (i32)split(rest, p.outer_channels);\n");
+    for (int i = COORDINATES; i-- > 0;) {
+        print_divisor(print, h->positions[i].taps, named("outer_taps%d", i).text);
+        text_add(&print->code, "    const i32 tap%d = (i32)split(rest, p.outer_taps%d);\n", i, i);
+    }
 }
 
 static void print_load(struct kernel_print *print, const struct hopper *h, int factor) {
@@ -102,13 +114,13 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
         "DEVICE void load_%c(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {\n",
         letter);
     if (view->is_image && h->depth_is_pixels)
-        print_tap_of_outer(print, h, view->dims[0].extent);
+        print_tap_of_outer(print, h);
     if (is_shared(h, factor))
         text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
     else
         text_add(&print->code, "    %s(dst, p.%c_map, full", view->is_image ? "load_pixels" : "load_box", letter);
     for (int i = 0; i < view->count; i++)
-        print_coordinate(print, h, &view->dims[i]);
+        print_coordinate(print, h, factor, i);
     for (int i = 1; i < view->count - 1 && view->is_image; i++) {
         int number = view->dims[i].number;
         text_add(&print->code, ", at.offset(%d, %s%d%s)", number, h->depth_is_pixels ? "tap" : "k.tap[", number,
@@ -121,16 +133,17 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
 
 /* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and
    how far from the corner it reads. Finding them takes divisions. */
-static void print_phases(struct kernel_print *print, const struct positions *at, int i) {
+static void print_phases(struct kernel_print *print, const struct positions *at, int i, bool is_flipped) {
     const struct phase *phase = at->phase;
-    print_number(print, phase->tap_step, named("filter_step%d", i).text);
+    print_number(print, is_flipped ? -phase->tap_step : phase->tap_step, named("filter_step%d", i).text);
     for (int64_t z = 0; z < phase->stride; z++) {
         int64_t first = 0;
         while (first < phase->taps && (z + phase->pre - first * phase->dilation) % phase->stride != 0)
             first++;
         int64_t count = first < phase->taps ? (phase->taps - 1 - first) / phase->tap_step + 1 : 0;
         int64_t offset = count ? (z + phase->pre - first * phase->dilation) / phase->stride - at->corner : 0;
-        print_number(print, count | first << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
+        int64_t filter = is_flipped && count ? phase->taps - 1 - first : first;
+        print_number(print, count | filter << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
     }
     text_add(&print->code,
              "    at.tap[%d] = unpack_taps((&p.phase%d_0)[phase%d], (i32)p.filter_step%d, (i32)p.offset_step%d);\n", i,
@@ -144,13 +157,13 @@ static void print_taps(struct kernel_print *print, const struct hopper *h, int i
     print_number(print, at->corner, named("start%d", i).text);
     print_number(print, at->tap_step, named("offset_step%d", i).text);
     if (at->phase) {
-        print_phases(print, at, i);
+        print_phases(print, at, i, h->is_flipped);
         return;
     }
     print_number(print, h->taps[i], named("taps%d", i).text);
     print_number(print, at->offset, named("offset%d", i).text);
-    text_add(&print->code, "    at.tap[%d] = taps{(i32)p.taps%d, 0, 1, (i32)p.offset%d, (i32)p.offset_step%d};\n", i, i,
-             i, i);
+    text_add(&print->code, "    at.tap[%d] = taps{(i32)p.taps%d, %s, (i32)p.offset%d, (i32)p.offset_step%d};\n", i, i,
+             h->is_flipped ? named("(i32)p.taps%d - 1, -1", i).text : "0, 1", i, i);
 }
 
 /* The batch entry's digits: phases, or what the maps count. */

@@ -5,39 +5,45 @@
 #include "graph/ops/matmul.h"
 
 /* What the copy engine counts to in images of two and of three dimensions. */
-enum { MAP_ALIGNMENT = 16, IMAGE_STRIDE_MAX = 8, IMAGE_CORNER_MAX = 127, VOLUME_CORNER_MAX = 15, SLAB_ELEMENTS = 64 };
+enum {
+    IMAGE_STRIDE_MAX = 8,
+    IMAGE_CORNER_MAX = 127,
+    VOLUME_CORNER_MAX = 15,
+    IMAGE_REACH_MAX = 255,
+    VOLUME_REACH_MAX = 31
+};
+enum { MAP_ALIGNMENT = 16, SLAB_ELEMENTS = 64 };
 
 static int64_t element_bytes(const struct hopper *h, int factor) {
     return dtype_bytes((weftDataType_t)h->c.factor[factor].tensor->type, 1);
 }
 
-static weftStatus_t add_dim(struct hopper *h, int factor, enum walk walk, int number, int64_t extent, int64_t stride) {
+static weftStatus_t add_dim(struct hopper *h, int factor, struct view_dim dim) {
     struct map_view *view = &h->view[factor];
     const struct tensor *tensor = h->c.factor[factor].tensor;
-    if (extent == 1 && walk != WALK_DEPTH && walk != WALK_OUTER && walk != WALK_IMAGE)
+    if (dim.extent == 1 && dim.walk != WALK_DEPTH && dim.walk != WALK_OUTER && dim.walk != WALK_IMAGE)
         return WEFT_STATUS_SUCCESS;
-    if (extent == 1 && view->count > 0) /* never moved along; the map wants a stride all the same */
-        stride = MAP_ALIGNMENT;
+    if (dim.extent == 1 && view->count > 0) /* never moved along; the map wants a stride all the same */
+        dim.stride = MAP_ALIGNMENT;
     if (view->count == VIEW_DIMS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s is walked along more than %d dimensions",
              descriptor_label(h->c.node->op), descriptor_label(&tensor->base), VIEW_DIMS_MAX);
-    if (view->count == 0 ? stride != 1 && extent != 1
-                         : stride <= 0 || stride * element_bytes(h, factor) % MAP_ALIGNMENT != 0)
+    if (view->count == 0 ? dim.stride != 1 && dim.extent != 1
+                         : dim.stride <= 0 || dim.stride * element_bytes(h, factor) % MAP_ALIGNMENT != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s has a stride of %lld elements; the copy engine wants multiples of %d bytes, and one dimension "
              "without gaps.",
-             descriptor_label(h->c.node->op), descriptor_label(&tensor->base), (long long)stride, MAP_ALIGNMENT);
-    view->dims[view->count++] = (struct view_dim){walk, number, extent, stride};
+             descriptor_label(h->c.node->op), descriptor_label(&tensor->base), (long long)dim.stride, MAP_ALIGNMENT);
+    view->dims[view->count++] = dim;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Depth and outer index, whichever is contiguous first. */
 static weftStatus_t add_matrix(struct hopper *h, int factor, struct view_dim depth, struct view_dim outer) {
     bool along_depth = depth.stride == 1 || (outer.stride != 1 && depth.extent == 1);
-    struct view_dim first = along_depth ? depth : outer, second = along_depth ? outer : depth;
     h->view[factor].along_depth = along_depth;
-    TRY(add_dim(h, factor, first.walk, first.number, first.extent, first.stride));
-    return add_dim(h, factor, second.walk, second.number, second.extent, second.stride);
+    TRY(add_dim(h, factor, along_depth ? depth : outer));
+    return add_dim(h, factor, along_depth ? outer : depth);
 }
 
 /* ---- Matmul, and what is one ------------------------------------------------------------------------------------- */
@@ -45,8 +51,8 @@ static weftStatus_t add_matrix(struct hopper *h, int factor, struct view_dim dep
 static struct view_dim dim_of(const struct contraction *c, int factor, enum index index, enum walk walk) {
     const struct digits *digits = &c->digits[index];
     const struct digit *last = &digits->at[digits->count - 1];
-    return digits->count ? (struct view_dim){walk, 0, last->extent, last->stride[factor]}
-                         : (struct view_dim){walk, 0, 1, 1};
+    return digits->count ? (struct view_dim){walk, 0, last->extent, last->stride[factor], 0}
+                         : (struct view_dim){walk, 0, 1, 1, 0};
 }
 
 static bool is_matrix(const struct contraction *c) {
@@ -67,7 +73,7 @@ static weftStatus_t shape_matrices(struct hopper *h) {
         for (int d = 0; d < c->digits[BATCH].count; d++) {
             const struct digit *digit = &c->digits[BATCH].at[d];
             if (digit->stride[f])
-                TRY(add_dim(h, f, WALK_ENTRY, d, digit->extent, digit->stride[f]));
+                TRY(add_dim(h, f, (struct view_dim){WALK_ENTRY, d, digit->extent, digit->stride[f], 0}));
         }
     }
     return WEFT_STATUS_SUCCESS;
@@ -75,37 +81,45 @@ static weftStatus_t shape_matrices(struct hopper *h) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t check_geometry(const struct hopper *h, const struct conv_geometry *g) {
-    if (g->groups != 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it has %lld groups; one is multiplied here.",
-             descriptor_label(h->c.node->op), (long long)g->groups);
-    if (g->flip)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its filter is flipped; the copy engine walks forward only.",
-             descriptor_label(h->c.node->op));
+/* A dimension of channels or filters, or of what else a group has its own part of. */
+static struct view_dim grouped_dim(const struct conv_geometry *g, enum walk walk, int number, int64_t extent,
+                                   int64_t stride, int64_t group_stride) {
+    int64_t per_group = g->groups > 1 && stride ? group_stride / stride : 0;
+    return (struct view_dim){walk, number, extent + (g->groups - 1) * per_group, stride, per_group};
+}
+
+/* Boxes along the depth must end where groups do. */
+static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g, int64_t channels) {
+    int64_t block = HOPPER_DEPTH_BYTES / element_bytes(h, FACTOR_A);
+    if (g->groups > 1 && channels % block != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: it has %lld groups of %lld channels; multiples of %lld are summed here.",
+             descriptor_label(h->c.node->op), (long long)g->groups, (long long)channels, (long long)block);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The image of a factor: its channels without gaps, then positions from the innermost dimension outwards. */
+/* The image of a factor: what lies without gaps, then positions from the innermost dimension outwards, then images. */
 static weftStatus_t add_image(struct hopper *h, int factor, const struct conv_geometry *g,
-                              const struct conv_operand *image, int64_t channels) {
+                              const struct conv_operand *image, struct view_dim first, struct view_dim images) {
+    int64_t most = g->spatial == COORDINATES ? VOLUME_CORNER_MAX : IMAGE_CORNER_MAX;
+    int64_t farthest = g->spatial == COORDINATES ? VOLUME_REACH_MAX : IMAGE_REACH_MAX;
     h->view[factor].is_image = true;
     h->view[factor].along_depth = !h->depth_is_pixels;
-    TRY(add_dim(h, factor, h->depth_is_pixels ? WALK_OUTER : WALK_DEPTH, 0, channels, image->channel_stride));
+    TRY(add_dim(h, factor, first));
     for (int i = COORDINATES; i-- > 0;) {
         struct positions *at = &h->positions[i];
         int64_t last = at->corner + (at->count - 1) * at->stride + 1 - at->size;
         int64_t reach = at->offset + (at->tap_step > 0 ? (at->taps - 1) * at->tap_step : 0);
-        int64_t most = g->spatial == COORDINATES ? VOLUME_CORNER_MAX : IMAGE_CORNER_MAX;
         if (at->stride > IMAGE_STRIDE_MAX || at->corner < -most || at->corner > most || last < -most || last > most ||
-            reach > most)
+            reach > farthest)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s: stride, padding or filter are larger than the copy engine walks: strides to %d, distances to "
-                 "%lld.",
-                 descriptor_label(h->c.node->op), IMAGE_STRIDE_MAX, (long long)most);
+                 "%s: stride, padding or filter are larger than the copy engine walks: strides to %d, corners to "
+                 "%lld, taps to %lld.",
+                 descriptor_label(h->c.node->op), IMAGE_STRIDE_MAX, (long long)most, (long long)farthest);
         if (i > 0 || g->spatial == COORDINATES)
-            TRY(add_dim(h, factor, WALK_IMAGE, i, at->size, image->size_stride[i]));
+            TRY(add_dim(h, factor, (struct view_dim){WALK_IMAGE, i, at->size, image->size_stride[i], 0}));
     }
-    return add_dim(h, factor, WALK_IMAGE, -1, g->n, image->outer_stride);
+    return add_dim(h, factor, images);
 }
 
 /* The filter under an image: its taps are part of the depth. */
@@ -114,7 +128,7 @@ static weftStatus_t add_filter(struct hopper *h, int factor, const struct conv_o
     TRY(add_matrix(h, factor, depth, outer));
     for (int i = COORDINATES; i-- > 0;) {
         h->taps[i] = w->size[i];
-        TRY(add_dim(h, factor, WALK_TAP, i, w->size[i], w->size_stride[i]));
+        TRY(add_dim(h, factor, (struct view_dim){WALK_TAP, i, w->size[i], w->size_stride[i], 0}));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -130,12 +144,16 @@ static struct positions forward_positions(const struct conv_geometry *g, int i) 
 }
 
 static weftStatus_t shape_forward(struct hopper *h, const struct conv_geometry *g, int image) {
+    const struct conv_operand *x = &g->x, *w = &g->w;
+    TRY(check_groups(h, g, g->c));
     for (int i = 0; i < COORDINATES; i++)
         h->positions[i] = forward_positions(g, i);
     h->channels = g->c;
-    TRY(add_image(h, image, g, &g->x, g->c));
-    return add_filter(h, 1 - image, &g->w, (struct view_dim){WALK_DEPTH, 0, g->c, g->w.channel_stride},
-                      (struct view_dim){WALK_OUTER, 0, g->k, g->w.outer_stride});
+    h->is_flipped = g->flip;
+    TRY(add_image(h, image, g, x, grouped_dim(g, WALK_DEPTH, 0, g->c, x->channel_stride, x->group_stride),
+                  (struct view_dim){WALK_IMAGE, -1, g->n, x->outer_stride, 0}));
+    return add_filter(h, 1 - image, w, (struct view_dim){WALK_DEPTH, 0, g->c, w->channel_stride, 0},
+                      grouped_dim(g, WALK_OUTER, 0, g->k, w->outer_stride, w->group_stride));
 }
 
 /* Positions in dy that see an element of dx through the taps, which run backwards. */
@@ -172,13 +190,17 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
 }
 
 static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, int image) {
+    const struct conv_operand *y = &g->y, *w = &g->w;
     int phases = 0;
+    TRY(check_groups(h, g, g->k));
     for (int i = 0; i < COORDINATES; i++)
         h->positions[i] = g->stride[i] == 1 ? backward_positions(g, i) : phase_positions(g, i, &h->c.phases[phases++]);
     h->channels = g->k;
-    TRY(add_image(h, image, g, &g->y, g->k));
-    TRY(add_filter(h, 1 - image, &g->w, (struct view_dim){WALK_DEPTH, 0, g->k, g->w.outer_stride},
-                   (struct view_dim){WALK_OUTER, 0, g->c, g->w.channel_stride}));
+    h->is_flipped = g->flip;
+    TRY(add_image(h, image, g, y, grouped_dim(g, WALK_DEPTH, 0, g->k, y->channel_stride, y->group_stride),
+                  (struct view_dim){WALK_IMAGE, -1, g->n, y->outer_stride, 0}));
+    TRY(add_filter(h, 1 - image, w, grouped_dim(g, WALK_DEPTH, 0, g->k, w->outer_stride, w->group_stride),
+                   (struct view_dim){WALK_OUTER, 0, g->c, w->channel_stride, 0}));
     for (int i = 0; i < COORDINATES; i++)
         h->taps[i] = h->positions[i].taps;
     return WEFT_STATUS_SUCCESS;
@@ -202,26 +224,82 @@ static bool is_one_line(const struct conv_operand *image, int64_t images, int64_
 
 /* dy is a matrix of pixels and filters; x is the image, of which the result's other index counts taps and channels. */
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
+    const struct conv_operand *x = &g->x, *y = &g->y;
     int64_t pixels, stride;
-    const struct conv_operand *w = &g->w;
-    bool is_ordered = w->channel_stride == 1;
+    if (!is_one_line(y, g->n, &pixels, &stride) || g->c == 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: filter gradients are multiplied here for more than one channel, and pixels of dy without gaps.",
+             descriptor_label(h->c.node->op));
+    if (g->groups > 1 && x->group_stride * element_bytes(h, image) % MAP_ALIGNMENT != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: its groups of %lld channels do not begin at multiples of %d bytes, where pixels can be taken apart.",
+             descriptor_label(h->c.node->op), (long long)g->c, MAP_ALIGNMENT);
     for (int i = 0; i < COORDINATES; i++) {
-        bool is_inner = i == COORDINATES - 1;
-        int64_t next = is_inner ? g->c : w->size_stride[i + 1];
-        is_ordered = is_ordered && (w->size[i] == 1 || (!is_inner && w->size[i + 1] == 1) || w->size_stride[i] >= next);
         h->positions[i] = forward_positions(g, i);
         h->taps[i] = 1;
+        if (g->flip) { /* the first tap reads farthest */
+            h->positions[i].offset = (g->w.size[i] - 1) * g->dilation[i];
+            h->positions[i].tap_step = -g->dilation[i];
+        }
     }
-    if (!is_one_line(&g->y, g->n, &pixels, &stride) || !is_ordered || g->c % SLAB_ELEMENTS != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: filter gradients are multiplied here for channels last, multiples of %d of them, and pixels of dy "
-             "without gaps.",
-             descriptor_label(h->c.node->op), SLAB_ELEMENTS);
     h->depth_is_pixels = true;
     h->channels = pixels;
-    TRY(add_image(h, image, g, &g->x, g->c));
-    return add_matrix(h, 1 - image, (struct view_dim){WALK_DEPTH, 0, pixels, stride},
-                      (struct view_dim){WALK_OUTER, 0, g->k, g->y.channel_stride});
+    TRY(add_image(h, image, g, x, grouped_dim(g, WALK_OUTER, 0, g->c, x->channel_stride, x->group_stride),
+                  (struct view_dim){WALK_IMAGE, -1, g->n, x->outer_stride, 0}));
+    return add_matrix(h, 1 - image, (struct view_dim){WALK_DEPTH, 0, pixels, stride, 0},
+                      grouped_dim(g, WALK_OUTER, 0, g->k, y->channel_stride, y->group_stride));
+}
+
+/* The same where images lie without gaps: a forward convolution of x by dy, in which channels and images have changed
+   places. Nothing needs to be turned, which only 16 bits can. */
+static weftStatus_t shape_filter_by_images(struct hopper *h, const struct conv_geometry *g, int image) {
+    const struct conv_operand *x = &g->x, *y = &g->y;
+    if (g->flip)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its filter is flipped; the copy engine walks forward only.",
+             descriptor_label(h->c.node->op));
+    for (int i = 0; i < COORDINATES; i++)
+        h->positions[i] = (struct positions){.count = g->w.size[i],
+                                             .stride = g->dilation[i],
+                                             .corner = -g->pre[i],
+                                             .taps = y->size[i],
+                                             .tap_step = g->stride[i],
+                                             .size = x->size[i]};
+    h->channels = g->n;
+    TRY(add_image(h, image, g, x, (struct view_dim){WALK_DEPTH, 0, g->n, x->outer_stride, 0},
+                  grouped_dim(g, WALK_IMAGE, -1, g->c, x->channel_stride, x->group_stride)));
+    return add_filter(h, 1 - image, y, (struct view_dim){WALK_DEPTH, 0, g->n, y->outer_stride, 0},
+                      grouped_dim(g, WALK_OUTER, 0, g->k, y->channel_stride, y->group_stride));
+}
+
+/* Digits of a filter gradient by their dimension; with `is_last` the channels behind the taps. */
+static void sort_by_dim(struct digits *digits, int channel, bool is_last) {
+    for (int i = 1; i < digits->count; i++)
+        for (int at = i; at > 0; at--) {
+            struct digit *left = &digits->at[at - 1], *right = &digits->at[at], moved = *right;
+            bool is_behind = is_last && left->dim == channel, is_before = is_last && right->dim == channel;
+            if (!is_behind && (is_before || left->dim < right->dim))
+                break;
+            *right = *left;
+            *left = moved;
+        }
+}
+
+void hopper_order(struct hopper *h) {
+    struct contraction *c = &h->c;
+    struct digits *digits = &c->digits[h->is_turned ? ROW : COLUMN];
+    if (op_of(c->node->op) != &conv_wgrad_op)
+        return;
+    struct conv_geometry g = conv_geometry(c->node->op);
+    int channel = (int)g.w.tensor->dims.count - g.spatial - 1;
+    bool is_half = element_bytes(h, FACTOR_A) == 2;
+    h->is_by_images = !is_half || (g.x.channel_stride != 1 && g.x.outer_stride == 1);
+    sort_by_dim(digits, channel, !h->is_by_images);
+    struct digit *last = digits->count ? &digits->at[digits->count - 1] : NULL;
+    if (h->is_by_images || digits->count < 2 || last->dim != channel || last->extent % SLAB_ELEMENTS == 0)
+        return;
+    last->extent = (last->extent + SLAB_ELEMENTS - 1) / SLAB_ELEMENTS * SLAB_ELEMENTS;
+    c->has_limit = true;
+    c->limited_dim = channel;
 }
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
@@ -257,10 +335,10 @@ weftStatus_t hopper_shape(struct hopper *h) {
              descriptor_label(node->op));
     } else {
         struct conv_geometry g = conv_geometry(node->op);
-        TRY(check_geometry(h, &g));
         int image = (g.direction == CONV_FILTER) != h->is_turned ? FACTOR_B : FACTOR_A;
         TRY(g.direction == CONV_FORWARD ? shape_forward(h, &g, image)
             : g.direction == CONV_DATA  ? shape_data(h, &g, image)
+            : h->is_by_images           ? shape_filter_by_images(h, &g, image)
                                         : shape_filter(h, &g, image));
     }
     for (int f = 0; f < FACTORS; f++)

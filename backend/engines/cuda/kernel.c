@@ -118,6 +118,7 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = print->argument_count;
+    kernel->map_count = print->map_count;
     if (!status)
         status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
     if (!status)

@@ -16,7 +16,8 @@ enum argument_kind {
     ARGUMENT_HELD,    /* a by-value scalar or constant itself, `number` bytes of host memory */
     ARGUMENT_SCRATCH, /* address in the step's workspace, `number` bytes from its start */
     ARGUMENT_NUMBER,  /* a 64-bit number; also the two words of a divisor */
-    ARGUMENT_MAP,     /* the first word of a tensor map of a value, of which `number` is the form; 15 words follow */
+    ARGUMENT_MAP, /* the first word of a tensor map of a value, or of the step's workspace where that is -1, of which
+                         `number` is the form; 15 words follow */
 };
 
 struct argument {
@@ -31,7 +32,7 @@ enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8, MAPS_MAX = 4, MAP_WORDS = 16 };
 struct cuda_map {
     struct tensor_map_form form;
     bool is_im2col;
-    int64_t offset; /* bytes from the value's address */
+    int64_t offset; /* bytes from the address of the value, or of the workspace */
 };
 
 struct cuda_kernel {
@@ -40,6 +41,7 @@ struct cuda_kernel {
     const char *program; /* the whole text but for the library's headers */
     int argument_count;
     const struct argument *arguments; /* the fields of the kernel's struct, 8 bytes each, in order */
+    int map_count;
     const struct cuda_map *maps;
     uint32_t grid[3], block, shared_bytes;
     uint32_t cluster;     /* blocks along x; 0: no clusters */

@@ -50,14 +50,16 @@ static uint64_t argument_word(const struct argument *argument, void *const *valu
 }
 
 /* Encoding is arithmetic on the host, a few hundred nanoseconds. */
-static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kernel, void *const *values) {
+static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kernel, void *const *values,
+                                const void *workspace) {
     for (int i = 0; i < kernel->argument_count; i += MAP_WORDS) {
         const struct argument *argument = &kernel->arguments[i];
         if (argument->kind != ARGUMENT_MAP) /* maps come first */
             break;
         const struct cuda_map *map = &kernel->maps[argument->number];
         struct cuda_tensor_map *encoded = (struct cuda_tensor_map *)&words[i];
-        uint64_t address = (uint64_t)(uintptr_t)values[argument->value] + (uint64_t)map->offset;
+        const void *memory = argument->value < 0 ? workspace : values[argument->value];
+        uint64_t address = (uint64_t)(uintptr_t)memory + (uint64_t)map->offset;
         TRY(map->is_im2col ? tensor_map_im2col(encoded, kernel->loaded->driver, &map->form, address)
                            : tensor_map_tiled(encoded, kernel->loaded->driver, &map->form, address));
     }
@@ -69,7 +71,7 @@ static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *va
     _Alignas(struct cuda_tensor_map) uint64_t words[ARGUMENTS_MAX + 1];
     for (int i = 0; i < kernel->argument_count; i++)
         words[i] = argument_word(&kernel->arguments[i], values, workspace);
-    TRY(encode_maps(words, kernel, values));
+    TRY(encode_maps(words, kernel, values, workspace));
     struct launch launch = {.kernel = kernel->loaded,
                             .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
                             .block = {kernel->block, 1, 1},

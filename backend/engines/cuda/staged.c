@@ -1,34 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors. They are
-   copied to plain tensors in the workspace, another family computes there, and results are copied back. What that family
-   sees is the same graph with these tensors exchanged for plain ones under the same uids. */
+   copied to plain tensors in the workspace, another family computes there, and results are copied back. */
+#include "engines/cuda/staged.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/move.h"
 
 #include <string.h>
 
-enum { STAGED_MAX = 32, SCRATCH_ALIGNMENT = 256 };
+enum { SCRATCH_ALIGNMENT = 256 };
 
-/* Without those that encode their operands' addresses on the host: they could not be sent to the workspace. */
 static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_grouped,
                                                       &cuda_rows,      &cuda_window,      &cuda_map,
                                                       &cuda_move,      &cuda_rng,         NULL};
-
-struct staged_value {
-    int value;
-    bool is_read, is_written;
-    const struct tensor *tensor, *plain;
-    int64_t scratch; /* of the plain tensor, in bytes */
-};
-
-struct staged {
-    struct graph graph;   /* a copy with plain tensors */
-    struct region region; /* of that copy */
-    const struct family *inner;
-    int count;
-    struct staged_value at[STAGED_MAX];
-    int64_t scratch_bytes;
-};
 
 /* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
 
@@ -53,19 +36,25 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     }
 }
 
-static weftStatus_t make_plain(const struct tensor **made, const struct tensor *tensor, bool is_written,
-                               struct arena *arena) {
-    struct tensor like = *tensor, *plain;
+weftStatus_t staged_make_plain(struct tensor **made, const struct tensor *tensor, struct arena *arena) {
+    struct tensor *plain;
     TRY(arena_copy(arena, &plain, tensor, sizeof *tensor));
-    plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
     plain->is_by_value = plain->is_constant = false;
     plain->alignment = 16;
     plain->strides.count = 0;
+    *made = plain;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t make_addressable(struct tensor **made, const struct tensor *tensor, bool is_written,
+                                     struct arena *arena) {
+    struct tensor like = *tensor;
+    TRY(staged_make_plain(made, tensor, arena));
+    (*made)->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     if (tensor->vector_count > 1) /* lanes stay neighbours */
         like.strides.at[tensor->vector_dim] = 0;
-    tensor_infer_strides(plain, &like);
-    *made = plain;
+    tensor_infer_strides(*made, &like);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -76,6 +65,14 @@ static struct staged_value *find_staged(struct staged *staged, int value) {
         if (staged->at[k].value == value)
             return &staged->at[k];
     return NULL;
+}
+
+struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
+                                const struct tensor *plain) {
+    struct staged_value *added = &staged->at[staged->count++];
+    *added = (struct staged_value){.value = value, .tensor = tensor, .plain = plain, .scratch = staged->scratch_bytes};
+    staged->scratch_bytes += (tensor_bytes(plain) + SCRATCH_ALIGNMENT - 1) & -SCRATCH_ALIGNMENT;
+    return added;
 }
 
 /* Whether an operation reads what its output holds before. */
@@ -102,11 +99,9 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be copied",
              descriptor_label(node->op), STAGED_MAX);
     if (!found) {
-        found = &staged->at[staged->count++];
-        *found = (struct staged_value){.value = node->operands[k], .tensor = value->tensor};
-        TRY(make_plain(&found->plain, value->tensor, is_made, arena));
-        found->scratch = staged->scratch_bytes;
-        staged->scratch_bytes += (tensor_bytes(found->plain) + SCRATCH_ALIGNMENT - 1) & -SCRATCH_ALIGNMENT;
+        struct tensor *plain;
+        TRY(make_addressable(&plain, value->tensor, is_made, arena));
+        found = staged_add(staged, node->operands[k], value->tensor, plain);
     }
     found->is_written = found->is_written || node->is_output[k];
     found->is_read = found->is_read || !node->is_output[k] || reads_outputs(node->op);
@@ -141,9 +136,9 @@ static weftStatus_t exchange_operands(const struct staged *staged, struct node *
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t exchange_all(struct staged *staged, const struct region *region, struct arena *arena) {
-    struct graph *graph = &staged->graph;
-    *graph = *region->graph;
+weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
+    struct graph *graph;
+    TRY(arena_copy(arena, &graph, region->graph, sizeof *graph));
     TRY(arena_copy(arena, &graph->nodes, graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
     TRY(arena_copy(arena, &graph->values, graph->values, (size_t)graph->value_count * sizeof *graph->values));
     for (int k = 0; k < staged->count; k++)
@@ -163,7 +158,7 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
     if (staged->count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
-    TRY(exchange_all(staged, region, arena));
+    TRY(staged_exchange(staged, region, arena));
     for (int f = 0; status && inner_families[f]; f++) {
         staged->inner = inner_families[f];
         status = staged->inner->accepts(&staged->region, device, seconds);
@@ -218,28 +213,58 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
     return move_add_kernels(state, region->graph, parts, count, device, arena);
 }
 
-/* The kernels of the other family, sent to the workspace where they name exchanged tensors. */
-static weftStatus_t add_inner(struct cuda_step *state, struct staged *staged, const struct cuda_step *inner,
-                              struct arena *arena) {
-    if (state->count + inner->count > KERNELS_MAX)
+static const struct staged_place *find_place(const struct staged_place *places, int count, int of) {
+    for (int k = 0; k < count; k++)
+        if (places[k].of == of)
+            return &places[k];
+    return NULL;
+}
+
+/* An argument that is a value, or the map of one. */
+static void send(struct argument *argument, struct cuda_map *maps, const struct staged_place *place) {
+    if (place->value >= 0) {
+        argument->value = place->value;
+    } else if (argument->kind == ARGUMENT_MAP) {
+        argument->value = -1;
+        maps[argument->number].offset += place->scratch;
+    } else {
+        *argument = (struct argument){ARGUMENT_SCRATCH, -1, place->scratch + argument->number};
+    }
+}
+
+weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
+                         int count, int64_t scratch, struct arena *arena) {
+    if (state->count + from->count > KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
-    for (int i = 0; i < inner->count; i++) {
+    for (int i = 0; i < from->count; i++) {
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         struct argument *arguments;
-        *kernel = inner->kernels[i];
+        struct cuda_map *maps;
+        *kernel = from->kernels[i];
         TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
+        TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));
         for (int k = 0; k < kernel->argument_count; k++) {
             struct argument *argument = &arguments[k];
-            const struct staged_value *found =
-                argument->kind == ARGUMENT_VALUE ? find_staged(staged, argument->value) : NULL;
+            const struct staged_place *place = find_place(places, count, argument->value);
             if (argument->kind == ARGUMENT_SCRATCH)
-                argument->number += staged->scratch_bytes;
-            if (found)
-                *argument = (struct argument){ARGUMENT_SCRATCH, -1, found->scratch + argument->number};
+                argument->number += scratch;
+            else if (place && (argument->kind == ARGUMENT_VALUE || argument->kind == ARGUMENT_MAP))
+                send(argument, maps, place);
         }
         kernel->arguments = arguments;
+        kernel->maps = maps;
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
+                                const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
+    struct staged_place places[STAGED_MAX];
+    for (int k = 0; k < staged->count; k++)
+        places[k] = (struct staged_place){staged->at[k].value, -1, staged->at[k].scratch};
+    *inner = (struct step){.family = staged->inner, .region = staged->region};
+    TRY(staged->inner->build(inner, device, knobs, arena));
+    return staged_take(state, inner->state, places, staged->count, staged->scratch_bytes, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -251,10 +276,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     TRY(analyse(staged, &step->region, device, &seconds, arena));
-    struct step inner = {.family = staged->inner, .region = staged->region};
-    TRY(staged->inner->build(&inner, device, knobs, arena));
+    struct step inner;
     TRY(add_copies(state, staged, &step->region, false, device, arena));
-    TRY(add_inner(state, staged, inner.state, arena));
+    TRY(staged_build_inner(state, staged, device, knobs, &inner, arena));
     TRY(add_copies(state, staged, &step->region, true, device, arena));
     step->workspace_bytes = staged->scratch_bytes + inner.workspace_bytes;
     return arena_print(arena, &step->detail, "%d tensors through plain copies, %s: %s", staged->count,

@@ -1,0 +1,107 @@
+"""Which family takes products that Hopper's copy engine cannot read as they lie: copies of their factors pay
+for large ones; and what it reads after all: groups, flipped filters, any number of channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import weft
+
+LAST, FIRST = (0, 2, 3, 1), (0, 1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+
+
+def lying(dims: list[int], order: tuple[int, ...]) -> list[int]:
+    """Strides of a packed tensor whose dims lie in this order, slowest first."""
+    strides, step = [0] * len(dims), 1
+    for i in reversed(order):
+        strides[i], step = step, step * dims[i]
+    return strides
+
+
+def matmul(
+    types: tuple[str, str], m: int = 2048, n: int = 2048, k: int = 2048, row_major_b: bool = True
+) -> weft.Graph:
+    g = weft.Graph(compute_data_type="f32", device="sm_90")
+    a = g.tensor([m, k], [k, 1], data_type=types[0])
+    b = g.tensor([k, n], [n, 1] if row_major_b else [1, k], data_type=types[1])
+    g.relu(g.matmul(a, b)).set_output(True).set_data_type(types[0])
+    return g
+
+
+def conv(
+    kind: str,
+    dtype: str = "bf16",
+    order: tuple[int, ...] = LAST,
+    channels: int = 256,
+    groups: int = 1,
+    flips: bool = False,
+    images: int = 128,
+) -> weft.Graph:
+    g = weft.Graph(io_data_type=dtype, intermediate_data_type="f32", compute_data_type="f32", device="sm_90")
+    dims = {"x": [images, channels, 14, 14], "w": [channels, channels // groups, 3, 3]}
+    dims["y"] = dims["x"]
+    options: dict[str, Any] = {"padding": [1, 1]}
+    options |= {"convolution_mode": "CONVOLUTION"} if flips else {}
+    x, w, y = (g.tensor(dims[name], lying(dims[name], order)) for name in "xwy")
+    made = {
+        "fprop": lambda: g.conv_fprop(x, w, **options),
+        "dgrad": lambda: g.conv_dgrad(y, w, **options),
+        "wgrad": lambda: g.conv_wgrad(x, y, **options),
+    }[kind]()
+    result = dims[{"fprop": "y", "dgrad": "x", "wgrad": "w"}[kind]]
+    made.set_dim(result).set_stride(lying(result, order)).set_output(True)
+    return g
+
+
+def families(g: weft.Graph) -> list[str]:
+    """Of the engine that is predicted to be the fastest."""
+    served = [each for each in g.support() if each["supported"] and each["engine"].startswith("cuda")]
+    return min(served, key=lambda each: each["seconds"])["families"]
+
+
+KINDS = ("fprop", "dgrad", "wgrad")
+HALVES, FLOATS = ("bf16", "bf16"), ("f32", "f32")
+CASES: list[tuple[str, weft.Graph, str]] = [
+    ("matmul", matmul(HALVES), "hopper"),
+    ("matmul, odd depth", matmul(HALVES, k=2047), "packed"),
+    ("matmul, odd columns", matmul(HALVES, n=2047), "packed"),
+    ("matmul, odd and small", matmul(HALVES, 64, 64, 63), "contraction"),
+    ("matmul f32, row-major B", matmul(FLOATS), "packed.tf32"),
+    ("matmul f32, column-major B", matmul(FLOATS, row_major_b=False), "hopper.tf32"),
+    ("matmul bf16 by int8", matmul(("bf16", "i8")), "packed"),
+    ("matmul bf16 by int4", matmul(("bf16", "i4")), "packed"),
+    ("matmul f16 by e4m3", matmul(("f16", "e4m3")), "packed"),
+    ("matmul f32 by bf16", matmul(("f32", "bf16")), "packed.tf32"),
+    *((f"{kind} NCHW", conv(kind, order=FIRST), "packed") for kind in KINDS),
+    *(
+        (f"{kind} NCHW, small", conv(kind, order=FIRST, images=1, channels=16), "contraction")
+        for kind in KINDS
+    ),
+    *((f"{kind} f32 NCHW", conv(kind, "f32", FIRST), "packed.tf32") for kind in KINDS),
+    ("fprop f32", conv("fprop", "f32"), "hopper.tf32"),
+    ("dgrad f32", conv("dgrad", "f32"), "packed.tf32"),
+    ("wgrad f32", conv("wgrad", "f32"), "packed.tf32"),
+    *((f"{kind} of 65 channels", conv(kind, channels=65), "packed") for kind in KINDS),
+    *((f"{kind} of 96 channels", conv(kind, channels=96), "hopper") for kind in KINDS),
+    *((f"{kind} in groups", conv(kind, groups=4), "hopper") for kind in KINDS),
+    *((f"{kind} flipped", conv(kind, flips=True), "hopper") for kind in KINDS),
+]
+
+
+@pytest.mark.parametrize(("graph", "family"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
+def test_family(graph: weft.Graph, family: str) -> None:
+    assert families(graph) == [f"cuda.{family}"]
+
+
+def test_copies_are_in_the_workspace() -> None:
+    g = conv("fprop", order=FIRST)
+    g.build()
+    images, filters = 128 * 14 * 14 * 256, 256 * 9 * 256
+    assert g.get_workspace_size() == 2 * (images + filters)
+    assert "2 of its factors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
