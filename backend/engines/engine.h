@@ -51,6 +51,9 @@ struct family {
     const struct knob *knobs; /* ends with a knob without doc; NULL: none */
     /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */
     weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
+    /* Nodes that prepare what a node alone reads, and that the family takes with it: fills in their numbers, at most all of
+       the graph but one, and gives their count. NULL: none. */
+    int (*companions)(const struct graph *graph, int node, int *nodes);
     /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. */
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);

@@ -194,12 +194,29 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
     return false;
 }
 
+/* A family may take an operation only together with those that prepare what it alone reads. */
+static bool accepts_with_companions(struct partitioning *p, struct part *part, int *nodes, int seed) {
+    const struct family *family = part->family;
+    int count = family->companions ? family->companions(p->graph, seed, nodes) : 0;
+    bool are_free = count > 0;
+    for (int i = 0; i < count; i++)
+        are_free = are_free && p->owner[nodes[i]] == UNASSIGNED;
+    for (int i = 1; i < count; i++)
+        insert_sorted(nodes, i, nodes[i]);
+    insert_sorted(nodes, count, seed);
+    part->region.count = are_free ? count + 1 : 0;
+    if (are_free && family->accepts(&part->region, p->device, &part->seconds) == WEFT_STATUS_SUCCESS)
+        return true;
+    part->region.count = 0;
+    return false;
+}
+
 static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed, bool *started) {
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)p->graph->node_count * sizeof *nodes));
     struct part *part = &p->parts[p->part_count];
     *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = nodes}};
-    *started = accepts_with_readers(p, part, nodes, seed);
+    *started = accepts_with_companions(p, part, nodes, seed) || accepts_with_readers(p, part, nodes, seed);
     if (!*started)
         return WEFT_STATUS_SUCCESS;
     memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);

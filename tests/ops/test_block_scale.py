@@ -223,6 +223,51 @@ def test_weights_of_4_bits_in_a_product() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "left", "right"),
+    [
+        ((), 64, 128, 256, [1, 128], [128, 128]),
+        ((), 150, 72, 400, [1, 128], [128, 128]),
+        ((), 40, 200, 272, [128, 128], [128, 1]),  # served with A and B in each other's place
+        ((), 33, 40, 528, [1, 256], [528, 64]),
+        ((2,), 70, 130, 144, [1, 128], [128, 128]),
+        ((), 70, 80, 256, [1, 128], []),
+        ((), 16, 48, 128, [1, 32], [32, 1]),  # shorter than what is summed before it is scaled
+    ],
+)
+@pytest.mark.parametrize("scale_type", ["f32", "e8m0"])
+def test_products_of_scaled_blocks(
+    batch: tuple[int, ...], m: int, n: int, k: int, left: list[int], right: list[int], scale_type: str
+) -> None:
+    """Factors lie as tensor cores want them, contiguous along the summed dimension, and scales each way."""
+    a, b = checks.random((*batch, m, k), "e4m3"), checks.random((*batch, k, n), "e5m2", seed=1)
+    inputs: dict[str, Any] = {"a": a, "b": (b, (*[k * n] * len(batch), 1, k))}
+    wide = [checks.exact(a), checks.exact(b)]
+    for i, (name, block) in enumerate((("a_scale", left), ("b_scale", right))):
+        if not block:
+            continue
+        dims = (*batch, *(-(-extent // size) for extent, size in zip(wide[i].shape[-2:], block, strict=True)))
+        scale = checks.random(dims, scale_type, 0.25, 2, seed=2 + i)
+        inputs[name] = (scale, (*[dims[-1] * dims[-2]] * len(batch), *((1, dims[-2]) if i else (dims[-1], 1))))
+        wide[i] = wide[i] * spread(checks.exact(scale), wide[i].shape, block)
+
+    def build(g: Any, a: Any, b: Any, a_scale: Any = None, b_scale: Any = None) -> Any:
+        a = g.block_scale_dequantize(a, a_scale, left) if left else a
+        b = g.block_scale_dequantize(b, b_scale, right) if right else b
+        return g.swish(g.matmul(a, b))
+
+    c = wide[0] @ wide[1]
+    checks.check(
+        build,
+        inputs,
+        c * (1 + np.tanh(c / 2)) / 2,
+        out="bf16",
+        layouts=["packed"],
+        magnitude=float((np.abs(wide[0]) @ np.abs(wide[1])).max()) * 1.1,
+        of_fp8=True,
+    )
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_one_result_alone(wanted: int) -> None:
     """The other is virtual and nobody reads it."""

@@ -22,11 +22,13 @@ static const int64_t GRID_MAX = INT32_MAX;
 
 static bool is_contraction(const struct node *node) { return op_of(node->op) == &matmul_op || conv_is(node->op); }
 
-static weftStatus_t find_contraction(const struct region *region, const struct node **found) {
+static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
+
+static weftStatus_t find_contraction(const struct region *region, bool takes_scales, const struct node **found) {
     *found = NULL;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        if (op_of(node->op) == &pointwise_op)
+        if (op_of(node->op) == &pointwise_op || (takes_scales && is_scaling(node)))
             continue;
         if (!is_contraction(node))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -43,11 +45,13 @@ static weftStatus_t find_contraction(const struct region *region, const struct n
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+static weftStatus_t check_operands(const struct region *region, bool takes_scales, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
-        if (!node->is_output[i] && value->producer >= 0 && region_has(region, value->producer))
+        bool is_made_here = value->producer >= 0 && region_has(region, value->producer);
+        if (!node->is_output[i] && is_made_here &&
+            !(takes_scales && is_scaling(&region->graph->nodes[value->producer])))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
@@ -63,12 +67,53 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
+static weftStatus_t find(struct contraction *c, const struct region *region, bool takes_scales) {
     const struct node *node;
     *c = (struct contraction){.region = region};
-    TRY(find_contraction(region, &node));
-    TRY(check_operands(region, node));
+    TRY(find_contraction(region, takes_scales, &node));
+    TRY(check_operands(region, takes_scales, node));
     return contraction_shape(c, node);
+}
+
+weftStatus_t contraction_find(struct contraction *c, const struct region *region) { return find(c, region, false); }
+
+/* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
+static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, int *count) {
+    const struct graph *graph = c->region->graph;
+    int producer = graph->values[factor->value].producer;
+    if (producer < 0 || !region_has(c->region, producer))
+        return WEFT_STATUS_SUCCESS;
+    const struct descriptor *op = graph->nodes[producer].op;
+    const struct block_scale_dequantize_op *scaling = (const struct block_scale_dequantize_op *)op;
+    bool is_alike = scaling->x->vector_count == 1;
+    for (int64_t i = 0; i < scaling->x->dims.count; i++)
+        is_alike = is_alike && scaling->x->strides.at[i] == scaling->y->strides.at[i];
+    if (!is_alike || region_exports(c->region, factor->value))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: %s must have the strides of %s and be read by the product alone, to be scaled within it.",
+             descriptor_label(op), descriptor_label(&scaling->y->base), descriptor_label(&scaling->x->base));
+    factor->scaling = scaling;
+    factor->tensor = scaling->x;
+    factor->value = graph_find_value(graph, scaling->x);
+    ++*count;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region) {
+    int taken = 0;
+    TRY(find(c, region, true));
+    for (int f = 0; f < FACTORS; f++)
+        TRY(take_scaling(c, &c->factor[f], &taken));
+    for (int i = 0; i < region->count; i++)
+        taken -= is_scaling(region_node(region, i));
+    if (taken < 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: scales of blocks multiply its factors here and nothing else.", descriptor_label(c->node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool contraction_is_behind(const struct contraction *c, const struct node *node) {
+    return node != c->node && !is_scaling(node);
 }
 
 weftStatus_t contraction_may_narrow(void) {
@@ -291,7 +336,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
 bool contraction_may_alias(const struct region *region, int in, int out) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        for (int k = 0; k < node->operand_count && is_contraction(node); k++)
+        for (int k = 0; k < node->operand_count && (is_contraction(node) || is_scaling(node)); k++)
             if (node->operands[k] == in)
                 return false;
     }

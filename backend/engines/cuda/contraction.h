@@ -8,6 +8,7 @@
 
 #include "engines/cuda/formula.h"
 #include "engines/cuda/kernel.h"
+#include "graph/ops/block_scale.h"
 
 enum index { BATCH, ROW, COLUMN, DEPTH, INDICES };
 enum { FACTOR_A, FACTOR_B, FACTORS };
@@ -33,6 +34,7 @@ struct digits {
 struct factor {
     int value;
     const struct tensor *tensor;
+    const struct block_scale_dequantize_op *scaling; /* multiplies its numbers by scales of blocks; NULL: none does */
     int64_t first;
     bool is_checked[COORDINATES];
     int64_t start[COORDINATES], size[COORDINATES];
@@ -110,6 +112,10 @@ struct contraction {
 
 /* The one product of a region, with its shape. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
+/* The same; factors may be scaled by blocks, and are then the tensors without scales. */
+weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region);
+/* Whether a node of the region follows the product, and so is neither it nor before it. */
+bool contraction_is_behind(const struct contraction *c, const struct node *node);
 int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);

@@ -172,7 +172,7 @@ weftStatus_t finish_analyse(struct contraction *c) {
     if (region_exports(c->region, c->result))
         TRY(add_memory(c, FINISH_STORE, c->result));
     for (int i = 0; i < c->region->count; i++)
-        if (region_node(c->region, i) != c->node)
+        if (contraction_is_behind(c, region_node(c->region, i)))
             TRY(add_node(c, region_node(c->region, i)));
     if (c->beta != 0)
         TRY(add_memory(c, FINISH_OLD, c->result));
@@ -371,7 +371,7 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
     print_result(print, c);
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (node != c->node && !is_index(node))
+        if (contraction_is_behind(c, node) && !is_index(node))
             formula_print(&print->code, c->region->graph, node);
     }
     for (int k = 0; k < finish->count; k++)

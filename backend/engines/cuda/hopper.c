@@ -43,15 +43,16 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
 static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
     *h = (struct hopper){.is_turned = is_turned};
-    TRY(contraction_find(&h->c, region));
+    TRY(contraction_find_scaled(&h->c, region));
     if (is_turned)
         contraction_turn(&h->c);
     hopper_order(h);
     TRY(contraction_plan(&h->c, device, NULL));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
-    h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) &&
-                  contraction_math(h->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
+    TRY(hopper_scales(h));
+    bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
+    h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
     return WEFT_STATUS_SUCCESS;
 }
@@ -71,12 +72,26 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
         return WEFT_STATUS_SUCCESS;
     }
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if ((lead_is_row || is_skinny) && (!h->tile || (turned.tile && turned.seconds < h->seconds)))
+    if (!h->tile || ((lead_is_row || is_skinny) && turned.tile && turned.seconds < h->seconds))
         *h = turned;
     if (!h->tile)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
+}
+
+/* What scales blocks of a product's factors. */
+static int companions(const struct graph *graph, int node, int *nodes) {
+    const struct node *product = &graph->nodes[node];
+    int count = 0;
+    for (int i = 0; i < product->operand_count && op_of(product->op) == &matmul_op; i++) {
+        int producer = graph->values[product->operands[i]].producer;
+        bool is_new = count == 0 || nodes[count - 1] != producer;
+        if (!product->is_output[i] && producer >= 0 && is_new &&
+            op_of(graph->nodes[producer].op) == &block_scale_dequantize_op)
+            nodes[count++] = producer;
+    }
+    return count;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -143,6 +158,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "PROMOTES", h->promotes);
+    print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
     print_constant(print, "GROUP_TILES", GROUP_TILES);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
@@ -185,6 +201,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     hopper_print_tile(&print, h);
     hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
+    hopper_print_scales(&print, h);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
                 (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
                 !h->view[FACTOR_B].along_depth);
@@ -200,12 +217,18 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
 
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
+    int behind = 0;
+    for (int i = 0; i < h->c.region->count; i++)
+        behind += contraction_is_behind(&h->c, region_node(h->c.region, i));
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     return arena_print(arena, &step->detail,
                        "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s%s, %d operations behind",
                        tile->rows, tile->columns, h->is_turned ? " turned" : "", h->stages, tile->cluster, h->splits,
                        has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
-                       h->promotes ? ", promoted" : "", h->store ? ", staged" : "", h->c.region->count - 1);
+                       hopper_is_scaled(h) ? ", scaled by blocks"
+                       : h->promotes       ? ", promoted"
+                                           : "",
+                       h->store ? ", staged" : "", behind);
 }
 
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -250,6 +273,7 @@ const struct family cuda_hopper = {
            "tensor cores",
     .knobs = knobs,
     .accepts = accepts,
+    .companions = companions,
     .build = build,
     .load = cuda_load,
     .run = cuda_run,

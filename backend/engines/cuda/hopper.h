@@ -42,6 +42,16 @@ struct hopper_tile {
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long depth */
 };
 
+/* The scales of a factor's blocks, which are `outer` long along its own index and `steps` steps of the depth; both stand
+   at most once where that is all there is. */
+struct block_scales {
+    bool exists, is_negative;
+    int value;
+    weftDataType_t type;
+    int64_t outer, steps;
+    int64_t stride, step_stride, entry_stride; /* elements from one block to the next; per batch entry */
+};
+
 struct hopper {
     struct contraction c;
     bool is_turned; /* A and B have changed places */
@@ -55,6 +65,7 @@ struct hopper {
     bool is_flipped;                         /* taps run backwards through the filter */
     bool depth_is_pixels;                    /* of a filter gradient; or images, of which the others are taps: */
     bool is_by_images;
+    struct block_scales scales[FACTORS];
     const struct hopper_tile *tile;
     bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
@@ -71,6 +82,16 @@ struct hopper {
 void hopper_order(struct hopper *h);
 /* The views of a contraction that has its plan; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
 weftStatus_t hopper_shape(struct hopper *h);
+
+/* ---- hopper_scales.c: factors of FP8 with scales of blocks ---- */
+
+static inline bool hopper_is_scaled(const struct hopper *h) {
+    return h->scales[FACTOR_A].exists || h->scales[FACTOR_B].exists;
+}
+/* The scales of a contraction that has its shape; NOT_SUPPORTED and a sentence for blocks that steps or maps do not meet. */
+weftStatus_t hopper_scales(struct hopper *h);
+/* a_scale_at(p, z, row): where the scales of a row begin; a_scale(p, at, step): the one of a step; the same of b. */
+void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 

@@ -9,13 +9,14 @@
              math           |mma 0 |mma 1 |mma 2 |mma 3 |...   finished[s]: slot s may be refilled, in every block of the cluster
    Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
    Promotion PROMOTES: the tensor core keeps 13 bits below the largest term of a sum of fp8. So it sums one step of one block of
-             rows from zero, and floats sum the steps, while another warpgroup multiplies
+             rows from zero, and floats sum the steps, while another warpgroup multiplies. HAS_SCALES: times the scales of the
+             blocks that met, one for each row and one for the tile's columns
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
    End       one result of 16 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PROMOTES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PROMOTES HAS_SCALES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
@@ -146,14 +147,39 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
 }
 
+/* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it. */
+template <class P, bool EXIST = HAS_SCALES> struct step_scales {
+    i32 a_at[ROW_BLOCKS][2], b_at;
+    float at[ROW_BLOCKS][2];
+    DEVICE step_scales(const P& p, const place& tile, i32 row) {
+        #pragma unroll
+        for (int i = 0; i < ROW_BLOCKS * 2; ++i)
+            a_at[i / 2][i % 2] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8);
+        b_at = b_scale_at(p, tile.z, tile.column);
+    }
+    DEVICE void fetch(const P& p, i32 step) {
+        const float shared = b_scale(p, b_at, step);
+        #pragma unroll
+        for (int i = 0; i < ROW_BLOCKS * 2; ++i) at[i / 2][i % 2] = a_scale(p, a_at[i / 2][i % 2], step) * shared;
+    }
+    DEVICE float apply(float sum, int block, int i, float r_step) const { return sum + r_step * at[block][i / 2 % 2]; }
+};
+template <class P> struct step_scales<P, false> {
+    DEVICE step_scales(const P&, const place&, i32) {}
+    DEVICE void fetch(const P&, i32) {}
+    DEVICE float apply(float sum, int, int, float r_step) const { return sum + r_step; }
+};
+
 /* The same, by sums of one step and one block at a time. */
-DEVICE void multiply_promoting(accumulators& r_c, pipeline_cursor& use, int group, i32 steps) {
+template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, int group, i32 steps) {
+    step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS);
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
     for (i32 step = 0; step < steps; ++step) {
         sum_t r_step[BLOCK_N / 2];
+        scales.fetch(p, tile.first_step(p) + step); /* arrives while the tensor core multiplies */
         wait(arrived(use.slot), use.phase);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
         #pragma unroll
@@ -168,7 +194,7 @@ DEVICE void multiply_promoting(accumulators& r_c, pipeline_cursor& use, int grou
             #pragma unroll
             for (int i = 0; i < BLOCK_N / 2; ++i) {
                 settle(r_step[i]);
-                r_c[block][i] += r_step[i];
+                r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
             }
         }
         use.advance();
@@ -269,7 +295,7 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
     u32 turn = 0; /* which slab of the warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
-        if constexpr (PROMOTES) multiply_promoting(r_c, use, math_warp / 4, steps);
+        if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
         else multiply_tile(r_c, use, math_warp / 4, steps);
         #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
