@@ -228,11 +228,11 @@ def test_weights_of_4_bits_in_a_product() -> None:
     [
         ((), 64, 128, 256, [1, 128], [128, 128]),
         ((), 150, 72, 400, [1, 128], [128, 128]),
-        ((), 40, 200, 272, [128, 128], [128, 1]),  # served with A and B in each other's place
+        ((), 40, 200, 272, [128, 128], [128, 1]),  # A and B change places
         ((), 33, 40, 528, [1, 256], [528, 64]),
         ((2,), 70, 130, 144, [1, 128], [128, 128]),
         ((), 70, 80, 256, [1, 128], []),
-        ((), 16, 48, 128, [1, 32], [32, 1]),  # shorter than what is summed before it is scaled
+        ((), 16, 48, 128, [1, 32], [32, 1]),  # scaled before the product
     ],
 )
 @pytest.mark.parametrize("scale_type", ["f32", "e8m0"])
@@ -248,7 +248,8 @@ def test_products_of_scaled_blocks(
             continue
         dims = (*batch, *(-(-extent // size) for extent, size in zip(wide[i].shape[-2:], block, strict=True)))
         scale = checks.random(dims, scale_type, 0.25, 2, seed=2 + i)
-        inputs[name] = (scale, (*[dims[-1] * dims[-2]] * len(batch), *((1, dims[-2]) if i else (dims[-1], 1))))
+        order = (1, dims[-2]) if i else (dims[-1], 1)
+        inputs[name] = (scale, (*[dims[-1] * dims[-2]] * len(batch), *order))
         wide[i] = wide[i] * spread(checks.exact(scale), wide[i].shape, block)
 
     def build(g: Any, a: Any, b: Any, a_scale: Any = None, b_scale: Any = None) -> Any:
