@@ -120,7 +120,7 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    assert len(gpu) == 9 + 6 + 3 * 9 + 3 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
+    assert len(gpu) == 13 + 6 + 3 * 9 + 7 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -435,6 +435,9 @@ case                            FLOP  bytes  FLOP/byte
 matmul/bf16_8192               1.1 T  403 M   2.73e+03
 matmul/bf16_m16_n8192_k8192   2.15 G  135 M       15.9
 matmul/bf16_m128_n8192_k8192  17.2 G  138 M        124
+matmul/int8_8192               1.1 T  403 M   2.73e+03
+matmul/fp8_8192                1.1 T  268 M    4.1e+03
+matmul/fp8_blocks_8192         1.1 T  271 M   4.06e+03
 move/transpose_8192x8192           0  268 M          0
 """
 

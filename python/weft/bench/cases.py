@@ -21,6 +21,7 @@ _GPU_MATMULS: list[tuple[str, str, int, int, int, str]] = [
     ("4096_bias_gelu", "bf16", 4096, 16384, 4096, "gelu"),
     ("4096_bias_relu", "bf16", 4096, 4096, 4096, "relu"),
     ("4096", "tf32", 4096, 4096, 4096, ""),
+    ("8192", "int8", 8192, 8192, 8192, ""),
 ]
 _GPU_EXPERTS = {
     "e8_m16384_k4096_n14336": (8, 16384, 4096, 14336),
@@ -73,10 +74,14 @@ def _mean(p: Pool) -> Pool:
 
 def _gpu_products() -> list[Case]:
     made = [products.matmul(*row) for row in _GPU_MATMULS]
+    made += [products.scaled_matmul(str(n), n, n, n) for n in (8192, 4096)]
+    made += [products.block_scaled_matmul("8192", 8192, 8192, 8192)]
     for kind in ("fprop", "wgrad"):
         made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
     for kind in ("fprop", "dgrad", "wgrad"):
         made += [products.conv(kind, tag, "bf16", c) for tag, c in _GPU_CONVOLUTIONS.items()]
+    for tag in ("3x3_256_14", "3x3_320_64_sdxl"):
+        made += [products.conv("fprop", tag, kind, _GPU_CONVOLUTIONS[tag]) for kind in ("fp8", "int8")]
     for tag in ("3x3_256_14", "1x1_64_256_56"):
         made.append(products.conv("fprop", tag, "bf16", _GPU_CONVOLUTIONS[tag], has_bias=True))
     return [*made, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
@@ -171,6 +176,10 @@ def _cpu_products() -> list[Case]:
         products.matmul("512", "f32", 512, 512, 512),
         products.matmul("m16_n1024_k1024", "f32", 16, 1024, 1024),
         products.matmul("256_bias_gelu", "f32", 256, 256, 256, "gelu"),
+        products.matmul("192", "int8", 192, 192, 192),
+        products.scaled_matmul("192", 192, 192, 192),
+        products.block_scaled_matmul("192", 192, 192, 192),
+        products.conv("fprop", "3x3_32_14", "fp8", replace(three, n=1, image=(14, 14))),
         *(products.conv(kind, "3x3_32_28", "f32", three) for kind in ("fprop", "dgrad", "wgrad")),
         products.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),
         products.conv("fprop", "1x1_64_128_28", "f32", one),

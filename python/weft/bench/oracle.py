@@ -51,6 +51,19 @@ def experts_wgrad(xp: Any, t: Arrays, firsts: list[int]) -> Arrays:
     return {"dw": xp.stack([token[first:until].T @ dy[first:until] for first, until in groups])}
 
 
+def scaled_matmul(_: Any, t: Arrays) -> Arrays:
+    """C = a b A B of two numbers and two matrices."""
+    return {"C": t["A"] @ t["B"] * (t["A_scale"] * t["B_scale"])}
+
+
+def block_scaled_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
+    """C = A B, whose elements share scales: of A those of a row's block, of B those of a square."""
+    row, square = xp.ones((1, 1, block), dtype=xp.float64), xp.ones((1, block, block), dtype=xp.float64)
+    (_, m, k), (_, _, n) = t["A"].shape, t["B"].shape
+    a, b = xp.kron(t["A_scale"], row)[:, :m, :k], xp.kron(t["B_scale"], square)[:, :k, :n]
+    return {"C": (t["A"] * a) @ (t["B"] * b)}
+
+
 # ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
 
 

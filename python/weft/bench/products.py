@@ -14,32 +14,93 @@ from weft.bench.case import Case, Tensors
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand
 
 # The type of tensors by the arithmetic of the products: tf32 is how GPUs multiply f32.
-_TENSORS = {"bf16": "bf16", "tf32": "f32", "f32": "f32"}
+_TENSORS = {"bf16": "bf16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
+_RESULTS = _TENSORS | {"fp8": "bf16", "int8": "i32"}
+_BLOCK = 128  # what a scale of a weight spans each way, and of a token along its features
 
 
 # ---- Matmul ------------------------------------------------------------------------------------------------
+
+
+def _spread(arithmetic: str, depth: int) -> float:
+    """The standard deviation of a weight's values: what keeps sums near 1, or fills the range of few bits."""
+    return {"fp8": 1.0, "int8": 30.0}.get(arithmetic, 1 / math.sqrt(depth))
+
+
+def _options(module: Any, arithmetic: str) -> dict[str, Any]:
+    return {"compute_data_type": module.data_type.INT32} if arithmetic == "int8" else {}
 
 
 def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = "") -> Case:
     """B lies K-major, as the weight of a linear layer does."""
     dtype = _TENSORS[arithmetic]
     inputs = {
-        "A": Operand((1, m, k), dtype),
-        "B": Operand((1, k, n), dtype, order=(0, 2, 1), scale=1 / math.sqrt(k)),
+        "A": Operand((1, m, k), dtype, scale=30.0 if arithmetic == "int8" else 1.0),
+        "B": Operand((1, k, n), dtype, order=(0, 2, 1), scale=_spread(arithmetic, k)),
     }
     if activation:
         inputs["bias"] = Operand((1, 1, n), dtype)
 
-    def build(_: Any, g: Any, t: Tensors) -> Tensors:
-        product = g.matmul(A=t["A"], B=t["B"])
+    def build(module: Any, g: Any, t: Tensors) -> Tensors:
+        product = g.matmul(A=t["A"], B=t["B"], **_options(module, arithmetic))
         if activation:
             product = g.bias(input=product, bias=t["bias"])
             product = (g.relu if activation == "relu" else g.gelu_approx_tanh)(input=product)
         return {"C": product}
 
-    outputs = {"C": Operand((1, m, n), dtype)}
+    def whole(torch: Any, t: Tensors) -> Any:
+        return torch._int_mm(t["A"][0], t["B"][0])
+
+    outputs = {"C": Operand((1, m, n), _RESULTS[arithmetic])}
     judge = partial(oracle.matmul, activation=activation)
-    return Case(f"matmul/{arithmetic}_{tag}", arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge)
+    name, program = f"matmul/{arithmetic}_{tag}", whole if arithmetic == "int8" else None
+    return Case(name, arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
+
+
+def scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
+    """FP8 with a scale of each factor, which multiplies the product."""
+    inputs = {
+        "A": Operand((1, m, k), "e4m3"),
+        "B": Operand((1, k, n), "e4m3", order=(0, 2, 1)),
+        "A_scale": Operand((1, 1, 1), "f32"),
+        "B_scale": Operand((1, 1, 1), "f32"),
+    }
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        return {"C": g.mul(a=g.mul(a=g.matmul(A=t["A"], B=t["B"]), b=t["A_scale"]), b=t["B_scale"])}
+
+    def program(torch: Any, t: Tensors) -> Any:
+        scales = t["A_scale"].view(()), t["B_scale"].view(())
+        return torch._scaled_mm(t["A"][0], t["B"][0], *scales, out_dtype=torch.bfloat16)
+
+    outputs = {"C": Operand((1, m, n), "bf16")}
+    judge = oracle.scaled_matmul
+    return Case(f"matmul/fp8_{tag}", "fp8", 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
+
+
+def block_scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
+    """FP8 with a scale for every 128 features of a token, and one for every 128 x 128 of a weight."""
+    depth, columns = -(-k // _BLOCK), -(-n // _BLOCK)
+    inputs = {
+        "A": Operand((1, m, k), "e4m3"),
+        "B": Operand((1, k, n), "e4m3", order=(0, 2, 1)),
+        "A_scale": Operand((1, m, depth), "f32", order=(0, 2, 1)),
+        "B_scale": Operand((1, depth, columns), "f32", order=(0, 2, 1)),
+    }
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        a = g.block_scale_dequantize(input=t["A"], descale=t["A_scale"], block_size=[1, _BLOCK])
+        b = g.block_scale_dequantize(input=t["B"], descale=t["B_scale"], block_size=[_BLOCK, _BLOCK])
+        return {"C": g.matmul(A=a, B=b)}
+
+    def program(torch: Any, t: Tensors) -> Any:
+        factors = (t[name][0] for name in ("A", "B", "A_scale", "B_scale"))
+        return torch._scaled_mm(*factors, out_dtype=torch.bfloat16)
+
+    outputs = {"C": Operand((1, m, n), "bf16")}
+    judge = partial(oracle.block_scaled_matmul, block=_BLOCK)
+    name = f"matmul/fp8_blocks_{tag}"
+    return Case(name, "fp8", 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
 
 
 def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth: int, columns: int) -> Case:
@@ -88,12 +149,13 @@ def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth
 def conv(kind: str, tag: str, arithmetic: str, c: Convolution, has_bias: bool = False) -> Case:
     """Convolution ("fprop"), alone or with bias and relu; its gradients by x ("dgrad") and w ("wgrad")."""
     dtype = _TENSORS[arithmetic]
-    x, y = Operand(c.x, dtype, NHWC), Operand(c.y, dtype, NHWC)
-    w = Operand(c.w, dtype, NHWC, scale=1 / math.sqrt(math.prod(c.w[1:])))
+    x = Operand(c.x, dtype, NHWC, scale=30.0 if arithmetic == "int8" else 1.0)
+    y = Operand(c.y, _RESULTS[arithmetic], NHWC)
+    w = Operand(c.w, dtype, NHWC, scale=_spread(arithmetic, math.prod(c.w[1:])))
     options = {name: [getattr(c, name)] * 2 for name in ("padding", "stride", "dilation")}
 
-    def fprop(_: Any, g: Any, t: Tensors) -> Tensors:
-        made = g.conv_fprop(image=t["x"], weight=t["w"], **options)
+    def fprop(module: Any, g: Any, t: Tensors) -> Tensors:
+        made = g.conv_fprop(image=t["x"], weight=t["w"], **options, **_options(module, arithmetic))
         return {"y": g.relu(input=g.add(a=made, b=t["bias"])) if has_bias else made}
 
     def dgrad(_: Any, g: Any, t: Tensors) -> Tensors:
@@ -108,7 +170,8 @@ def conv(kind: str, tag: str, arithmetic: str, c: Convolution, has_bias: bool = 
         "dgrad": ({"w": w, "dy": y}, {"dx": x}, dgrad, oracle.conv_dgrad),
         "wgrad": ({"x": x, "dy": y}, {"dw": w}, wgrad, oracle.conv_wgrad),
     }[kind]
-    name = f"conv/{kind}_bias_relu_{tag}" if has_bias else f"conv/{kind}_{tag}"
+    kind += "_bias_relu" if has_bias else f"_{arithmetic}" if dtype != y.dtype else ""
+    name = f"conv/{kind}_{tag}"
     return Case(name, arithmetic, c.flops, inputs, outputs, build, partial(judge, c=c))
 
 
