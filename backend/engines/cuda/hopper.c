@@ -67,12 +67,10 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
              device->cuda.minor);
     weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, narrows, true);
     TRY(analyse_turned(h, region, device, knobs, narrows, false));
-    if (turned_status) {
-        status_clear();
-        return WEFT_STATUS_SUCCESS;
-    }
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if (!h->tile || ((lead_is_row || is_skinny) && turned.tile && turned.seconds < h->seconds))
+    if (turned_status)
+        status_clear();
+    else if (!h->tile || ((lead_is_row || is_skinny) && turned.tile && turned.seconds < h->seconds))
         *h = turned;
     if (!h->tile)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
