@@ -147,39 +147,51 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
 }
 
-/* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it. */
+/* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it. They
+   are read while the step before is multiplied, and taken behind it. */
 template <class P, bool EXIST = HAS_SCALES> struct step_scales {
-    i32 a_at[ROW_BLOCKS][2], b_at;
-    float at[ROW_BLOCKS][2];
+    i32 a_at[ROW_BLOCKS * 2], b_at;
+    float a[ROW_BLOCKS * 2], b, now[ROW_BLOCKS * 2];
     DEVICE step_scales(const P& p, const place& tile, i32 row) {
         #pragma unroll
         for (int i = 0; i < ROW_BLOCKS * 2; ++i)
-            a_at[i / 2][i % 2] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8);
+            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8);
         b_at = b_scale_at(p, tile.z, tile.column);
     }
     DEVICE void fetch(const P& p, i32 step) {
-        const float shared = b_scale(p, b_at, step);
         #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * 2; ++i) at[i / 2][i % 2] = a_scale(p, a_at[i / 2][i % 2], step) * shared;
+        for (int i = 0; i < ROW_BLOCKS * 2; ++i) a[i] = a_scale(p, a_at[i], step);
+        b = b_scale(p, b_at, step);
     }
-    DEVICE float apply(float sum, int block, int i, float r_step) const { return sum + r_step * at[block][i / 2 % 2]; }
+    DEVICE void take() {
+        settle(b);
+        #pragma unroll
+        for (int i = 0; i < ROW_BLOCKS * 2; ++i) {
+            settle(a[i]);
+            now[i] = a[i] * b;
+        }
+    }
+    DEVICE float apply(float sum, int block, int i, float r_step) const { return sum + r_step * now[block * 2 + i / 2 % 2]; }
 };
 template <class P> struct step_scales<P, false> {
     DEVICE step_scales(const P&, const place&, i32) {}
     DEVICE void fetch(const P&, i32) {}
+    DEVICE void take() {}
     DEVICE float apply(float sum, int, int, float r_step) const { return sum + r_step; }
 };
 
 /* The same, by sums of one step and one block at a time. */
 template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, int group, i32 steps) {
     step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS);
+    scales.fetch(p, tile.first_step(p));
+    scales.take();
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
     for (i32 step = 0; step < steps; ++step) {
         sum_t r_step[BLOCK_N / 2];
-        scales.fetch(p, tile.first_step(p) + step); /* arrives while the tensor core multiplies */
+        if (step + 1 < steps) scales.fetch(p, tile.first_step(p) + step + 1);
         wait(arrived(use.slot), use.phase);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
         #pragma unroll
@@ -197,6 +209,7 @@ template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p,
                 r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
             }
         }
+        scales.take();
         use.advance();
     }
 }
