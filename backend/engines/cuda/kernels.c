@@ -21,6 +21,8 @@ EMBED(contraction_mma, "contraction_mma.cuh")
 EMBED(lib_groups, "lib/groups.cuh")
 EMBED(lib_grouped, "lib/grouped.cuh")
 EMBED(lib_grouped_sm90, "lib/grouped_sm90.cuh")
+EMBED(lib_few_bits, "lib/few_bits.cuh")
+EMBED(weight_only, "weight_only.cuh")
 EMBED(grouped_list, "grouped_list.cuh")
 EMBED(depthwise_filter, "depthwise_filter.cuh")
 EMBED(depthwise_mma, "depthwise_mma.cuh")
@@ -107,6 +109,8 @@ static const struct program_header files[] = {
     {"lib/groups.cuh", weft_kernel_lib_groups},
     {"lib/grouped.cuh", weft_kernel_lib_grouped},
     {"lib/grouped_sm90.cuh", weft_kernel_lib_grouped_sm90},
+    {"lib/few_bits.cuh", weft_kernel_lib_few_bits},
+    {"weight_only.cuh", weft_kernel_weight_only},
     {"grouped_list.cuh", weft_kernel_grouped_list},
     {"rng.cuh", weft_kernel_rng},
     {"lib/scales.cuh", weft_kernel_lib_scales},

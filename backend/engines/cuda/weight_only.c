@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weight-only family: a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations
+   behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the tensor
+   cores, never in memory. Many rows are left to the block_scale family, whose result the families of products multiply. */
+#include "engines/cuda/contraction.h"
+#include "engines/cuda/families.h"
+#include "graph/ops/block_scale.h"
+#include "graph/ops/matmul.h"
+
+enum {
+    ROWS_MAX = 64,
+    WARPS = 8,
+    BLOCKS_MAX = 4,
+    SUMS_MAX = 16,
+    ROWS_OF_FRAGMENT = 8,
+    COLUMNS_OF_BLOCK = 16,
+    ACCESS_BYTES = 16
+};
+
+static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
+
+struct weight_only {
+    const struct block_scale_dequantize_op *weights;
+    struct contraction c;  /* of `rest` */
+    struct region rest;    /* without the node that dequantises */
+    int nodes[DIGITS_MAX]; /* of it */
+    int64_t rows, columns, depth, group, block;
+    int64_t a_row, w_row, scale_row, scale_k; /* strides: of A in elements, of W in bytes */
+    int length;                               /* weights in one access */
+    int tokens, blocks, across;               /* of 8 rows; of 16 columns; warps side by side */
+    bool scales_sums;
+    double seconds;
+};
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static const struct node *find_weights(const struct region *region) {
+    for (int i = 0; i < region->count; i++)
+        if (op_of(region_node(region, i)->op) == &block_scale_dequantize_op)
+            return region_node(region, i);
+    return NULL;
+}
+
+/* The one reader of the dequantised weights. */
+static int find_reader(const struct graph *graph, const struct block_scale_dequantize_op *op) {
+    const struct value *value = &graph->values[graph_find_value(graph, op->y)];
+    bool is_one = !value_is_slot(value) && value->readers == 1;
+    return is_one && op_of(graph->nodes[value->first_reader].op) == &matmul_op ? value->first_reader : -1;
+}
+
+/* The region without its weights. A region of nothing else is judged by the product that it shall grow to. */
+static weftStatus_t find_rest(struct weight_only *w, const struct region *region) {
+    const struct node *node = find_weights(region);
+    if (!node)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there are no weights to dequantise.",
+             descriptor_label(region_node(region, 0)->op));
+    w->weights = (const struct block_scale_dequantize_op *)node->op;
+    int reader = find_reader(region->graph, w->weights), count = 0;
+    if (reader < 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is not for one matmul alone.",
+             descriptor_label(node->op));
+    for (int i = 0; i < region->count && count < DIGITS_MAX; i++)
+        if (region_node(region, i) != node)
+            w->nodes[count++] = region->nodes[i];
+    if (region->count == 1)
+        w->nodes[count++] = reader;
+    if (count < region->count - 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
+             DIGITS_MAX - 1);
+    w->rest = (struct region){region->graph, count, w->nodes};
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_types(struct weight_only *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    weftDataType_t a = (weftDataType_t)w->c.factor[FACTOR_A].tensor->type, x = (weftDataType_t)op->x->type;
+    bool is_whole = x == WEFT_DATA_INT4 || x == WEFT_DATA_UINT4 || x == WEFT_DATA_INT8 || x == WEFT_DATA_UINT8;
+    w->scales_sums = op->y->type == WEFT_DATA_FLOAT;
+    bool fits = w->scales_sums ? op->scale->type != WEFT_DATA_DOUBLE
+                               : op->y->type == (int32_t)a && op->scale->type == (int32_t)a;
+    if (!is_whole || (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16) || !fits || op->math != WEFT_DATA_FLOAT)
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+            "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other factor this type, "
+            "which is half or bfloat16; here %s with scales in %s become %s and meet %s.",
+            descriptor_label(&op->base), dtype_of(x)->name, dtype_of((weftDataType_t)op->scale->type)->name,
+            dtype_of((weftDataType_t)op->y->type)->name, dtype_of(a)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* All of a tensor's dims before the last two are 1. */
+static bool is_matrix(const struct tensor *tensor) {
+    for (int64_t i = 0; i < tensor->dims.count - 2; i++)
+        if (tensor->dims.at[i] != 1)
+            return false;
+    return tensor->dims.count >= 2;
+}
+
+static int64_t stride_from_end(const struct tensor *tensor, int back) {
+    return tensor->strides.at[tensor->dims.count - back];
+}
+
+static weftStatus_t check_layout(struct weight_only *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    const struct matmul_op *product = (const struct matmul_op *)w->c.node->op;
+    const struct tensor *a = product->a, *x = op->x;
+    int64_t bits = x->type == WEFT_DATA_INT4 || x->type == WEFT_DATA_UINT4 ? 4 : 8;
+    struct dims extents = block_scale_extents(&op->base);
+    w->length = (int)(ACCESS_BYTES * 8 / bits);
+    w->group = extents.at[x->dims.count - 2];
+    w->block = extents.at[x->dims.count - 1];
+    w->a_row = stride_from_end(a, 2);
+    w->w_row = stride_from_end(x, 1) * bits / 8;
+    w->scale_k = stride_from_end(op->scale, 2);
+    w->scale_row = stride_from_end(op->scale, 1);
+    bool are_matrices = product->b == op->y && is_matrix(a) && is_matrix(x) && !scale_is_tiled(op->scale);
+    bool are_whole = stride_from_end(a, 1) == 1 && stride_from_end(x, 2) == 1 && w->depth % w->length == 0 &&
+                     w->a_row % 8 == 0 && stride_from_end(x, 1) % w->length == 0 && a->alignment % ACCESS_BYTES == 0 &&
+                     x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
+    int64_t least = w->scales_sums ? 4 * w->length : w->length;
+    if (!are_matrices || !are_whole || (w->group % least != 0 && w->group < w->depth))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to "
+             "%d "
+             "bytes, with blocks of multiples of %lld weights along it.",
+             descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+
+/* Each block of threads reads all of A. */
+static double predict(const struct weight_only *w, const struct device *device, int64_t columns) {
+    double weights = (double)tensor_bytes(w->weights->x) + (double)tensor_bytes(w->weights->scale);
+    double grid = (double)((w->columns + columns - 1) / columns);
+    double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
+    double filling = (weights + grid * (double)(w->rows * w->depth * 2)) / L2_BYTES_PER_SECOND;
+    double share = grid / device->cuda.multiprocessors;
+    return LAUNCH_SECONDS + (moving > filling ? moving : filling) / (share < 1 ? share : 1);
+}
+
+static void choose_tile(struct weight_only *w, const struct device *device) {
+    int fragments = (int)((w->rows + ROWS_OF_FRAGMENT - 1) / ROWS_OF_FRAGMENT);
+    w->tokens = 1;
+    while (w->tokens < fragments)
+        w->tokens *= 2;
+    const int most = w->scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
+    w->blocks = 0;
+    for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
+        for (int across = 1; across <= WARPS / 2; across *= 2) {
+            double seconds = predict(w, device, (int64_t)across * blocks * COLUMNS_OF_BLOCK);
+            if (blocks * w->tokens > most || (w->blocks && seconds >= w->seconds))
+                continue;
+            w->blocks = blocks;
+            w->across = across;
+            w->seconds = seconds;
+        }
+}
+
+static weftStatus_t analyse(struct weight_only *w, const struct region *region, const struct device *device) {
+    *w = (struct weight_only){0};
+    if (device->cuda.major < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "the weight-only family runs from compute capability 8.0 on, '%s' has %d.%d", device->name,
+             device->cuda.major, device->cuda.minor);
+    TRY(find_rest(w, region));
+    TRY(contraction_find(&w->c, &w->rest));
+    TRY(contraction_plan(&w->c, device, NULL));
+    w->rows = digits_extent(&w->c.digits[ROW]);
+    w->columns = digits_extent(&w->c.digits[COLUMN]);
+    w->depth = digits_extent(&w->c.digits[DEPTH]);
+    bool has_overrides = w->c.used[0] || w->c.used[1] || w->c.used[2];
+    if (w->rows > ROWS_MAX || w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
+        has_overrides || w->c.fill != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: up to %d rows, without overrides, are multiplied by weights of few bits; for %lld the weights are "
+             "dequantised in memory.",
+             descriptor_label(w->c.node->op), ROWS_MAX, (long long)w->rows);
+    TRY(check_types(w));
+    TRY(check_layout(w));
+    choose_tile(w, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct weight_only w;
+    TRY(analyse(&w, region, device));
+    *seconds = w.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static void print_structure(struct kernel_print *print, const struct weight_only *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    int sums = w->tokens * w->blocks * 4 * (w->scales_sums ? 2 : 1);
+    text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
+    text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
+             cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
+    print_type(print, "factor_t", (weftDataType_t)w->c.factor[FACTOR_A].tensor->type);
+    text_add(&print->code, "#include \"lib/gather.cuh\"\n\n");
+    print_constant(print, "LEAD_IS_ROW", w->c.finish.lead == ROW);
+    print_constant(print, "TOKENS", w->tokens);
+    print_constant(print, "BLOCKS", w->blocks);
+    print_constant(print, "WARPS_ACROSS", w->across);
+    print_constant(print, "WARPS_DEEP", WARPS / w->across);
+    print_constant(print, "RESIDENT", w->blocks > 2 || sums >= 32 ? 1 : 2);
+    print_constant(print, "SCALES_SUMS", w->scales_sums);
+    print_constant(print, "IS_NEGATIVE", w->weights->is_negative);
+}
+
+static void print_factors(struct kernel_print *print, const struct weight_only *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    const struct tensor *a = w->c.factor[FACTOR_A].tensor;
+    print_pointer(print, (weftDataType_t)a->type, graph_find_value(print->graph, a), 0, "a");
+    print_pointer(print, WEFT_DATA_UINT8, graph_find_value(print->graph, op->x), 0, "w");
+    print_pointer(print, (weftDataType_t)op->scale->type, graph_find_value(print->graph, op->scale), 0, "scale");
+    print_number(print, w->a_row, "a_row");
+    print_number(print, w->w_row, "w_row");
+    print_number(print, w->scale_row, "scale_row");
+    print_number(print, w->scale_k, "scale_k");
+    print_divisor(print, w->block, "scale_block");
+    print_divisor(print, w->group, "scale_group");
+    print_number(print, w->rows, "rows");
+    print_number(print, w->columns, "columns");
+    print_number(print, w->depth, "depth");
+}
+
+/* A region that did not grow, because of what else its graph demands. */
+static weftStatus_t build_alone(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                                struct arena *arena) {
+    return cuda_block_scale.build(step, device, knobs, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct weight_only w;
+    struct cuda_step *state;
+    struct kernel_print print;
+    if (step->region.count == 1)
+        return build_alone(step, device, knobs, arena);
+    TRY(analyse(&w, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    w.c.finish.run = w.c.finish.lead == COLUMN && w.c.finish.run % 2 == 0 ? 2 : 1;
+    kernel_print_init(&print, step->region.graph);
+    print_structure(&print, &w);
+    print_factors(&print, &w);
+    finish_print(&print, &w.c);
+    TRY(kernel_finish(&print, kernel, "weight_only.cuh", "weight_only", arena));
+    int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
+    kernel->grid[0] = (uint32_t)((w.columns + columns - 1) / columns);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = WARPS * 32;
+    return arena_print(arena, &step->detail,
+                       "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,
+                       w.tokens * ROWS_OF_FRAGMENT, w.rest.count - 1);
+}
+
+/* Threads write what others may still read. */
+static bool may_alias(const struct region *region, int in, int out) {
+    const struct node *node = find_weights(region);
+    for (int k = 0; k < node->operand_count; k++)
+        if (node->operands[k] == in)
+            return false;
+    return contraction_may_alias(region, in, out);
+}
+
+const struct family cuda_weight_only = {
+    .name = "cuda.weight_only",
+    .doc = "a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = may_alias,
+    .release = cuda_release,
+};
