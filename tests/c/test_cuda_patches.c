@@ -164,14 +164,21 @@ static const struct family_case cases[] = {
 
 static void narrow(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW, (struct window){1, 1, 1}); }
 static void narrow_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, NARROW, (struct window){1, 1, 1}); }
+static void halved_data(struct model *m) {
+    convolve(m, DATA, CHANNELS_LAST, BF16, THREE(DIMS(128, 128, 56, 56), DIMS(128, 128, 3, 3), DIMS(128, 128, 28, 28)),
+             (struct window){2, 1, 1});
+}
 static void narrow_end(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW_END, (struct window){1, 1, 1});
 }
 
 static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow, "3x3 of 64",
-     "wgmma over patches of 6x58 pixels, tiles of 4x56, 3 patches and 9 resident filter taps in shared memory"},
+     "wgmma over patches of 6x58 pixels, tiles of 4x56, 1 phases, 3 patches and 9 resident filter taps in shared "
+     "memory"},
     {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 6x58 pixels, tiles of 4x56"},
+    {&cuda_patch_sm90, halved_data, "3x3 of 128, data gradient of stride 2",
+     "wgmma over patches of 8x29 pixels, tiles of 7x28, 4 phases"},
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The patch family of Hopper: convolutions of stride 1, their data gradients, and the pointwise operations behind them
-   that know filters alone. The Hopper family reads an image once per tap, more than L2 gives where few filters share it;
+/* The patch family of Hopper: convolutions of stride 1, data gradients, and the pointwise operations behind them that
+   know filters alone. The Hopper family reads an image once per tap, more than L2 gives where few filters share it;
    kernels/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family takes it. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/hopper.h"
@@ -15,6 +15,7 @@ enum {
     PATCHES_MOST = 4,
     FILTERS_LEAST = 4,
     FILTERS_MOST = 9,
+    PHASES_MAX = 4, /* maps of results */
     MATH_GROUPS = 2,
     THREADS = 384,
     SHARED_MAX = 232448,
@@ -27,9 +28,22 @@ static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 1
 static const int tile_lines[] = {0, 14, 7, 4, 2, 1};
 static const int tile_columns[] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
 
+/* What a phase of a spatial dimension sees: taps of the filter, and how far from the corner the first one reads. */
+struct seen {
+    int64_t taps, first, offset;
+};
+
+/* A spatial dimension: position i of a phase reads from pixel corner + i on, each next tap `move` further. */
+struct axis {
+    int64_t phases, step, move, corner, reach;
+    int64_t positions; /* of the longest phase */
+    struct seen seen[PHASES_MAX];
+};
+
 struct patch {
     struct contraction c;
     struct conv_geometry g;
+    struct axis axis[2];                 /* lines, columns */
     const struct conv_operand *in, *out; /* of the images */
     int64_t channels, filters, blocks;
     const struct finisher *store;
@@ -37,11 +51,13 @@ struct patch {
     int patch_h, pitch;        /* pixels of its patch */
     int patches, filter_slots; /* in shared memory */
     bool is_resident;
-    int64_t tiles_p, tiles_q, filter_tiles, items;
+    int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
     double seconds;
 };
 
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
+
+static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
 
 static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
 
@@ -71,13 +87,15 @@ static int64_t result_stride(const struct patch *h, int dim) { /* 1: of lines, 2
 
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
-    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && g->stride[1] == 1 &&
-                    g->stride[2] == 1 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
-    if (!is_plain)
+    bool is_plain =
+        g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
+    bool has_phases = g->direction == CONV_DATA && g->stride[1] * g->stride[2] <= PHASES_MAX;
+    if (!is_plain || (!has_phases && g->stride[1] * g->stride[2] != 1))
         FAIL(
             WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-            "%s: convolutions of stride 1 in one group, with 2 to %d taps, and their data gradients are computed here.",
-            descriptor_label(h->c.node->op), TAPS_MAX);
+            "%s: convolutions of stride 1 in one group, with 2 to %d taps, and data gradients of at most %d phases are "
+            "computed here.",
+            descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -101,14 +119,68 @@ static weftStatus_t check_end(const struct patch *h) {
     const struct finish *finish = &h->c.finish;
     for (int k = 0; k < finish->count; k++) {
         bool knows_pixels = finish->at[k].role != FINISH_LOAD;
-        for (int d = 0; d < finish->digit_count[ROW]; d++)
-            knows_pixels = knows_pixels || finish->at[k].strides[ROW][d] != 0;
-        if (knows_pixels && &finish->at[k] != h->store)
+        for (int index = BATCH; index <= ROW; index++)
+            for (int d = 0; d < finish->digit_count[index]; d++)
+                knows_pixels = knows_pixels || finish->at[k].strides[index][d] != 0;
+        /* Limits of phases are the maps' to keep. */
+        if (knows_pixels && &finish->at[k] != h->store && finish->at[k].role != FINISH_LIMIT)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s: only operations that read nothing, or a number per filter, are fused behind it here.",
                  descriptor_label(h->c.node->op));
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- What is seen ------------------------------------------------------------------------------------------------- */
+
+/* Corner and reach over all phases; false where a phase sees nothing. */
+static bool settle(struct axis *axis) {
+    int64_t least = INT64_MAX, most = INT64_MIN;
+    for (int64_t z = 0; z < axis->phases; z++) {
+        const struct seen *seen = &axis->seen[z];
+        int64_t last = seen->offset + (seen->taps - 1) * axis->move;
+        int64_t low = last < seen->offset ? last : seen->offset, high = last < seen->offset ? seen->offset : last;
+        if (seen->taps == 0)
+            return false;
+        least = low < least ? low : least;
+        most = high > most ? high : most;
+    }
+    for (int64_t z = 0; z < axis->phases; z++)
+        axis->seen[z].offset -= least;
+    axis->corner = least;
+    axis->reach = most - least;
+    return true;
+}
+
+static void find_forward(struct axis *axis, const struct conv_geometry *g, int i) {
+    *axis = (struct axis){.phases = 1, .step = 1, .move = g->dilation[i], .positions = g->y.size[i]};
+    axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
+}
+
+/* Elements of dx at distance `stride` see the same taps, which run backwards. */
+static void find_backward(struct axis *axis, const struct conv_geometry *g, int i) {
+    int64_t taps = g->w.size[i], stride = g->stride[i], dilation = g->dilation[i], step = 1;
+    while (step * dilation % stride != 0)
+        step++;
+    *axis = (struct axis){.phases = stride, .step = step, .move = -(step * dilation / stride)};
+    axis->positions = (g->x.size[i] + stride - 1) / stride;
+    for (int64_t z = 0; z < stride; z++) {
+        int64_t first = 0;
+        while (first < taps && (z + g->pre[i] - first * dilation) % stride != 0)
+            first++;
+        axis->seen[z] = (struct seen){first < taps ? (taps - 1 - first) / step + 1 : 0, first,
+                                      (z + g->pre[i] - first * dilation) / stride};
+    }
+}
+
+static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
+    (g->direction == CONV_FORWARD ? find_forward : find_backward)(axis, g, i);
+    if (g->flip) {
+        axis->step = -axis->step;
+        for (int64_t z = 0; z < axis->phases; z++)
+            axis->seen[z].first = g->w.size[i] - 1 - axis->seen[z].first;
+    }
+    return settle(axis);
 }
 
 /* ---- The tile ----------------------------------------------------------------------------------------------------- */
@@ -141,10 +213,12 @@ static bool plan_slots(struct patch *h) {
 }
 
 static double predict(const struct patch *h, const struct device *device) {
-    double items = (double)h->items, blocks = device->cuda.multiprocessors, waves = (double)(int64_t)(items / blocks);
+    double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
+    double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
+    double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
-    double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps_of(h);
-    double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps_of(h) * FILTER_BYTES);
+    double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps;
+    double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
     double step = products / PRODUCTS_PER_CLOCK / EFFICIENCY, filling = fill / FILL_BYTES_PER_CLOCK;
     double computing = waves * ((step > filling ? step : filling) * (double)h->blocks + END_CLOCKS) / POWERED_CLOCK;
     double bytes = (double)(tensor_bytes(h->in->tensor) + tensor_bytes(result_of(h)));
@@ -155,22 +229,20 @@ static double predict(const struct patch *h, const struct device *device) {
 
 /* Of a tile of some columns, that one product covers. */
 static int most_lines(const struct patch *h, int columns) {
-    int pitch = columns + (int)((h->g.w.size[2] - 1) * h->g.dilation[2]);
-    return (PIXELS_MAX - columns) / pitch + 1;
+    return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
 }
 
 /* Sets a tile; false where it fits nowhere. */
 static bool set_tile(struct patch *h, int lines, int columns) {
-    const struct conv_geometry *g = &h->g;
     h->lines = lines;
     h->columns = columns;
-    h->patch_h = lines + (int)((g->w.size[1] - 1) * g->dilation[1]);
-    h->pitch = columns + (int)((g->w.size[2] - 1) * g->dilation[2]);
-    h->tiles_p = parts(h->out->size[1], lines);
-    h->tiles_q = parts(h->out->size[2], columns);
-    h->items = parts(g->n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
+    h->patch_h = lines + (int)h->axis[0].reach;
+    h->pitch = columns + (int)h->axis[1].reach;
+    h->tiles_p = parts(h->axis[0].positions, lines);
+    h->tiles_q = parts(h->axis[1].positions, columns);
+    h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
     return h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= PIXELS_MAX && plan_slots(h) &&
-           h->items < INT32_MAX / MATH_GROUPS;
+           h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
 /* The least predicted time over a table, so that few kernels serve images of all sizes. */
@@ -212,7 +284,11 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->store = finish_find_half(&h->c);
     TRY(check_types(h));
     TRY(check_end(h));
-    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !plan(h, device))
+    bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
+    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees || h->axis[0].reach + h->axis[1].reach == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or what a position sees is a single pixel or none.",
+             descriptor_label(h->c.node->op));
+    if (!plan(h, device))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
              descriptor_label(h->c.node->op));
     h->c.finish.run = 1; /* neighbours are in other threads */
@@ -241,15 +317,14 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
         const char *name;
     } constants[] = {{h->lines, "TILE_H"},
                      {h->columns, "TILE_W"},
+                     {h->patch_h, "PATCH_H"},
+                     {h->pitch, "PITCH"},
                      {g->w.size[1], "TAPS_R"},
                      {g->w.size[2], "TAPS_S"},
-                     {g->dilation[1], "DILATION_H"},
-                     {g->dilation[2], "DILATION_W"},
                      {h->patches, "PATCH_SLOTS"},
                      {h->filter_slots, "FILTER_SLOTS"},
                      {h->is_resident, "IS_RESIDENT"},
-                     {g->direction == CONV_DATA, "IS_TURNED"},
-                     {(g->direction == CONV_DATA) != g->flip, "IS_BACKWARD"}};
+                     {g->direction == CONV_DATA, "IS_TURNED"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -276,30 +351,57 @@ static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const
 static void print_maps(struct kernel_print *print, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct conv_operand *x = h->in, *w = &h->g.w;
-    struct cuda_map maps[] = {
+    const struct cuda_map maps[] = {
         {.form = form_of(x->tensor->type, (int64_t[]){h->channels, x->size[2], x->size[1], h->g.n},
                          (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
         {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
-                         (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)},
-        {.form = form_of(h->store->type, (int64_t[]){h->filters, h->out->size[2], h->out->size[1], h->g.n},
-                         (int64_t[]){result_stride(h, 2), result_stride(h, 1), result_stride(h, 0)}, h->columns,
-                         h->lines, 1)}};
+                         (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
     print_map(print, graph_find_value(graph, x->tensor), &maps[0], "x_map");
     print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
-    print_map(print, h->store->value, &maps[2], "y_map");
 }
 
-/* Where the first tap of the first pixel reads. */
-static int64_t corner(const struct conv_geometry *g, int i) {
-    return g->direction == CONV_DATA ? g->pre[i] - (g->w.size[i] - 1) * g->dilation[i] : -g->pre[i];
+/* A phase of the result is an image of its own. */
+static struct cuda_map map_of_phase(const struct patch *h, int64_t line, int64_t column) {
+    int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
+    const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
+                            h->g.n};
+    const int64_t strides[] = {result_stride(h, 2) * columns, result_stride(h, 1) * lines, result_stride(h, 0)};
+    return (struct cuda_map){.form = form_of(h->store->type, dims, strides, h->columns, h->lines, 1),
+                             .offset = (line * result_stride(h, 1) + column * result_stride(h, 2)) * 2};
+}
+
+/* The phases, those with many taps first: the maps of their results, or what they see. */
+static void print_phases(struct kernel_print *print, const struct patch *h, bool as_maps) {
+    int number = 0;
+    for (int64_t taps = taps_of(h); taps > 0; taps--)
+        for (int64_t z = 0; z < phases_of(h); z++) {
+            int64_t line = z / h->axis[1].phases, column = z % h->axis[1].phases;
+            const struct seen *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
+            struct cuda_map map = map_of_phase(h, line, column);
+            if (a->taps * b->taps != taps)
+                continue;
+            if (as_maps)
+                print_map(print, h->store->value, &map, named("y_map%d", number).text);
+            else
+                print_number(
+                    print, a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 | b->offset << 48,
+                    named("phase%d", number).text);
+            number++;
+        }
 }
 
 static void print_numbers(struct kernel_print *print, const struct patch *h) {
-    print_number(print, corner(&h->g, 1), "corner_h");
-    print_number(print, corner(&h->g, 2), "corner_w");
+    print_phases(print, h, false);
+    print_number(print, h->axis[0].step, "step_r");
+    print_number(print, h->axis[1].step, "step_s");
+    print_number(print, h->axis[0].move, "move_h");
+    print_number(print, h->axis[1].move, "move_w");
+    print_number(print, h->axis[0].corner, "corner_h");
+    print_number(print, h->axis[1].corner, "corner_w");
     print_number(print, h->blocks, "blocks");
     print_number(print, h->filters, "columns");
-    print_number(print, h->items, "items");
+    print_number(print, h->items * phases_of(h), "items");
+    print_divisor(print, h->items, "items_of_phase");
     print_divisor(print, h->filter_tiles, "filter_tiles");
     print_divisor(print, h->tiles_p, "tiles_p");
     print_divisor(print, h->tiles_q, "tiles_q");
@@ -318,6 +420,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel_print_init(&print, step->region.graph);
     print_structure(&print, &h);
     print_maps(&print, &h);
+    print_phases(&print, &h, true);
     print_numbers(&print, &h);
     wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
                 h.g.direction == CONV_DATA, false);
@@ -328,21 +431,23 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t blocks = device->cuda.multiprocessors;
     if (h.is_resident) /* a block keeps its filters for life */
         blocks -= blocks % h.filter_tiles;
-    kernel->grid[0] = (uint32_t)(h.items < blocks ? h.items : blocks);
+    int64_t items = h.items * phases_of(&h);
+    kernel->grid[0] = (uint32_t)(items < blocks ? items : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(&h);
-    return arena_print(arena, &step->detail,
-                       "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d patches and %d%s filter taps in shared "
-                       "memory, %d operations behind",
-                       h.patch_h, h.pitch, h.lines, h.columns, h.patches, h.filter_slots,
-                       h.is_resident ? " resident" : "", step->region.count - 1);
+    return arena_print(
+        arena, &step->detail,
+        "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
+        "memory, %d operations behind",
+        h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
+        h.is_resident ? " resident" : "", step->region.count - 1);
 }
 
 const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
-    .doc = "a convolution of stride 1 or its data gradient and pointwise operations, of patches read once, on Hopper",
+    .doc = "a convolution of stride 1 or a data gradient and pointwise operations, of patches read once, on Hopper",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,

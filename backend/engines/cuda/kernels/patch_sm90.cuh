@@ -1,24 +1,24 @@
-/* patch_sm90: a convolution of stride 1, or its data gradient, whose image is fetched once and not once per tap       16-bit, channels last, wgmma; sm_90a
-   Formula   y[n,p,q,k] = finish(sum over r, s, c of x[n, p + r * DILATION_H + corner_h, q + s * DILATION_W + corner_w, c] * w(r, s, c, k))
+/* patch_sm90: a convolution of stride 1, or a data gradient, whose image is fetched once and not once per tap           16-bit, channels last, wgmma; sm_90a
+   Formula   y[n,p,q,k] = finish(sum over taps r, s and c of x[n, p + corner_h + line(r), q + corner_w + column(s), c] * w(r, s, c, k))
    Idea      a patch of the image, [PATCH_H][PITCH] pixels of 64 channels, lies in shared memory and is the factor of all taps: pixel (i, j) of
              the tile is row i * PITCH + j, and a tap reads the rows that begin some pixels later. The swizzle follows the address, not the
-             factor, so a factor may begin at any pixel. Rows with j >= TILE_W are computed and thrown away.
+             factor, so a factor may begin at any pixel. Rows with j >= TILE_W are computed and thrown away
              Filters are the product's 64 rows and pixels its columns: 64 x 256 reads 80 bytes of shared memory per clock, 64 x 64 would read 128
    Tile      64 filters x TILE_H * TILE_W pixels for each of two math warpgroups; persistent over pairs of tiles
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per math warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile, into the patch just read, which is the tile's way out as well
    Barriers  patch_arrived, patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written, result_stored [2]
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
-   Gradient  dx is a convolution of dy with the taps backwards (IS_BACKWARD) and filters that lie along their own index (IS_TURNED)
+   Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
+             elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
-   Params    TILE_H TILE_W TAPS_R TAPS_S DILATION_H DILATION_W PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED IS_BACKWARD RUN index sum_t,
-             and multiply_accumulate (m64 x PIXELS x 32 bytes)
+   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED RUN index sum_t, and
+             multiply_accumulate (m64 x PIXELS x 32 bytes)
    Tried     storing by the math warpgroups: 2,000 clocks per tile slower; starting one of them some taps late: no gain */
 
 /* ---- What this kernel demands ---- */
 
 constexpr int MATH_GROUPS = 2, THREADS = (1 + MATH_GROUPS) * 128, BLOCK_K = 64, TAPS = TAPS_R * TAPS_S;
-constexpr int PITCH = TILE_W + (TAPS_S - 1) * DILATION_W, PATCH_H = TILE_H + (TAPS_R - 1) * DILATION_H;
 constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8; /* columns of the product */
 constexpr u32 PIXEL_BYTES = BLOCK_K * 2;
 constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES; /* [PATCH_H, PITCH, 64], swizzled */
@@ -51,22 +51,38 @@ template <u32 SLOTS> struct ring_cursor {
     DEVICE void advance(u32 by = 1) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
 };
 
-/* ---- Which tiles: two neighbours of pixels, one of filters; the filters of one pair side by side ---- */
+/* ---- Which tiles: a phase, those with many taps first; two neighbours of pixels; one of filters ---- */
 
 struct place { i32 image, line, column; };
 
+/* What a phase sees: how many taps, which of the filter's the first is, and how far from the patch's corner it reads. */
+struct taps {
+    i32 rows, columns, first_row, first_column, line, column;
+    DEVICE taps(i64 word)
+        : rows((i32)(word & 255)), columns((i32)(word >> 8 & 255)), first_row((i32)(word >> 16 & 255)), first_column((i32)(word >> 24 & 255)),
+          line((i32)(word >> 32 & 0xffff)), column((i32)(word >> 48)) {}
+    DEVICE i32 number(const arguments& p, i32 r, i32 s) const { return (first_row + r * (i32)p.step_r) * TAPS_S + first_column + s * (i32)p.step_s; }
+    DEVICE i32 pixel(const arguments& p, i32 r, i32 s) const { return (line + r * (i32)p.move_h) * PITCH + column + s * (i32)p.move_w; }
+};
+
 struct item_walk {
-    i32 index;
-    DEVICE item_walk() : index(blockIdx.x) {}
+    i32 index, phase;
+    u32 within; /* its phase */
+    DEVICE item_walk(const arguments& p) : index(blockIdx.x) { locate_phase(p); }
     DEVICE bool more(const arguments& p) const { return index < (i32)p.items; }
-    DEVICE void advance() { index += gridDim.x; }
+    DEVICE void advance(const arguments& p) { index += gridDim.x; locate_phase(p); }
+    DEVICE void locate_phase(const arguments& p) {
+        phase = (i32)divide((u32)index, p.items_of_phase);
+        within = (u32)index - (u32)phase * p.items_of_phase.value;
+    }
+    DEVICE taps seen(const arguments& p) const { return taps((&p.phase0)[phase]); }
     DEVICE i32 filter(const arguments& p) const {
-        u32 rest = (u32)index;
+        u32 rest = within;
         return (i32)split(rest, p.filter_tiles) * 64;
     }
     /* The second tile may lie behind the last image, where zeros are read and nothing is stored. */
     DEVICE place locate(const arguments& p, int group) const {
-        u32 rest = divide((u32)index, p.filter_tiles) * 2 + group;
+        u32 rest = divide(within, p.filter_tiles) * 2 + group;
         const i32 column = (i32)split(rest, p.tiles_q) * TILE_W, line = (i32)split(rest, p.tiles_p) * TILE_H;
         return {(i32)rest, line, column};
     }
@@ -76,7 +92,7 @@ struct item_walk {
 
 DEVICE void load_patches(const arguments& p) {
     ring_cursor<PATCH_SLOTS> fill;
-    for (item_walk item; item.more(p); item.advance())
+    for (item_walk item(p); item.more(p); item.advance(p))
         for (i32 block = 0; block < (i32)p.blocks; ++block)
             for (int group = 0; group < MATH_GROUPS; ++group) {
                 const place at = item.locate(p, group);
@@ -87,18 +103,27 @@ DEVICE void load_patches(const arguments& p) {
             }
 }
 
+DEVICE void load_filter(const arguments& p, u32 slot, i32 number, i32 channel, i32 filter) {
+    arrive_expecting(filter_arrived(slot), FILTER_BYTES);
+    load_box(filter_slot(slot), p.w_map, filter_arrived(slot), IS_TURNED ? filter : channel, number % TAPS_S, number / TAPS_S, IS_TURNED ? channel : filter);
+}
+
 DEVICE void load_filters(const arguments& p) {
     ring_cursor<FILTER_SLOTS> fill;
-    for (item_walk item; item.more(p); item.advance()) {
+    item_walk item(p);
+    if constexpr (IS_RESIDENT) {
+        for (int number = 0; number < TAPS && item.more(p); ++number) load_filter(p, number, number, 0, item.filter(p));
+        return;
+    }
+    for (; item.more(p); item.advance(p)) {
+        const taps seen = item.seen(p);
         for (i32 block = 0; block < (i32)p.blocks; ++block)
-            for (int tap = 0; tap < TAPS; ++tap) {
-                const i32 number = IS_BACKWARD ? TAPS - 1 - tap : tap, channel = block * BLOCK_K, filter = item.filter(p);
-                if constexpr (!IS_RESIDENT) wait(filter_finished(fill.slot), fill.phase ^ 1);
-                arrive_expecting(filter_arrived(fill.slot), FILTER_BYTES);
-                load_box(filter_slot(fill.slot), p.w_map, filter_arrived(fill.slot), IS_TURNED ? filter : channel, number % TAPS_S, number / TAPS_S, IS_TURNED ? channel : filter);
-                fill.advance();
-            }
-        if constexpr (IS_RESIDENT) return;
+            for (i32 r = 0; r < seen.rows; ++r)
+                for (i32 s = 0; s < seen.columns; ++s) {
+                    wait(filter_finished(fill.slot), fill.phase ^ 1);
+                    load_filter(p, fill.slot, seen.number(p, r, s), block * BLOCK_K, item.filter(p));
+                    fill.advance();
+                }
     }
 }
 
@@ -109,14 +134,15 @@ using sums = sum_t[PIXELS / 2]; /* a thread's part of [64 filters, PIXELS] */
 DEVICE void release(u32 barrier) { if (lane_index() == 0) arrive(barrier); } /* one arrival per warp, after its own mma_wait */
 
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
-DEVICE u32 multiply_tile(sums& r_y, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter, i32 blocks) {
+DEVICE u32 multiply_tile(sums& r_y, const arguments& p, const taps& seen, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter) {
     u32 last_patch = 0, last_filter = 0;
-    for (i32 block = 0; block < blocks; ++block) {
+    for (i32 block = 0; block < (i32)p.blocks; ++block) {
         wait(patch_arrived(patch.slot), patch.phase);
-        for (int tap = 0; tap < TAPS; ++tap) {
+        i32 r = 0, s = 0;
+        for (i32 tap = 0; tap < seen.rows * seen.columns; ++tap) {
+            if constexpr (IS_RESIDENT) filter.slot = seen.number(p, r, s);
             wait(filter_arrived(filter.slot), filter.phase);
-            const u32 shift = tap / TAPS_S * DILATION_H * PITCH + tap % TAPS_S * DILATION_W;
-            const u64 w = operand(filter_slot(filter.slot), A_SLAB), x = operand(patch_slot(patch.slot) + shift * PIXEL_BYTES, 0);
+            const u64 w = operand(filter_slot(filter.slot), A_SLAB), x = operand(patch_slot(patch.slot) + seen.pixel(p, r, s) * PIXEL_BYTES, 0);
             mma_fence();
             #pragma unroll
             for (int k = 0; k < BLOCK_K / 16; ++k) multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, block + tap + k > 0);
@@ -125,8 +151,8 @@ DEVICE u32 multiply_tile(sums& r_y, ring_cursor<PATCH_SLOTS>& patch, ring_cursor
             if (!IS_RESIDENT && block + tap > 0) release(filter_finished(last_filter));
             if (block > 0 && tap == 0) release(patch_finished(last_patch));
             last_filter = filter.slot;
-            if constexpr (IS_RESIDENT) filter.slot = tap + 1 == TAPS ? 0 : tap + 1;
-            else filter.advance();
+            if constexpr (!IS_RESIDENT) filter.advance();
+            if (++s == seen.columns) s = 0, ++r;
         }
         last_patch = patch.slot;
         patch.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
@@ -184,8 +210,8 @@ DEVICE void multiply_tiles(const arguments& p, int group) {
     ring_cursor<FILTER_SLOTS> filter;
     patch.advance(group);
     u32 tiles_written = 0;
-    for (item_walk item; item.more(p); item.advance()) {
-        const u32 slot = multiply_tile(r_y, patch, filter, (i32)p.blocks);
+    for (item_walk item(p); item.more(p); item.advance(p)) {
+        const u32 slot = multiply_tile(r_y, p, item.seen(p), patch, filter);
         write_tile(r_y, p, item.filter(p), slot, group, tiles_written++);
     }
 }
@@ -196,11 +222,11 @@ DEVICE void store_tiles(const arguments& p, int group) {
     ring_cursor<PATCH_SLOTS> patch;
     patch.advance(group);
     u32 phase = 0;
-    for (item_walk item; item.more(p); item.advance()) {
+    for (item_walk item(p); item.more(p); item.advance(p)) {
         for (i32 block = 1; block < (i32)p.blocks; ++block) patch.advance(MATH_GROUPS); /* the result lies in the tile's last patch */
         const place at = item.locate(p, group);
         wait(result_written(group), phase);
-        store_box(p.y_map, patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
+        store_box((&p.y_map0)[item.phase], patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
         commit_stores();
         wait_stores_read<0>();
         arrive(result_stored(group));
