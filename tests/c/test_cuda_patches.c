@@ -233,8 +233,8 @@ static const struct refused_case refusals[] = {
     {&cuda_depthwise, whole_numbers,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
     {&cuda_patch_sm90, stem_of_8,
-     "conv_fprop: convolutions of stride 1 in one group, with 2 to 49 taps, and their data gradients are computed "
-     "here."},
+     "conv_fprop: convolutions of stride 1 in one group, with 2 to 49 taps, and data gradients of at most 4 phases are "
+     "computed here."},
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,
