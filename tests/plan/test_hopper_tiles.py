@@ -53,9 +53,9 @@ def forward(g: weft.Graph) -> Any:
 
 
 def data(g: weft.Graph) -> Any:
-    dy, w = channels_last(g, 32, 256, 14, 14), channels_last(g, 256, 128, 3, 3)
+    dy, w = channels_last(g, 32, 256, 10, 10), channels_last(g, 256, 128, 3, 3)
     like = channels_last(g, 32, 128, 28, 28)
-    dx = g.conv_dgrad(dy, w, padding=[1, 1], stride=[2, 2])
+    dx = g.conv_dgrad(dy, w, padding=[1, 1], stride=[3, 3])
     return dx.set_dim(list(like.dims)).set_stride(list(like.strides))
 
 
