@@ -122,14 +122,14 @@ static const struct row engine_rows[] = {
               .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "the engine's name"),
 };
 
-static bool knob_is_listed(const struct list *knobs, weftBackendKnobType_t type) {
+static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType_t type) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_info *)knobs->descriptors[i])->type == (int32_t)type)
-            return true;
-    return false;
+            return (struct knob_info *)knobs->descriptors[i];
+    return NULL;
 }
 
-/* The union of the families' knobs. */
+/* The union of the families' knobs: of values, too; who does not know a value chooses. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
     int most = 0;
     for (int f = 0; engine->families[f]; f++)
@@ -139,8 +139,12 @@ static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engi
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++) {
             struct descriptor *made;
-            if (knob_is_listed(&self->knobs, knob->type))
+            struct knob_info *listed = find_knob(&self->knobs, knob->type);
+            if (listed) {
+                listed->least = knob->least < listed->least ? knob->least : listed->least;
+                listed->most = knob->most > listed->most ? knob->most : listed->most;
                 continue;
+            }
             TRY(descriptor_make(&knob_info_schema, &made));
             struct knob_info *info = (struct knob_info *)made;
             info->type = (int32_t)knob->type;

@@ -176,7 +176,7 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow, "3x3 of 64",
      "wgmma over patches of 6x58 pixels, tiles of 4x56, 1 phases, 3 patches and 9 resident filter taps in shared "
      "memory"},
-    {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 6x58 pixels, tiles of 4x56"},
+    {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 9x30 pixels, tiles of 7x28"},
     {&cuda_patch_sm90, halved_data, "3x3 of 128, data gradient of stride 2",
      "wgmma over patches of 8x29 pixels, tiles of 7x28, 4 phases"},
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},

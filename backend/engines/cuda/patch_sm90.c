@@ -12,9 +12,12 @@ enum {
     PIXEL_BYTES = CHANNELS * 2,
     PIXELS_MAX = 256, /* columns of wgmma, and what the copy engine takes along a dimension */
     PATCHES_LEAST = 3,
-    PATCHES_MOST = 4,
+    PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
     FILTERS_MOST = 9,
+    TILE_HEIGHTS = 6,
+    TILE_WIDTHS = 12,
+    TILES = TILE_HEIGHTS * TILE_WIDTHS,
     PHASES_MAX = 4, /* maps of results */
     MATH_GROUPS = 2,
     THREADS = 384,
@@ -22,11 +25,13 @@ enum {
 };
 
 static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
-static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 1200, FILL_BYTES_PER_CLOCK = 76;
+static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
+static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
+static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
 
 /* Of tiles; 0: as many lines as one product covers. */
-static const int tile_lines[] = {0, 14, 7, 4, 2, 1};
-static const int tile_columns[] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
+static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
+static const int tile_columns[TILE_WIDTHS] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
 
 /* What a phase of a spatial dimension sees: taps of the filter, and how far from the corner the first one reads. */
 struct seen {
@@ -212,6 +217,11 @@ static bool plan_slots(struct patch *h) {
     return false;
 }
 
+static double largest(double a, double b, double c) {
+    double most = a > b ? a : b;
+    return most > c ? most : c;
+}
+
 static double predict(const struct patch *h, const struct device *device) {
     double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
@@ -219,8 +229,11 @@ static double predict(const struct patch *h, const struct device *device) {
     waves += waves * blocks < items;
     double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps;
     double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
-    double step = products / PRODUCTS_PER_CLOCK / EFFICIENCY, filling = fill / FILL_BYTES_PER_CLOCK;
-    double computing = waves * ((step > filling ? step : filling) * (double)h->blocks + END_CLOCKS) / POWERED_CLOCK;
+    double read = MATH_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
+    double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
+                          (fill + read) / SHARED_BYTES_PER_CLOCK);
+    double end = h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
+    double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
     double bytes = (double)(tensor_bytes(h->in->tensor) + tensor_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
@@ -232,8 +245,10 @@ static int most_lines(const struct patch *h, int columns) {
     return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
 }
 
-/* Sets a tile; false where it fits nowhere. */
-static bool set_tile(struct patch *h, int lines, int columns) {
+/* Sets a tile of the table; false where it does not fit. */
+static bool set_tile(struct patch *h, int tile) {
+    int lines = tile_lines[tile / TILE_WIDTHS], columns = tile_columns[tile % TILE_WIDTHS];
+    lines = lines ? lines : most_lines(h, columns);
     h->lines = lines;
     h->columns = columns;
     h->patch_h = lines + (int)h->axis[0].reach;
@@ -245,27 +260,35 @@ static bool set_tile(struct patch *h, int lines, int columns) {
            h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
-/* The least predicted time over a table, so that few kernels serve images of all sizes. */
-static bool plan(struct patch *h, const struct device *device) {
-    int best_lines = 0, best_columns = 0;
-    h->blocks = parts(h->channels, CHANNELS);
-    h->filter_tiles = parts(h->filters, 64);
-    for (size_t i = 0; i < sizeof tile_lines / sizeof *tile_lines; i++)
-        for (size_t j = 0; j < sizeof tile_columns / sizeof *tile_columns; j++) {
-            int lines = tile_lines[i], columns = tile_columns[j];
-            if (!set_tile(h, lines ? lines : most_lines(h, columns), columns))
-                continue;
-            double seconds = predict(h, device);
-            if (best_lines == 0 || seconds < h->seconds) {
-                h->seconds = seconds;
-                best_lines = h->lines;
-                best_columns = h->columns;
-            }
-        }
-    return best_lines && set_tile(h, best_lines, best_columns);
+static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
+    for (int i = 0; knobs && i < knobs->count; i++)
+        if (knobs->items[i].type == type)
+            return knobs->items[i].value;
+    return 0;
 }
 
-static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device) {
+/* The least predicted time over a table, so that few kernels serve images of all sizes. */
+static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
+    int best = -1;
+    if (chosen > TILES) /* a row of another family's table */
+        chosen = 0;
+    h->blocks = parts(h->channels, CHANNELS);
+    h->filter_tiles = parts(h->filters, 64);
+    for (int i = 0; i < TILES; i++) {
+        if ((chosen > 0 && chosen != i + 1) || !set_tile(h, i))
+            continue;
+        double seconds = predict(h, device);
+        if (best < 0 || seconds < h->seconds) {
+            h->seconds = seconds;
+            best = i;
+        }
+    }
+    return best >= 0 && set_tile(h, best);
+}
+
+static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the patch family runs on compute capability 9.0, '%s' has %d.%d",
              device->name, device->cuda.major, device->cuda.minor);
@@ -288,7 +311,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees || h->axis[0].reach + h->axis[1].reach == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or what a position sees is a single pixel or none.",
              descriptor_label(h->c.node->op));
-    if (!plan(h, device))
+    if (!plan(h, device, knobs))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
              descriptor_label(h->c.node->op));
     h->c.finish.run = 1; /* neighbours are in other threads */
@@ -298,7 +321,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
     double other;
-    TRY(analyse(&h, region, device));
+    TRY(analyse(&h, region, device, NULL));
     if (cuda_hopper.accepts(region, device, &other) == WEFT_STATUS_SUCCESS && other < h.seconds)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
@@ -412,8 +435,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct patch h;
     struct cuda_step *state;
     struct kernel_print print;
-    (void)knobs;
-    TRY(analyse(&h, &step->region, device));
+    TRY(analyse(&h, &step->region, device, knobs));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -445,9 +467,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         h.is_resident ? " resident" : "", step->region.count - 1);
 }
 
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0, "lines and columns of a tile; 0 chooses"},
+    {0},
+};
+
 const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
     .doc = "a convolution of stride 1 or a data gradient and pointwise operations, of patches read once, on Hopper",
+    .knobs = knobs,
     .accepts = accepts,
     .build = build,
     .load = cuda_load,
