@@ -174,7 +174,7 @@ static void narrow_end(struct model *m) {
 
 static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow, "3x3 of 64",
-     "wgmma over patches of 6x58 pixels, tiles of 4x56, 1 phases, 3 patches and 9 resident filter taps in shared "
+     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
      "memory"},
     {&cuda_patch_sm90, narrow_data, "3x3 of 64, data gradient", "wgmma over patches of 9x30 pixels, tiles of 7x28"},
     {&cuda_patch_sm90, halved_data, "3x3 of 128, data gradient of stride 2",

@@ -49,7 +49,8 @@ def transposed(g: weft.Graph) -> Any:
 
 
 def forward(g: weft.Graph) -> Any:
-    return g.conv_fprop(channels_last(g, 32, 128, 28, 28), channels_last(g, 256, 128, 3, 3), padding=[1, 1])
+    x, w = channels_last(g, 32, 128, 28, 28), channels_last(g, 256, 128, 3, 3)
+    return g.conv_fprop(x, w, padding=[1, 1], stride=[2, 2])
 
 
 def data(g: weft.Graph) -> Any:
