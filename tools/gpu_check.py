@@ -88,6 +88,8 @@ SANITIZED = {
     "slice": ["test_boxes", "test_types_below_a_byte"],
     "reshape": ["test_view_keeps_the_storage"],
     "rng": ["test_uniform", "test_bernoulli", "test_normal"],
+    "block_scale": ["test_quantize_along_any_dimension", "test_dequantize_in_boxes"],
+    "random_products": [f"test_structure[{i}]" for i in range(0, 288, 24)],
 }
 
 # Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
