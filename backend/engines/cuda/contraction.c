@@ -13,7 +13,9 @@
 enum {
     DIRECT_THREADS = 128,
     COMBINE_THREADS = 256,
-    GROUP_TILES = 8, /* rows of tiles that are walked together, so that their factors meet in L2 */
+    COMBINE_SHARERS_MAX = 32,         /* eight runs side by side are whole lines still */
+    COMBINE_THREADS_WANTED = 1 << 17, /* as many as load at the same time */
+    GROUP_TILES = 8,                  /* rows of tiles that are walked together, so that their factors meet in L2 */
 };
 
 static const int64_t GRID_MAX = INT32_MAX;
@@ -268,9 +270,18 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Threads that share the parts of a run of results: few results keep few threads busy. */
+static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
+    int64_t sharers = 1;
+    while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)
+        sharers *= 2;
+    return sharers;
+}
+
 weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
-    int64_t runs = contraction_elements(c) / c->finish.run;
+    int64_t runs = contraction_elements(c) / c->finish.run, sharers = combine_sharers(c, runs);
+    int64_t together = COMBINE_THREADS / sharers;
     print_common(&print, c);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
@@ -279,9 +290,11 @@ weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct 
     print_divisor(&print, digits_extent(&c->digits[lead_is_row ? ROW : COLUMN]), "along");
     print_divisor(&print, digits_extent(&c->digits[lead_is_row ? COLUMN : ROW]), "across");
     print_number(&print, runs, "runs");
+    print_number(&print, sharers, "sharers");
+    print_number(&print, (c->splits + sharers - 1) / sharers, "parts_each");
     print_position(&print, contraction_elements(c));
     TRY(kernel_finish(&print, kernel, "combine.cuh", "combine", arena));
-    kernel->grid[0] = grid_of((runs + COMBINE_THREADS - 1) / COMBINE_THREADS);
+    kernel->grid[0] = grid_of((runs + together - 1) / together);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;
     return WEFT_STATUS_SUCCESS;

@@ -10,16 +10,17 @@ constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES;
 /* Which 16-byte chunk of a slab row is where. */
 DEVICE u32 slab_swizzle(u32 slab_row) { return (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16); }
 
-template <class P> DEVICE void scatter_slab(const P& p, index z, i32 row, i32 row_end, i32 column, u32 s_slab) {
+/* Rows leave in pieces of 16 bytes per thread. Finding a row takes divisions: lane l found row l % 16 for all (0: there is none). */
+template <class P> DEVICE void scatter_slab(const P& p, u64 line, i32 column, u32 s_slab) {
     constexpr u32 CHUNKS = SLAB_N / 8, ROWS_AT_ONCE = 32 / CHUNKS;
     const u32 chunk = lane_index() % CHUNKS;
     column += chunk * 8;
     #pragma unroll
     for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
         const u32 slab_row = first + lane_index() / CHUNKS;
-        if (row + (i32)slab_row >= row_end || column >= (i32)p.columns) continue;
-        auto* to = place_of_result(p, z, row + (i32)slab_row, column);
-        if (to) *(words*)to = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
+        const u64 to = __shfl_sync(~0u, line, slab_row);
+        if (to && column < (i32)p.columns)
+            *(words*)(to + (u64)column * 2) = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
     }
 }
 
@@ -36,6 +37,8 @@ template <class P>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn) {
     constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 100 ? PAIRS : 1;
     const u32 lane = lane_index();
+    u64 line = 0;
+    if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
         const u32 s_slab = staging + turn * SLAB_BYTES; /* [16, SLAB_N], swizzled */
@@ -71,7 +74,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
             }
         } else {
             __syncwarp();
-            scatter_slab(p, z, row, row_end, column, s_slab);
+            scatter_slab(p, line, column, s_slab);
         }
     }
 }
