@@ -96,6 +96,11 @@ static void decode_splits(struct model *m) {
                NULL);
 }
 
+static void few_rows(struct model *m) {
+    add_matmul(m, F32, typed(m, DIMS(128, 8192), BF16), turned(m, DIMS(8192, 8192), BF16),
+               typed(m, DIMS(128, 8192), BF16), NULL);
+}
+
 static void float_odd(struct model *m) {
     add_matmul(m, F32, typed(m, DIMS(3, 501, 333), F32), turned(m, DIMS(3, 333, 777), F32),
                typed(m, DIMS(3, 501, 777), F32), NULL);
@@ -283,6 +288,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, square_bf16, "matmul 4096 bf16, Hopper", NULL},
     {&cuda_hopper, linear_gelu, "linear, gelu, residual, Hopper", NULL},
     {&cuda_hopper, decode_splits, "matmul 1x1024x8192, Hopper", NULL},
+    {&cuda_hopper, few_rows, "matmul 128x8192x8192, Hopper", "in two parts"},
     {&cuda_hopper, forward_nhwc, "conv NHWC, Hopper", NULL},
     {&cuda_hopper, data_strided, "data gradient, stride 2, Hopper", NULL},
     {&cuda_hopper, filter_nhwc, "filter gradient, Hopper", NULL},

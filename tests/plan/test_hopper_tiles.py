@@ -13,7 +13,7 @@ import weft
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
-TILES = 24
+TILES = 26
 FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
 SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 
@@ -164,4 +164,21 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
     assert served >= (5 if build is block_scaled else 8)
+    check_dumped(tmp_path)
+
+
+@pytest.mark.parametrize("a, b, math", [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")])
+@pytest.mark.parametrize("rows, tile", [(128, 25), (16, 26)])
+def test_tiles_in_two_parts(
+    rows: int, tile: int, a: str, b: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few_rows(g: weft.Graph) -> Any:
+        few = g.tensor([rows, 4096], [4096, 1], data_type=a)
+        many = g.tensor([4096, 8192], [1, 4096], data_type=b)
+        scale = g.tensor([1, 8192], [8192, 1], data_type="f32")
+        return g.mul(g.matmul(few, many, compute_data_type=math), scale)
+
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    assert "in two parts" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
     check_dumped(tmp_path)

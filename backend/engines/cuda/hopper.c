@@ -115,7 +115,8 @@ static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     int slab = tile->columns % 64 == 0 ? 64 : 32;
     int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * 16 * slab * 2 : 0;
-    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs;
+    int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
+    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing;
 }
 
 void hopper_fit(struct hopper *h) {
@@ -155,6 +156,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "PARTS", tile->parts);
     print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
     print_constant(print, "GROUP_TILES", GROUP_TILES);
@@ -179,11 +181,11 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
-    int64_t clusters = device->cuda.multiprocessors / tile->cluster;
-    kernel->grid[0] = (uint32_t)((tiles < clusters ? tiles : clusters) * tile->cluster);
+    int64_t blocks = (int64_t)tile->cluster * tile->parts, clusters = device->cuda.multiprocessors / blocks;
+    kernel->grid[0] = (uint32_t)((tiles < clusters || tile->parts > 1 ? tiles : clusters) * blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
-    kernel->cluster = tile->cluster > 1 ? (uint32_t)tile->cluster : 0;
+    kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(h);
 }
@@ -219,14 +221,15 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     for (int i = 0; i < h->c.region->count; i++)
         behind += contraction_is_behind(&h->c, region_node(h->c.region, i));
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
-    return arena_print(arena, &step->detail,
-                       "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %d splits, %s%s%s%s, %d operations behind",
-                       tile->rows, tile->columns, h->is_turned ? " turned" : "", h->stages, tile->cluster, h->splits,
-                       has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
-                       hopper_is_scaled(h) ? ", scaled by blocks"
-                       : h->promotes       ? ", promoted"
-                                           : "",
-                       h->store ? ", staged" : "", behind);
+    return arena_print(
+        arena, &step->detail,
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s, %d operations behind", tile->rows,
+        tile->columns, h->is_turned ? " turned" : "", tile->parts > 1 ? " in two parts" : "", h->stages, tile->cluster,
+        h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
+        hopper_is_scaled(h) ? ", scaled by blocks"
+        : h->promotes       ? ", promoted"
+                            : "",
+        h->store ? ", staged" : "", behind);
 }
 
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,

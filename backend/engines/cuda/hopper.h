@@ -40,6 +40,7 @@ struct positions {
 struct hopper_tile {
     int rows, columns, row_blocks, stages, cluster;
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long depth */
+    int parts;         /* of the depth, summed by as many blocks of a cluster */
 };
 
 /* The scales of a factor's blocks, which are `outer` long along its own index and `steps` steps of the depth; both stand
@@ -95,7 +96,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum { HOPPER_TILE_ROWS = 24, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
+enum { HOPPER_TILE_ROWS = 26, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);

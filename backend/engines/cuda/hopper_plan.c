@@ -5,12 +5,15 @@
 /* Efficiencies and the numbers below are fitted to 33 products of the side-by-side suite, each timed with every tile
    on an H200: what they choose is 1 % slower than the best tile, on geometric mean. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
-    {256, 192, 2, 3, 2, 0.96}, {128, 256, 1, 4, 2, 0.90}, {128, 256, 1, 4, 1, 0.94}, {256, 128, 2, 4, 1, 0.91},
-    {256, 160, 2, 4, 1, 0.95}, {128, 192, 1, 4, 2, 0.90}, {128, 192, 1, 4, 1, 0.96}, {128, 160, 1, 5, 1, 0.90},
-    {128, 128, 1, 6, 2, 0.86}, {128, 128, 1, 6, 1, 0.94}, {128, 96, 1, 7, 1, 0.74},  {256, 64, 2, 5, 1, 0.71},
-    {128, 64, 1, 8, 1, 0.80},  {128, 32, 1, 9, 1, 0.40},  {256, 192, 2, 3, 1, 0.96}, {128, 16, 1, 11, 1, 0.30},
-    {192, 192, 1, 3, 1, 0.94}, {256, 128, 2, 4, 2, 0.89}, {192, 128, 1, 5, 1, 0.94}, {256, 96, 2, 5, 1, 0.85},
-    {256, 160, 2, 4, 2, 0.90}, {128, 224, 1, 5, 1, 0.88}, {192, 160, 1, 5, 1, 0.97}, {256, 32, 2, 6, 1, 0.36},
+    {256, 192, 2, 3, 2, 0.96, 1}, {128, 256, 1, 4, 2, 0.90, 1}, {128, 256, 1, 4, 1, 0.94, 1},
+    {256, 128, 2, 4, 1, 0.91, 1}, {256, 160, 2, 4, 1, 0.95, 1}, {128, 192, 1, 4, 2, 0.90, 1},
+    {128, 192, 1, 4, 1, 0.96, 1}, {128, 160, 1, 5, 1, 0.90, 1}, {128, 128, 1, 6, 2, 0.86, 1},
+    {128, 128, 1, 6, 1, 0.94, 1}, {128, 96, 1, 7, 1, 0.74, 1},  {256, 64, 2, 5, 1, 0.71, 1},
+    {128, 64, 1, 8, 1, 0.80, 1},  {128, 32, 1, 9, 1, 0.40, 1},  {256, 192, 2, 3, 1, 0.96, 1},
+    {128, 16, 1, 11, 1, 0.30, 1}, {192, 192, 1, 3, 1, 0.94, 1}, {256, 128, 2, 4, 2, 0.89, 1},
+    {192, 128, 1, 5, 1, 0.94, 1}, {256, 96, 2, 5, 1, 0.85, 1},  {256, 160, 2, 4, 2, 0.90, 1},
+    {128, 224, 1, 5, 1, 0.88, 1}, {192, 160, 1, 5, 1, 0.97, 1}, {256, 32, 2, 6, 1, 0.36, 1},
+    {128, 128, 1, 6, 1, 0.94, 2}, {128, 16, 1, 11, 1, 0.30, 2},
 };
 
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
@@ -51,14 +54,15 @@ static double memory_seconds(const struct hopper *h, const struct device *device
 
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double moving) {
-    double clusters = (double)(device->cuda.multiprocessors / tile->cluster);
+    int blocks = tile->cluster * tile->parts;
+    double clusters = (double)(device->cuda.multiprocessors / blocks);
     double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
     double lines = tile->rows + (double)tile->columns / tile->cluster;
     double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
     double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
     step = step > fill ? step : fill;
-    double clocks =
-        (tile->cluster > 1 ? CLUSTER_CLOCKS : 0) + waves * (steps * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
+    double clocks = (blocks > 1 ? CLUSTER_CLOCKS : 0) +
+                    waves * (steps / tile->parts * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
     double computing = clocks / POWERED_CLOCK;
     moving /= MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
@@ -95,11 +99,19 @@ static bool can_promote(const struct hopper_tile *tile) {
     return (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
 }
 
+/* Whether one tile covers all rows or all columns of a matrix: the other factor is read once. */
+static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
+    return h->is_matrix &&
+           (digits_extent(&h->c.digits[ROW]) <= tile->rows || digits_extent(&h->c.digits[COLUMN]) <= tile->columns);
+}
+
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.finish.lead == ROW;
     if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[FACTOR_B].is_image))
+        return false;
+    if (tile->parts > 1 && (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS))
         return false;
     if (h->promotes && !can_promote(tile))
         return false;
@@ -132,7 +144,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
             continue;
         for (int splits = asked > 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX; splits++) {
             double seconds = predict(h, device, &tiles[t], splits);
-            if ((asked > 0 || split_fits(h, splits)) && (splits == 1 || !is_deep(&tiles[t])) &&
+            if ((asked > 0 || split_fits(h, splits)) && (splits == 1 || (!is_deep(&tiles[t]) && tiles[t].parts == 1)) &&
                 (!h->tile || seconds < h->seconds)) {
                 h->seconds = seconds;
                 h->tile = &tiles[t];
@@ -144,8 +156,8 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     }
     if (!h->tile)
         return;
-    h->steps_per_split = tiles_along(h->steps, h->splits);
-    h->splits = (int)tiles_along(h->steps, h->steps_per_split); /* every part has steps to do */
+    h->steps_per_split = tiles_along(h->steps, (int64_t)h->splits * h->tile->parts);
+    h->splits = (int)tiles_along(h->steps, h->steps_per_split * h->tile->parts); /* every part has steps to do */
     h->c.splits = h->splits;
     h->c.steps_per_split = h->steps_per_split;
 }

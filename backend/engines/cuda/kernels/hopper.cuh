@@ -12,11 +12,14 @@
              rows from zero, and floats sum the steps, while another warpgroup multiplies. HAS_SCALES: times the scales of the
              blocks that met, one for each row and one for the tile's columns
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine.cuh finishes; always in the same order
+   Parts     PARTS is 2: the two blocks of a cluster sum half of k each of one tile, for one warpgroup's rows of which each receives
+             the other's sums, in shared memory, and ends them. Where rows are few, the other factor is read by all multiprocessors
+             in tiles wide enough for L2. One tile per block: nothing is left to overlap
    End       one result of 16 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PROMOTES HAS_SCALES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
@@ -36,12 +39,16 @@ constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 constexpr u32 STAGING = STAGES * SLOT_BYTES;
-constexpr u32 BARRIERS = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
+constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
+constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
+constexpr u32 BARRIERS = LANDING + LANDING_BYTES;
+constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
 static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
-static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
+static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES), "each of two blocks ends one warpgroup's rows");
+static_assert(BARRIERS + STAGES * 16 + 8 <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
 static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
 
@@ -51,6 +58,7 @@ DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT_BYTE
 DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
 DEVICE u32 finished(u32 slot) { return arrived(slot) + STAGES * 8; }
+DEVICE u32 landed() { return finished(STAGES); }
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
@@ -61,9 +69,9 @@ struct pipeline_cursor {
 
 struct tile_walk : place {
     i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
-    DEVICE tile_walk(const arguments& p) : tile(blockIdx.x / CLUSTER) { locate(p); }
+    DEVICE tile_walk(const arguments& p) : tile(blockIdx.x / CLUSTER_BLOCKS) { locate(p); }
     DEVICE bool more(const arguments& p) const { return tile < (i32)p.tiles; }
-    DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER; locate(p); }
+    DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER_BLOCKS; locate(p); }
 
     /* Tiles are numbered by split, batch entry, bands of GROUP_TILES rows of tiles, columns, rows: what is at work at one time is
        near a square, whose factors stay in L2. Divisions take hundreds of clocks: this is called while others are waited for. */
@@ -79,10 +87,12 @@ struct tile_walk : place {
         row_end = (i32)p.rows;
         find_entry(p, *this);
     }
-    DEVICE i32 first_step(const arguments& p) const { return IS_SPLIT ? (i32)(split * p.steps_per_split) : 0; }
+    DEVICE i32 first_step(const arguments& p) const {
+        return PARTS > 1 ? (i32)(cluster_rank() * p.steps_per_split) : IS_SPLIT ? (i32)(split * p.steps_per_split) : 0;
+    }
     DEVICE i32 steps(const arguments& p) const {
         const i32 all = HAS_PHASES ? phase_steps : (i32)p.steps;
-        if constexpr (!IS_SPLIT) return all;
+        if constexpr (!IS_SPLIT && PARTS == 1) return all;
         const i32 left = all - first_step(p);
         return left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
     }
@@ -301,6 +311,33 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
     }
 }
 
+/* ---- The two blocks of a tile: warpgroup g of the tile ends in block g; of two sums either may come first ---- */
+
+DEVICE u32 word_of(float sum) { return __float_as_uint(sum); }
+DEVICE u32 word_of(i32 sum) { return (u32)sum; }
+DEVICE void add_word(float& sum, u32 word) { sum += __uint_as_float(word); }
+DEVICE void add_word(i32& sum, u32 word) { sum += (i32)word; }
+DEVICE u32 landing_place() { return shared_address(s_memory) + LANDING + threadIdx.x % 128 * 16; }
+
+DEVICE void send_sums(const accumulators& r_c, u32 block) {
+    const u32 there = peer_address(landing_place(), block), full = peer_address(landed(), block);
+    #pragma unroll
+    for (int i = 0; i < ROW_BLOCKS * BLOCK_N / 2; i += 4) {
+        const sum_t* r = &r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
+        send_to_peer(there + i / 4 * 2048, full, words{{word_of(r[0]), word_of(r[1]), word_of(r[2]), word_of(r[3])}});
+    }
+}
+
+DEVICE void add_sums(accumulators& r_c) {
+    wait(landed(), 0);
+    #pragma unroll
+    for (int i = 0; i < ROW_BLOCKS * BLOCK_N / 2; i += 4) {
+        const words sums = load_words(landing_place() + i / 4 * 2048);
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) add_word(r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2) + e], sums.at[e]);
+    }
+}
+
 DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
     accumulators r_c;
     pipeline_cursor use;
@@ -310,6 +347,14 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
         const i32 steps = at.steps(p);
         if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
         else multiply_tile(r_c, use, math_warp / 4, steps);
+        if constexpr (PARTS > 1) {
+            cluster_wait(); /* for the other block's barriers, which have long been there */
+            if (math_warp / 4 != cluster_rank()) {
+                send_sums(r_c, math_warp / 4);
+                break;
+            }
+            add_sums(r_c);
+        }
         #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             #pragma unroll
@@ -319,6 +364,7 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
             if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn);
             else end_block(r_c[block], p, at, row);
         }
+        if constexpr (PARTS > 1) break;
     }
     if constexpr (IS_STAGED) wait_stores_read<0>(); /* shared memory must outlive the stores that read it */
 }
@@ -334,9 +380,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
             barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
             barrier_init(finished(slot), CLUSTER * MATH_WARPS); /* every math warp that reads what this block loads */
         }
+        if constexpr (PARTS > 1) {
+            barrier_init(landed(), 1);
+            arrive_expecting(landed(), LANDING_BYTES);
+        }
         barrier_init_fence();
     }
-    if constexpr (CLUSTER > 1) { __syncwarp(); cluster_arrive_relaxed(); }
+    if constexpr (CLUSTER_BLOCKS > 1) { __syncwarp(); cluster_arrive_relaxed(); }
     if constexpr (HAS_GROUPS) wait_for_previous_kernel(); /* where tiles are is in memory */
     const tile_walk at(p);
     if constexpr (CLUSTER > 1) cluster_wait(); else __syncthreads();
@@ -345,6 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
     if (warp < 4) {
         shrink_registers<LOADER_REGISTERS>();
         if (warp == 0 && elect_one()) load_tiles(p, at);
+        if constexpr (PARTS > 1) { __syncwarp(); cluster_wait(); }
     } else {
         grow_registers<MATH_REGISTERS>();
         multiply_tiles(p, at, warp - 4);

@@ -113,6 +113,16 @@ DEVICE words load_words(u32 address) {
     return r;
 }
 
+/* Shared memory of another block of the cluster, where a barrier counts the bytes that come. */
+DEVICE u32 peer_address(u32 address, u32 rank) {
+    u32 r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+DEVICE void send_to_peer(u32 address, u32 barrier, const words& r) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address), "r"(barrier), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
+}
+
 /* ---- wgmma: order of use is fence, products, commit, wait ---- */
 
 DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
