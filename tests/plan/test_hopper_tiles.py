@@ -13,7 +13,7 @@ import weft
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
-TILES = 26
+TILES = 28
 FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
 SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 
@@ -167,8 +167,10 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     check_dumped(tmp_path)
 
 
-@pytest.mark.parametrize("a, b, math", [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")])
-@pytest.mark.parametrize("rows, tile", [(128, 25), (16, 26)])
+@pytest.mark.parametrize(
+    ("a", "b", "math"), [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")]
+)
+@pytest.mark.parametrize(("rows", "tile"), [(128, 25), (16, 26), (32, 27), (64, 28)])
 def test_tiles_in_two_parts(
     rows: int, tile: int, a: str, b: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

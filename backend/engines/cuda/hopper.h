@@ -96,7 +96,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum { HOPPER_TILE_ROWS = 26, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
+enum { HOPPER_TILE_ROWS = 28, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
