@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA family of block scales, without a GPU: how it makes and uses scales, what it declines and in which words, and
-   that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA families of block scales, and of products with weights that have them, without a GPU: how they make and use
+   scales, what they decline and in which words, and that every kernel printed compiles for all generations of chips with
+   no spills. */
 #include "cuda_family.h"
 
 #define E8M0 WEFT_DATA_FP8_E8M0
@@ -57,12 +58,39 @@ static void dequantize_fp8(struct model *m) {
                typed(m, DIMS(300, 512), F64));
 }
 
+/* A few rows times weights whose columns are contiguous, and what follows. */
+static void add_product(struct model *m, int64_t rows, int64_t depth, int64_t columns, int type, int through,
+                        int weights, int32_t group) {
+    desc product = inner(m), w = open_tensor(m->next_uid++, UNSET);
+    MUST(set_enum(w, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, through));
+    MUST(set_flag(w, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
+    keep(m, finalized(w));
+    dequantize(m, (int32_t[]){group, 1}, turned(m, DIMS(1, depth, columns), weights),
+               typed(m, DIMS(1, depth / group, columns), type), w);
+    add(m, open_matmul(typed(m, DIMS(1, rows, depth), type), w, product));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, product, NULL, typed(m, DIMS(1, rows, columns), type));
+}
+
+static void one_row_int4(struct model *m) { add_product(m, 1, 8192, 8192, BF16, BF16, WEFT_DATA_INT4, 128); }
+static void two_tokens_int4(struct model *m) { add_product(m, 16, 4096, 28672, BF16, F32, WEFT_DATA_INT4, 128); }
+static void odd_rows_int8(struct model *m) { add_product(m, 33, 4096, 1031, F16, F16, I8, 64); }
+static void all_rows_uint4(struct model *m) { add_product(m, 64, 4096, 28672, F16, F32, WEFT_DATA_UINT4, 128); }
+static void all_rows_int8(struct model *m) { add_product(m, 64, 4096, 8192, BF16, F32, I8, 128); }
+static void many_rows(struct model *m) { add_product(m, 65, 4096, 8192, BF16, BF16, I8, 128); }
+static void small_blocks(struct model *m) { add_product(m, 8, 4096, 8192, BF16, F32, WEFT_DATA_INT4, 32); }
+
 static const struct family_case cases[] = {
     {&cuda_block_scale, quantize_mxfp8, "to MXFP8, scales in tiles", "scales by 32 threads each, then quotients"},
     {&cuda_block_scale, quantize_nvfp4, "to NVFP4 along columns", "scales by 1 threads each, then quotients"},
     {&cuda_block_scale, quantize_double, "double to INT4", "scales by 32 threads each, then quotients"},
     {&cuda_block_scale, dequantize_weights, "weights of 4 bits", "times the scales of blocks"},
     {&cuda_block_scale, dequantize_fp8, "FP8 in boxes", "times the scales of blocks"},
+    {&cuda_weight_only, one_row_int4, "a row, INT4",
+     "weights dequantised in registers, 32 columns by 8 rows, 1 operations behind"},
+    {&cuda_weight_only, two_tokens_int4, "16 rows, INT4", "128 columns by 16 rows"},
+    {&cuda_weight_only, odd_rows_int8, "33 rows, INT8", "16 columns by 64 rows"},
+    {&cuda_weight_only, all_rows_uint4, "64 rows, UINT4", "by 64 rows"},
+    {&cuda_weight_only, all_rows_int8, "64 rows, INT8", "by 64 rows"},
 };
 
 static void only_pointwise(struct model *m) {
@@ -72,6 +100,14 @@ static void only_pointwise(struct model *m) {
 
 static const struct refused_case refusals[] = {
     {&cuda_block_scale, only_pointwise, "pointwise has no block scales."},
+    {&cuda_weight_only, only_pointwise, "pointwise: there are no weights to dequantise."},
+    {&cuda_weight_only, dequantize_weights, "block_scale_dequantize: its result is not for one matmul alone."},
+    {&cuda_weight_only, many_rows,
+     "matmul: up to 64 rows, without overrides, are multiplied by weights of few bits; for 65 the weights are "
+     "dequantised in memory."},
+    {&cuda_weight_only, small_blocks,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to 16 "
+     "bytes, with blocks of multiples of 128 weights along it."},
 };
 
 int main(void) {

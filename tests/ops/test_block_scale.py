@@ -269,6 +269,40 @@ def test_products_of_scaled_blocks(
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "through", "weights", "group"),
+    [
+        (1, 24, "bf16", "bf16", "i4", 32),
+        (5, 40, "f16", "f16", "u4", 64),
+        (8, 33, "bf16", "f32", "i4", 128),
+        (17, 24, "bf16", "bf16", "i8", 16),
+        (33, 18, "f16", "f16", "i8", 256),
+        (64, 24, "f16", "f32", "u8", 64),
+        (65, 24, "bf16", "bf16", "i4", 32),
+    ],
+)
+def test_few_rows_times_weights_of_few_bits(rows, columns, dtype, through, weights, group):
+    """Weights lie as those of linear layers do; they are rounded to `through` before they are multiplied."""
+    low, high = {"i4": (-8, 7), "u4": (0, 15), "i8": (-128, 127), "u8": (0, 255)}[weights]
+    depth = 288 if group < 64 else 256
+    x, w = checks.random((rows, depth), dtype), checks.random((depth, columns), weights, low, high, seed=1)
+    scale = checks.random((depth // group, columns), dtype, 0.01, 0.1, seed=2)
+    bias = checks.random((1, columns), dtype, seed=3)
+    wide = checks.exact(checks.narrow(checks.exact(w) * spread(scale, w.shape, [group, 1]), through))
+
+    def build(g: Any, x: Any, w: Any, scale: Any, bias: Any) -> Any:
+        dequantized = g.block_scale_dequantize(w, scale, [group, 1]).set_data_type(through)
+        return g.relu(g.add(g.matmul(x, dequantized), bias))
+
+    checks.check(
+        build,
+        {"x": (x, (depth, 1)), "w": (w, (1, depth)), "scale": scale, "bias": bias},
+        np.maximum(checks.exact(x) @ wide + checks.exact(bias), 0),
+        out=dtype,
+        magnitude=float((np.abs(checks.exact(x)) @ np.abs(wide)).max()),
+    )
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_one_result_alone(wanted: int) -> None:
     """The other is virtual and nobody reads it."""
