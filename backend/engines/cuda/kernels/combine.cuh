@@ -3,7 +3,7 @@
              the threads' sums in the same way, so that every run gives the same bits; finish() is printed
    Tile      a block finishes THREADS / sharers runs of RUN neighbours of the result at a time
    Params    THREADS RUN LEAD_IS_ROW sum_t index position
-   Tried     one thread per run: few results of many parts wait for one load after another, 10 us of a filter gradient's 72 */
+   Tried     one thread per run: few results of many parts wait for one load after another, 6 us of a filter gradient's 72 */
 
 DEVICE void add(run<sum_t, RUN>& sum, const run<sum_t, RUN>& other) {
     #pragma unroll

@@ -25,7 +25,10 @@
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
              instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
-             slower for images. Sharing A in clusters: no gain for few rows. Launching combine.cuh early: 10 % slower. Unsigned indices behind the sum: the compiler keeps an address per access, and spills */
+             slower for images. Sharing A in clusters: no gain for few rows. Launching combine.cuh early: 10 % slower. Unsigned indices
+             behind the sum: the compiler keeps an address per access, and spills. For few rows: sums that begin at different places of
+             the depth in each tile, 1 to 10 % slower; two or four steps loaded together, within noise; two blocks on a multiprocessor,
+             2 % slower; two parts where no dimension fits into one tile, slower */
 
 constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
 #include "lib/slabs.cuh"
