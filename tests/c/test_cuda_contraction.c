@@ -234,6 +234,38 @@ static void filter_groups(struct model *m) {
     convolve(m, &(struct convolution_case){FILTER, GROUPS, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
 }
 
+#define NARROW .x = DIMS(8, 128, 28, 28), .w = DIMS(128, 4, 3, 3), .y = DIMS(8, 128, 28, 28), .pre = 1, .post = 1
+
+static void forward_narrow(struct model *m) {
+    convolve(m, &(struct convolution_case){FORWARD, NARROW, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
+}
+
+static void data_narrow(struct model *m) {
+    convolve(m, &(struct convolution_case){DATA, NARROW, PLAIN, .layout = PACKED, .type = F32, .out = F32});
+}
+
+static void filter_narrow_groups(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, NARROW, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = F32});
+}
+
+static void filter_of_8(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, .x = DIMS(8, 256, 28, 28), .w = DIMS(256, 8, 3, 3),
+                                           .y = DIMS(8, 256, 28, 28), .pre = 1, .post = 1, PLAIN,
+                                           .layout = CHANNELS_LAST, .type = BF16, .out = BF16});
+}
+
+#define PATCHES .x = DIMS(64, 3, 224, 224), .w = DIMS(768, 3, 16, 16), .y = DIMS(64, 768, 14, 14)
+
+static void forward_patches(struct model *m) {
+    convolve(m, &(struct convolution_case){FORWARD, PATCHES, .stride = 16, .dilation = 1, .math = F32, .layout = PACKED,
+                                           .type = BF16, .out = BF16});
+}
+
+static void filter_patches(struct model *m) {
+    convolve(m, &(struct convolution_case){FILTER, PATCHES, .stride = 16, .dilation = 1, .math = F32, .layout = PACKED,
+                                           .type = F32, .out = F32});
+}
+
 static void forward_flipped(struct model *m) {
     convolve(m, &(struct convolution_case){FORWARD, BLOCK, PLAIN, .layout = CHANNELS_LAST, .type = BF16, .out = BF16,
                                            .flips = true});
@@ -301,15 +333,25 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, filter_groups, "filter gradient in groups, Hopper", "image of pixels"},
     {&cuda_hopper, forward_flipped, "conv flipped, Hopper", "image"},
     {&cuda_hopper, data_strided_flipped, "data gradient flipped, stride 2, Hopper", "image"},
-    {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "2 of its factors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 of its factors packed, cuda.hopper: wgmma"},
-    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 of its factors packed, cuda.hopper: wgmma"},
-    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 of its factors packed, cuda.hopper.tf32: wgmma"},
-    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 of its factors packed, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed, forward_nchw, "conv NCHW, packed", "2 of its tensors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, data_nchw, "data gradient NCHW, packed", "2 of its tensors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, filter_nchw, "filter gradient NCHW, packed", "2 of its tensors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_odd, "matmul of odd sizes, packed", "2 of its tensors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, bf16_by_int4, "matmul bf16 by int4, packed", "1 of its tensors packed, cuda.hopper: wgmma"},
+    {&cuda_packed, forward_patches, "conv of patches, packed",
+     "2 of its tensors packed, taps as channels, cuda.hopper"},
+    {&cuda_packed_tf32, filter_patches, "filter gradient of f32 patches, packed",
+     "3 of its tensors packed, taps as channels, cuda.hopper"},
+    {&cuda_packed, forward_narrow, "conv in narrow groups, packed",
+     "1 of its tensors packed, narrow groups merged, cuda.hopper"},
+    {&cuda_packed, filter_narrow_groups, "filter gradient in narrow groups, packed",
+     "1 of its tensors packed, narrow groups merged, cuda.hopper"},
+    {&cuda_packed_tf32, data_narrow, "data gradient f32 NCHW in narrow groups, packed",
+     "2 of its tensors packed, narrow groups merged, cuda.hopper"},
+    {&cuda_packed_tf32, half_by_bf16, "matmul f16 by bf16, packed", "2 of its tensors packed, cuda.hopper.tf32: wgmma"},
+    {&cuda_packed_tf32, data_float, "data gradient f32, packed", "1 of its tensors packed, cuda.hopper.tf32: wgmma"},
     {&cuda_packed_tf32, filter_float, "filter gradient f32, packed",
-     "2 of its factors packed, cuda.hopper.tf32: wgmma"},
+     "2 of its tensors packed, cuda.hopper.tf32: wgmma"},
 };
 
 /* ---- Turing, where tensor cores take f16 alone ------------------------------------------------------------------- */
@@ -400,7 +442,10 @@ static const struct refused_case refusals[] = {
      "conv_fprop: tensor (uid 1) has a stride of 3 elements; the copy engine wants multiples of 16 bytes, and one "
      "dimension without gaps."},
     {&cuda_hopper, forward_volume, "conv_fprop: it has 2 groups of 8 channels; multiples of 64 are summed here."},
-    {&cuda_packed, a_softmax, "softmax: factors are packed for one matmul or convolution at a time."},
+    {&cuda_packed, two_products, "matmul and matmul: factors of one product are packed at a time."},
+    {&cuda_hopper, filter_of_8,
+     "conv_wgrad: it has 32 groups of 8 channels, which fill no slabs of 64; they shall be merged."},
+    {&cuda_packed, a_softmax, "softmax: there is no matmul or convolution whose factors to pack."},
     {&cuda_packed, half_by_bf16,
      "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
      "8-bit integers are."},

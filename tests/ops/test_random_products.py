@@ -196,20 +196,22 @@ def _convolutions(draw: random.Random) -> Callable[[], Case]:
     spatial = draw.choice([1, 2, 2, 2, 3])
     taps = tuple(draw.choice([1, 2, 3, 3, 5, 7] if spatial < 3 else [1, 2, 3]) for _ in range(spatial))
     taps = (1,) * spatial if draw.random() < 0.2 else taps
+    is_cut = draw.random() < 0.1  # into patches
     last = "0" + "".join(map(str, range(2, spatial + 2))) + "1"
     first = "".join(map(str, range(spatial + 2)))
     layouts = [last, last, last, first]
     layout = draw.choice(layouts)
-    kind = draw.choice(["dense", "dense", "dense", "stem", "depthwise", "groups"])
+    kind = draw.choice(["dense", "dense", "dense", "stem", "depthwise", "groups", "narrow groups"])
     inputs, filters = _extents(draw, 200 if ON_GPU else 16), _extents(draw, 200 if ON_GPU else 16)
     is_even = draw.random() < 0.5
     pre = tuple(draw.choice([0, 0, 1, 2, n // 2, -1]) for n in taps)
+    pre = (0,) * spatial if is_cut else pre
     shared = Case(
         op=draw.choice(["fprop", "dgrad", "wgrad"]),
         orders=(layout, draw.choice(layouts), layout if draw.random() < 0.8 else draw.choice(layouts)),
         gaps=draw.choice([(0, 0, 0), (0, 0, 0), (0, 0, 0), (8, 0, 8), (3, 3, 0)]),
-        stride=tuple(draw.choice([1, 1, 1, 2, 3]) for _ in taps),
-        dilation=tuple(draw.choice([1, 1, 1, 2]) for _ in taps),
+        stride=taps if is_cut else tuple(draw.choice([1, 1, 1, 2, 3]) for _ in taps),
+        dilation=tuple(1 if is_cut else draw.choice([1, 1, 1, 2]) for _ in taps),
         pre=pre,
         post=pre if is_even else tuple(draw.choice([0, 1, 3, -1]) for _ in taps),
         flips=int(draw.random() < 0.1),
@@ -230,6 +232,9 @@ def _convolutions(draw: random.Random) -> Callable[[], Case]:
         elif kind == "groups":
             groups = draw.choice([2, 3, 4])
             c, k = c * groups, k * groups
+        elif kind == "narrow groups":
+            groups = draw.choice([6, 8, 32] if ON_GPU else [4, 6])
+            c, k = groups * draw.choice([2, 4, 8]), groups * draw.choice([2, 4, 8])
         image = [draw.randint(n, n + more) for n in least]
         return replace(shared, a=(draw.choice([1, 2, 5]), c, *image), b=(k, c // groups, *taps))
 

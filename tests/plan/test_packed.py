@@ -59,6 +59,16 @@ def conv(
     return g
 
 
+def patches(kind: str, dtype: str = "bf16") -> weft.Graph:
+    """The first layer of a vision transformer."""
+    g = weft.Graph(io_data_type=dtype, intermediate_data_type="f32", compute_data_type="f32", device="sm_90")
+    dims = {"x": [64, 3, 224, 224], "w": [768, 3, 16, 16], "y": [64, 768, 14, 14]}
+    x, w, y = (g.tensor(dims[name], lying(dims[name], FIRST)) for name in "xwy")
+    made = g.conv_fprop(x, w, stride=[16, 16]) if kind == "fprop" else g.conv_wgrad(x, y, stride=[16, 16])
+    made.set_dim(dims["y" if kind == "fprop" else "w"]).set_output(True)
+    return g
+
+
 def families(g: weft.Graph) -> list[str]:
     """Of the engine that is predicted to be the fastest."""
     served = [each for each in g.support() if each["supported"] and each["engine"].startswith("cuda")]
@@ -90,6 +100,9 @@ CASES: list[tuple[str, weft.Graph, str]] = [
     *((f"{kind} of 65 channels", conv(kind, channels=65), "packed") for kind in KINDS),
     *((f"{kind} of 96 channels", conv(kind, channels=96), "hopper") for kind in KINDS),
     *((f"{kind} in groups", conv(kind, groups=4), "hopper") for kind in KINDS),
+    *((f"{kind} in narrow groups", conv(kind, groups=32), "packed") for kind in KINDS),
+    *((f"{kind} of patches", patches(kind), "packed") for kind in ("fprop", "wgrad")),
+    *((f"{kind} of f32 patches", patches(kind, "f32"), "packed.tf32") for kind in ("fprop", "wgrad")),
     *((f"{kind} flipped", conv(kind, flips=True), "hopper") for kind in KINDS),
 ]
 
@@ -104,4 +117,4 @@ def test_copies_are_in_the_workspace() -> None:
     g.build()
     images, filters = 128 * 14 * 14 * 256, 256 * 9 * 256
     assert g.get_workspace_size() == 2 * (images + filters)
-    assert "2 of its factors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
+    assert "2 of its tensors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())

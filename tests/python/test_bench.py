@@ -120,7 +120,7 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    assert len(gpu) == 13 + 6 + 3 * 9 + 7 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
+    assert len(gpu) == 14 + 6 + 3 * (9 + 2 + 3) + 9 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])

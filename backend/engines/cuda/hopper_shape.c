@@ -88,13 +88,24 @@ static struct view_dim grouped_dim(const struct conv_geometry *g, enum walk walk
     return (struct view_dim){walk, number, extent + (g->groups - 1) * per_group, stride, per_group};
 }
 
+/* Groups are counted by coordinates. */
+static bool lies_evenly(const struct conv_operand *operand, int64_t stride) {
+    return stride > 0 && operand->group_stride % stride == 0;
+}
+
 /* Boxes along the depth must end where groups do. */
-static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g, int64_t channels) {
-    int64_t block = HOPPER_DEPTH_BYTES / element_bytes(h, FACTOR_A);
-    if (g->groups > 1 && channels % block != 0)
+static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g) {
+    int64_t block = HOPPER_DEPTH_BYTES / element_bytes(h, FACTOR_A), depth = g->direction == CONV_DATA ? g->k : g->c;
+    bool is_even = (g->direction == CONV_DATA || lies_evenly(&g->x, g->x.channel_stride)) &&
+                   (g->direction == CONV_FILTER || lies_evenly(&g->w, g->w.outer_stride)) &&
+                   (g->direction == CONV_FORWARD || lies_evenly(&g->y, g->y.channel_stride));
+    if (g->groups > 1 && !is_even)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its groups do not begin at whole channels or filters.",
+             descriptor_label(h->c.node->op));
+    if (g->groups > 1 && g->direction != CONV_FILTER && depth % block != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: it has %lld groups of %lld channels; multiples of %lld are summed here.",
-             descriptor_label(h->c.node->op), (long long)g->groups, (long long)channels, (long long)block);
+             descriptor_label(h->c.node->op), (long long)g->groups, (long long)depth, (long long)block);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -145,7 +156,6 @@ static struct positions forward_positions(const struct conv_geometry *g, int i) 
 
 static weftStatus_t shape_forward(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *w = &g->w;
-    TRY(check_groups(h, g, g->c));
     for (int i = 0; i < COORDINATES; i++)
         h->positions[i] = forward_positions(g, i);
     h->channels = g->c;
@@ -192,7 +202,6 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
 static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *y = &g->y, *w = &g->w;
     int phases = 0;
-    TRY(check_groups(h, g, g->k));
     for (int i = 0; i < COORDINATES; i++)
         h->positions[i] = g->stride[i] == 1 ? backward_positions(g, i) : phase_positions(g, i, &h->c.phases[phases++]);
     h->channels = g->k;
@@ -230,6 +239,11 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: filter gradients are multiplied here for more than one channel, and pixels of dy without gaps.",
              descriptor_label(h->c.node->op));
+    bool has_dim = g->w.tensor->dims.count != g->spatial + 2;
+    if (g->groups > 1 && g->c % SLAB_ELEMENTS != 0 && g->beta == 0 && !has_dim)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: it has %lld groups of %lld channels, which fill no slabs of %d; they shall be merged.",
+             descriptor_label(h->c.node->op), (long long)g->groups, (long long)g->c, SLAB_ELEMENTS);
     if (g->groups > 1 && x->group_stride * element_bytes(h, image) % MAP_ALIGNMENT != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: its groups of %lld channels do not begin at multiples of %d bytes, where pixels can be taken apart.",
@@ -336,6 +350,7 @@ weftStatus_t hopper_shape(struct hopper *h) {
     } else {
         struct conv_geometry g = conv_geometry(node->op);
         int image = (g.direction == CONV_FILTER) != h->is_turned ? FACTOR_B : FACTOR_A;
+        TRY(check_groups(h, &g));
         TRY(g.direction == CONV_FORWARD ? shape_forward(h, &g, image)
             : g.direction == CONV_DATA  ? shape_data(h, &g, image)
             : h->is_by_images           ? shape_filter_by_images(h, &g, image)

@@ -36,25 +36,19 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     }
 }
 
-weftStatus_t staged_make_plain(struct tensor **made, const struct tensor *tensor, struct arena *arena) {
-    struct tensor *plain;
+static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
+                               struct arena *arena) {
+    struct tensor like = *tensor, *plain;
     TRY(arena_copy(arena, &plain, tensor, sizeof *tensor));
+    plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
     plain->is_by_value = plain->is_constant = false;
     plain->alignment = 16;
     plain->strides.count = 0;
-    *made = plain;
-    return WEFT_STATUS_SUCCESS;
-}
-
-static weftStatus_t make_addressable(struct tensor **made, const struct tensor *tensor, bool is_written,
-                                     struct arena *arena) {
-    struct tensor like = *tensor;
-    TRY(staged_make_plain(made, tensor, arena));
-    (*made)->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     if (tensor->vector_count > 1) /* lanes stay neighbours */
         like.strides.at[tensor->vector_dim] = 0;
-    tensor_infer_strides(*made, &like);
+    tensor_infer_strides(plain, &like);
+    *made = plain;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -100,7 +94,7 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
              descriptor_label(node->op), STAGED_MAX);
     if (!found) {
         struct tensor *plain;
-        TRY(make_addressable(&plain, value->tensor, is_made, arena));
+        TRY(make_plain(&plain, value->tensor, is_made, arena));
         found = staged_add(staged, node->operands[k], value->tensor, plain);
     }
     found->is_written = found->is_written || node->is_output[k];

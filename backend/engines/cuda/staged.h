@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
    workspace, in a layout or of a type that another family asks for. That family sees the same graph with these tensors
-   under the same uids. staged.c copies what kernels cannot address, packed.c the factors of products. */
+   under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
 #ifndef WEFT_ENGINES_CUDA_STAGED_H
 #define WEFT_ENGINES_CUDA_STAGED_H
 
@@ -24,8 +24,6 @@ struct staged {
     int64_t scratch_bytes;
 };
 
-/* A tensor in the workspace that stands for another one: its strides and type are for the caller to choose. */
-weftStatus_t staged_make_plain(struct tensor **made, const struct tensor *tensor, struct arena *arena);
 /* Gives a value its plain tensor, and that its place. There must be room. */
 struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
                                 const struct tensor *plain);

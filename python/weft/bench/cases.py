@@ -20,6 +20,7 @@ _GPU_MATMULS: list[tuple[str, str, int, int, int, str]] = [
     ("m4096_n8192_k28672", "bf16", 4096, 8192, 28672, ""),
     ("4096_bias_gelu", "bf16", 4096, 16384, 4096, "gelu"),
     ("4096_bias_relu", "bf16", 4096, 4096, 4096, "relu"),
+    ("4096_k4095", "bf16", 4096, 4096, 4095, ""),
     ("4096", "tf32", 4096, 4096, 4096, ""),
     ("8192", "int8", 8192, 8192, 8192, ""),
 ]
@@ -39,6 +40,11 @@ _GPU_CONVOLUTIONS = {
     "3x3_320_64_sdxl": Convolution(8, 320, (128, 128), 3, padding=1, filters=320),
     "3x3_1280_32_sdxl": Convolution(8, 1280, (32, 32), 3, padding=1, filters=1280),
 }
+_GPU_GROUPS = {
+    "3x3_128_56_groups32": Convolution(128, 128, (56, 56), 3, padding=1, filters=128, groups=32),
+    "3x3_256_28_groups32": Convolution(128, 256, (28, 28), 3, padding=1, filters=256, groups=32),
+}
+_PATCHES = Convolution(128, 3, (224, 224), 16, stride=16, filters=768)
 _DEPTHWISE = Convolution(64, 384, (28, 28), 7, padding=3, filters=384, groups=384)
 _NORM_ROWS = [(16384, 1024), (16384, 4096), (4096, 16384)]
 _NORM_IMAGES = [(128, 64, 112), (128, 256, 56), (128, 2048, 7)]
@@ -78,8 +84,16 @@ def _gpu_products() -> list[Case]:
     made += [products.block_scaled_matmul("8192", 8192, 8192, 8192)]
     for kind in ("fprop", "wgrad"):
         made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
+    image = _GPU_CONVOLUTIONS["3x3_256_14"]
     for kind in ("fprop", "dgrad", "wgrad"):
-        made += [products.conv(kind, tag, "bf16", c) for tag, c in _GPU_CONVOLUTIONS.items()]
+        made += [products.conv(kind, tag, "bf16", c) for tag, c in (_GPU_CONVOLUTIONS | _GPU_GROUPS).items()]
+        made.append(products.conv(kind, "tf32_3x3_256_14", "tf32", image))
+        made.append(products.conv(kind, "nchw_3x3_256_14", "bf16", image, order=()))
+        made.append(products.conv(kind, "tf32_nchw_3x3_256_14", "tf32", image, order=()))
+    made.append(
+        products.conv("wgrad", "3x3_96_28", "bf16", replace(image, channels=96, image=(28, 28), filters=96))
+    )
+    made.append(products.conv("fprop", "nchw_patches16x16", "bf16", _PATCHES, order=()))
     for tag in ("3x3_256_14", "3x3_320_64_sdxl"):
         made += [products.conv("fprop", tag, kind, _GPU_CONVOLUTIONS[tag]) for kind in ("fp8", "int8")]
     for tag in ("3x3_256_14", "1x1_64_256_56"):

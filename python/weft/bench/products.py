@@ -146,12 +146,19 @@ def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth
 # ---- Convolution -------------------------------------------------------------------------------------------
 
 
-def conv(kind: str, tag: str, arithmetic: str, c: Convolution, has_bias: bool = False) -> Case:
+def conv(
+    kind: str,
+    tag: str,
+    arithmetic: str,
+    c: Convolution,
+    has_bias: bool = False,
+    order: tuple[int, ...] = NHWC,
+) -> Case:
     """Convolution ("fprop"), alone or with bias and relu; its gradients by x ("dgrad") and w ("wgrad")."""
     dtype = _TENSORS[arithmetic]
-    x = Operand(c.x, dtype, NHWC, scale=30.0 if arithmetic == "int8" else 1.0)
-    y = Operand(c.y, _RESULTS[arithmetic], NHWC)
-    w = Operand(c.w, dtype, NHWC, scale=_spread(arithmetic, math.prod(c.w[1:])))
+    x = Operand(c.x, dtype, order, scale=30.0 if arithmetic == "int8" else 1.0)
+    y = Operand(c.y, _RESULTS[arithmetic], order)
+    w = Operand(c.w, dtype, order, scale=_spread(arithmetic, math.prod(c.w[1:])))
     options = {name: [getattr(c, name)] * 2 for name in ("padding", "stride", "dilation")}
 
     def fprop(module: Any, g: Any, t: Tensors) -> Tensors:

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the packed family copies, without a GPU: the small graphs of its copies are run by the references of their
+   operations, and every element of what they write is looked up; then the product, too, is calculated from the copies. */
+#include "cuda_family.h"
+
+#include "engines/cuda/copy.h"
+#include "engines/cuda/packed.h"
+#include "engines/cuda/staged.h"
+
+#include <math.h>
+
+enum { ELEMENTS_MAX = 16384, VALUES_MAX = 6, OPERANDS_MAX = 4 };
+
+/* ---- Running a copy ---------------------------------------------------------------------------------------------- */
+
+/* Values of a copy's region; of what is read and written there is also another place. */
+static float memory[VALUES_MAX][ELEMENTS_MAX];
+
+static void run(const struct region *region, void *from, void *to) {
+    for (int n = 0; n < region->count; n++) {
+        const struct node *node = region_node(region, n);
+        struct bound items[OPERANDS_MAX];
+        for (int k = 0; k < node->operand_count; k++) {
+            int value = node->operands[k];
+            const struct tensor *tensor = region->graph->values[value].tensor;
+            CHECK(tensor_bytes(tensor) <= (int64_t)sizeof *memory, "%lld bytes", (long long)tensor_bytes(tensor));
+            items[k] = (struct bound){tensor, value == COPY_FROM ? from : value == COPY_TO ? to : memory[value]};
+        }
+        op_of(node->op)->reference(node->op, &(struct bindings){.count = node->operand_count, .items = items});
+    }
+}
+
+/* What is read counts up from 1. */
+static void count_up(const struct region *region) {
+    for (int i = 0; i < ELEMENTS_MAX; i++)
+        memory[COPY_FROM][i] = (float)(i + 1);
+    run(region, memory[COPY_FROM], memory[COPY_TO]);
+}
+
+/* ---- Wishes ------------------------------------------------------------------------------------------------------ */
+
+enum direction { FORWARD, DATA, FILTER };
+
+struct shape {
+    enum direction direction;
+    struct extents x, w, y;
+    int64_t stride, padding;
+    int type;
+};
+
+static desc open_product(const struct shape *shape, desc x, desc w, desc y) {
+    static const struct {
+        weftBackendDescriptorType_t kind;
+        weftBackendAttributeName_t parameters, x, w, y;
+    } names[] = {
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+         WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+         WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+        {WEFT_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+         WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+    };
+    const int64_t strides[] = {shape->stride, shape->stride}, padding[] = {shape->padding, shape->padding};
+    desc parameters = make(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR), op = make(names[shape->direction].kind);
+    MUST(set_enum(parameters, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, F32));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_FILTER_STRIDES, 2, strides));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, 2, padding));
+    MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_POST_PADDINGS, 2, padding));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, names[shape->direction].parameters, parameters));
+    MUST(set_held(op, names[shape->direction].x, x));
+    MUST(set_held(op, names[shape->direction].w, w));
+    MUST(set_held(op, names[shape->direction].y, y));
+    drop(parameters);
+    return op;
+}
+
+/* Calls `look` with the wishes of a convolution of packed tensors. */
+static void with_wishes(const struct shape *shape, enum writing writing,
+                        void (*look)(const struct wishes *wishes, const struct region *region, struct arena *arena)) {
+    struct model m = {.next_uid = 1};
+    struct wishes wishes;
+    struct arena arena = {0};
+    int node = 0;
+    desc x = typed(&m, shape->x, shape->type), w = typed(&m, shape->w, shape->type);
+    add(&m, open_product(shape, x, w, typed(&m, shape->y, shape->type)));
+    desc graph = graph_of(m.count, m.ops);
+    for (int i = 0; i < m.kept_count; i++)
+        drop(m.kept[i]);
+    struct region region = {(const struct graph *)graph, 1, &node};
+    MUST(wishes_find(&wishes, &region, writing));
+    look(&wishes, &region, &arena);
+    arena_free(&arena);
+    drop(graph);
+}
+
+/* ---- Cases ------------------------------------------------------------------------------------------------------- */
+
+enum { FILTERS = 16, WIDTH = 4, TAPS = 3 * 3 }; /* 4 groups of 4 filters and 4 channels: all are merged, 16 < 32 */
+
+static const struct shape narrow = {FORWARD, DIMS(1, 16, 6, 6), DIMS(16, 4, 3, 3), DIMS(1, 16, 6, 6), 1, 1, F32};
+
+static int64_t at_packed(const struct tensor *packed, int64_t a, int64_t b, int64_t c, int64_t d) {
+    const int64_t *strides = packed->strides.at;
+    return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
+}
+
+static void look_at_merged(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+    (void)product;
+    const struct wish *wish = &wishes->at[PACKED_B];
+    struct region region;
+    CHECK(wish->is_needed && wish->is_diagonal && wish->packed.dims.at[1] == FILTERS, "%s",
+          tensor_dims_text(&wish->packed));
+    MUST(copy_diagonal_region(&region, &wish->tensor_view, &wish->packed_view, arena));
+    count_up(&region);
+    for (int k = 0; k < FILTERS; k++)
+        for (int c = 0; c < FILTERS; c++)
+            for (int tap = 0; tap < TAPS; tap++) {
+                float got = memory[COPY_TO][at_packed(&wish->packed, k, c, tap / 3, tap % 3)];
+                float want = k / WIDTH == c / WIDTH ? (float)((k * WIDTH + c % WIDTH) * TAPS + tap + 1) : 0;
+                CHECK(got == want, "filter %d, channel %d, tap %d: %g, not %g", k, c, tap, got, want);
+            }
+}
+
+static void look_at_merged_result(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+    (void)product;
+    const struct wish *wish = &wishes->at[PACKED_RESULT];
+    struct region region;
+    CHECK(wish->is_needed, "%s", tensor_dims_text(&wish->packed));
+    MUST(copy_region(&region, &wish->packed_view, &wish->tensor_view, arena));
+    count_up(&region);
+    for (int k = 0; k < FILTERS; k++)
+        for (int c = 0; c < WIDTH; c++)
+            for (int tap = 0; tap < TAPS; tap++) {
+                float got = memory[COPY_TO][(k * WIDTH + c) * TAPS + tap];
+                int64_t own = at_packed(&wish->packed, k, k / WIDTH * WIDTH + c, tap / 3, tap % 3);
+                CHECK(got == (float)(own + 1), "filter %d, channel %d, tap %d: %g, not %lld", k, c, tap, got,
+                      (long long)own + 1);
+            }
+}
+
+static void groups_are_merged(void) {
+    struct shape gradient = narrow;
+    gradient.direction = FILTER;
+    with_wishes(&narrow, MERGED, look_at_merged);
+    with_wishes(&gradient, MERGED, look_at_merged_result);
+}
+
+/* 2 images of 3 channels, 13 x 13: 3 x 3 patches of 4 x 4, and a line that no patch has. */
+static const struct shape cut = {FORWARD, DIMS(2, 3, 13, 13), DIMS(5, 3, 4, 4), DIMS(2, 5, 3, 3), 4, 0, F32};
+
+static void look_at_patches(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+    (void)product;
+    const struct wish *image = &wishes->at[PACKED_A], *filter = &wishes->at[PACKED_B];
+    struct region region;
+    CHECK(image->is_needed && image->packed.dims.at[1] == 48 && filter->packed.dims.at[1] == 48, "%s and %s",
+          tensor_dims_text(&image->packed), tensor_dims_text(&filter->packed));
+    MUST(copy_region(&region, &image->tensor_view, &image->packed_view, arena));
+    count_up(&region);
+    for (int n = 0; n < 2; n++)
+        for (int c = 0; c < 48; c++)
+            for (int place = 0; place < 9; place++) {
+                int h = place / 3 * 4 + c % 16 / 4, w = place % 3 * 4 + c % 4;
+                float got = memory[COPY_TO][at_packed(&image->packed, n, c, place / 3, place % 3)];
+                float want = (float)(((n * 3 + c / 16) * 13 + h) * 13 + w + 1);
+                CHECK(got == want, "image %d, channel %d, patch %d: %g, not %g", n, c, place, got, want);
+            }
+    MUST(copy_region(&region, &filter->tensor_view, &filter->packed_view, arena));
+    count_up(&region);
+    for (int k = 0; k < 5; k++)
+        for (int c = 0; c < 48; c++) {
+            float got = memory[COPY_TO][at_packed(&filter->packed, k, c, 0, 0)];
+            CHECK(got == (float)(k * 48 + c + 1), "filter %d, channel %d: %g", k, c, got);
+        }
+}
+
+static void patches_are_cut(void) { with_wishes(&cut, PATCHES, look_at_patches); }
+
+/* ---- The product of the copies ----------------------------------------------------------------------------------- */
+
+/* Tensors of the product, exchanged ones, and what the product is. */
+static char given[VALUES_MAX][ELEMENTS_MAX * 4], packed[VALUES_MAX][ELEMENTS_MAX * 4], expected[ELEMENTS_MAX * 4];
+
+/* Small whole numbers, exact in any type; elsewhere, NaN. */
+static void fill(char *bytes, int type, int64_t elements) {
+    for (int64_t i = 0; i < ELEMENTS_MAX; i++) {
+        float number = i < elements ? (float)(rand() % 7 - 3) : NAN;
+        if (type == F32)
+            memcpy(bytes + i * 4, &number, 4);
+        else
+            memcpy(bytes + i * 2, (char *)&number + 2, 2); /* bf16 */
+    }
+}
+
+static void calculate(const struct region *region, char (*places)[ELEMENTS_MAX * 4], int exchanged) {
+    const struct node *node = region_node(region, 0);
+    struct bound items[OPERANDS_MAX];
+    for (int k = 0; k < node->operand_count; k++) {
+        int value = node->operands[k];
+        items[k].tensor = region->graph->values[value].tensor;
+        items[k].data = exchanged >> value & 1 ? packed[value] : places[value];
+    }
+    op_of(node->op)->reference(node->op, &(struct bindings){.count = node->operand_count, .items = items});
+}
+
+static void calculate_on_copies(const struct wishes *wishes, const struct region *region, struct arena *arena) {
+    const struct graph *graph = region->graph;
+    struct staged staged = {0};
+    struct region copy;
+    int exchanged = 0, output = 0;
+    while (!graph->nodes[0].is_output[output])
+        output++;
+    int result = graph->nodes[0].operands[output];
+    for (int v = 0; v < graph->value_count; v++)
+        fill(given[v], graph->values[v].tensor->type, tensor_elements(graph->values[v].tensor));
+    calculate(region, given, 0);
+    memcpy(expected, given[result], sizeof expected);
+    fill(given[result], graph->values[result].tensor->type, 0);
+    for (int i = 0; i < WISHES; i++) {
+        const struct wish *wish = &wishes->at[i];
+        if (!wish->tensor)
+            continue;
+        CHECK(tensor_bytes(&wish->packed) <= (int64_t)sizeof *packed, "%lld", (long long)tensor_bytes(&wish->packed));
+        fill(packed[wish->value], wish->packed.type, 0);
+        exchanged |= 1 << wish->value;
+        staged_add(&staged, wish->value, wish->tensor, &wish->packed);
+        if (i == PACKED_RESULT)
+            continue;
+        MUST((wish->is_diagonal ? copy_diagonal_region : copy_region)(&copy, &wish->tensor_view, &wish->packed_view,
+                                                                      arena));
+        run(&copy, given[wish->value], packed[wish->value]);
+    }
+    MUST(staged_exchange(&staged, region, arena));
+    MUST(wishes_rewrite(wishes, region_node(&staged.region, 0)->op, arena));
+    calculate(&staged.region, given, exchanged);
+    if (wishes->at[PACKED_RESULT].tensor) {
+        const struct wish *wish = &wishes->at[PACKED_RESULT];
+        MUST(copy_region(&copy, &wish->packed_view, &wish->tensor_view, arena));
+        run(&copy, packed[wish->value], given[wish->value]);
+    }
+    int64_t bytes = tensor_bytes(graph->values[result].tensor);
+    CHECK(memcmp(expected, given[result], (size_t)bytes) == 0, "%s, written otherwise (%d), is something else",
+          descriptor_label(wishes->node->op), (int)wishes->writing);
+}
+
+static void products_stay(void) {
+    static const struct shape shapes[] = {
+        {FORWARD, DIMS(2, 24, 7, 6), DIMS(12, 4, 3, 3), DIMS(2, 12, 4, 3), 2, 1, F32},
+        {FORWARD, DIMS(2, 32, 7, 6), DIMS(64, 2, 3, 1), DIMS(2, 64, 5, 6), 1, 0, BF16},
+    };
+    static const struct shape patches[] = {
+        {FORWARD, DIMS(3, 5, 9, 13), DIMS(7, 5, 4, 4), DIMS(3, 7, 2, 3), 4, 0, F32},
+        {FORWARD, DIMS(3, 3, 9, 12), DIMS(7, 3, 3, 3), DIMS(3, 7, 3, 4), 3, 0, BF16},
+    };
+    for (int i = 0; i < 2; i++)
+        for (int direction = FORWARD; direction <= FILTER; direction++) {
+            struct shape shape = shapes[i], cuts = patches[i];
+            shape.direction = cuts.direction = (enum direction)direction;
+            with_wishes(&shape, AS_IT_IS, calculate_on_copies);
+            with_wishes(&shape, MERGED, calculate_on_copies);
+            if (direction != DATA)
+                with_wishes(&cuts, PATCHES, calculate_on_copies);
+        }
+}
+
+int main(void) {
+    groups_are_merged();
+    patches_are_cut();
+    products_stay();
+    return harness_end();
+}
