@@ -47,6 +47,7 @@ enum cuda_function_attribute {
 };
 
 enum cuda_launch_attribute_id {
+    CUDA_LAUNCH_COOPERATIVE = 2,
     CUDA_LAUNCH_CLUSTER_DIMENSION = 4,
     CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 };
@@ -60,7 +61,7 @@ struct cuda_launch_attribute {
     union {
         uint32_t words[16];
         uint32_t cluster[3];
-        int32_t programmatic;
+        int32_t cooperative, programmatic;
     } value;
 };
 

@@ -35,7 +35,7 @@ static bool is_within_limits(const struct launch *launch) {
 /* What the driver reads; it points into itself, so it is filled where it lies. */
 struct configuration {
     struct cuda_launch_config config;
-    struct cuda_launch_attribute attributes[2];
+    struct cuda_launch_attribute attributes[3];
 };
 
 static void configure(struct configuration *c, const struct launch *launch, weftStream_t stream) {
@@ -49,6 +49,11 @@ static void configure(struct configuration *c, const struct launch *launch, weft
     if (launch->is_dependent) {
         c->attributes[count].id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;
         c->attributes[count].value.programmatic = 1;
+        count++;
+    }
+    if (launch->is_cooperative) {
+        c->attributes[count].id = CUDA_LAUNCH_COOPERATIVE;
+        c->attributes[count].value.cooperative = 1;
         count++;
     }
     for (int axis = 0; axis < 3; axis++) {

@@ -18,6 +18,7 @@ struct launch {
     uint32_t cluster[3];   /* blocks; all 0: no clusters */
     uint32_t shared_bytes; /* dynamic, per block */
     bool is_dependent;     /* may start while the work before it ends: the kernel itself waits (griddepcontrol.wait) */
+    bool is_cooperative;   /* all blocks run at once, so that they may wait for each other */
     const void *arguments; /* the kernel's one struct; read before launch_kernel returns */
 };
 

@@ -310,7 +310,8 @@ static void check_launches(const struct kernel *scale, const struct kernel *ring
     arguments.count = 0; /* it was read already */
     CHECK(fake->launch(0, &seen), "recorded");
     EXACTLY(seen.kernel, "scale");
-    CHECK(seen.device == 1 && seen.stream == &mark && seen.shared_bytes == 0 && !seen.is_dependent && !seen.cluster[0],
+    CHECK(seen.device == 1 && seen.stream == &mark && seen.shared_bytes == 0 && !seen.is_dependent &&
+              !seen.is_cooperative && !seen.cluster[0],
           "scale");
     CHECK(seen.grid[0] == INT32_MAX && seen.grid[1] == 65535 && seen.grid[2] == 2, "grid");
     CHECK(seen.block[0] == 32 && seen.block[1] == 4 && seen.block[2] == 2, "block");
@@ -322,10 +323,11 @@ static void check_launches(const struct kernel *scale, const struct kernel *ring
                              .block = {384, 1, 1},
                              .cluster = {16, 1, 1},
                              .shared_bytes = 200 << 10,
-                             .is_dependent = true};
+                             .is_dependent = true,
+                             .is_cooperative = true};
     DO(launch_kernel(&launch, NULL));
     CHECK(fake->launch(1, &seen) && seen.cluster[0] == 16 && seen.cluster[2] == 1 && seen.is_dependent &&
-              seen.shared_bytes == 200 << 10 && !seen.stream,
+              seen.is_cooperative && seen.shared_bytes == 200 << 10 && !seen.stream,
           "ring");
     for (int axis = 0; axis < 3; axis++) { /* nothing to do */
         struct launch empty = {.kernel = scale, .grid = {5, 5, 5}, .block = {1, 1, 1}, .arguments = &arguments};

@@ -514,6 +514,8 @@ static int check_launch(struct fake_launch *launch, const struct config *config,
     for (uint32_t i = 0; i < config->attribute_count; i++) {
         if (config->attributes[i].id == 4)
             memcpy(launch->cluster, config->attributes[i].words, sizeof launch->cluster);
+        else if (config->attributes[i].id == 2)
+            launch->is_cooperative = config->attributes[i].words[0] == 1;
         else if (config->attributes[i].id == 6)
             launch->is_dependent = config->attributes[i].words[0] == 1;
         else

@@ -19,7 +19,7 @@ struct fake_launch {
     char kernel[64];
     int device;
     uint32_t grid[3], block[3], cluster[3], shared_bytes;
-    bool is_dependent;
+    bool is_dependent, is_cooperative;
     void *stream;
     size_t argument_bytes; /* 0 where the image does not say */
     uint8_t arguments[256];

@@ -46,6 +46,7 @@ struct cuda_kernel {
     uint32_t grid[3], block, shared_bytes;
     uint32_t cluster;     /* blocks along x; 0: no clusters */
     bool is_dependent;    /* may start while the work before it ends: it waits itself */
+    bool is_cooperative;  /* its blocks wait for each other: all run at once, or none */
     uint8_t identity[32]; /* of the program, see cache_identify */
     const struct code *code;
     bool is_carried; /* the code came with a saved plan */

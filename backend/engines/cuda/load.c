@@ -77,6 +77,7 @@ static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *va
                             .block = {kernel->block, 1, 1},
                             .cluster = {kernel->cluster, kernel->cluster ? 1 : 0, kernel->cluster ? 1 : 0},
                             .is_dependent = kernel->is_dependent,
+                            .is_cooperative = kernel->is_cooperative,
                             .shared_bytes = kernel->shared_bytes,
                             .arguments = words};
     return launch_kernel(&launch, stream);
