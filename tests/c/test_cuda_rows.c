@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA rows family without a GPU: which walk it chooses for sizes that people run, what it declines and in which
-   words, and that every kernel it prints compiles for all generations of chips with no spills. */
+/* The CUDA rows family without a GPU, and the channels family beside it: which walk they choose for sizes that people
+   run, what they decline and in which words, and that every kernel they print compiles for all generations of chips with
+   no spills. */
 #include "cuda_family.h"
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -137,17 +138,18 @@ static void layer_backward_12288(struct model *m) { norm_backward_of(m, WEFT_LAY
 static void rms_backward_16384(struct model *m) { norm_backward_of(m, WEFT_RMS_NORM, 4096, 16384); }
 static void layer_backward_long(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 256, 262144); }
 
-static void batch_norm_of(struct model *m, int64_t channels, int64_t side, bool channels_last, bool backward) {
-    struct extents dims = DIMS(128, channels, side, side), channel = DIMS(1, channels, 1, 1);
-    struct extents order = channels_last ? NHWC(128, channels, side, side) : UNSET;
+static void batch_norm_in(struct model *m, weftDataType_t type, int64_t batch, int64_t channels, int64_t side,
+                          bool channels_last, bool backward) {
+    struct extents dims = DIMS(batch, channels, side, side), channel = DIMS(1, channels, 1, 1);
+    struct extents order = channels_last ? NHWC(batch, channels, side, side) : UNSET;
     struct norm norm = {.mode = WEFT_BATCH_NORM};
-    norm.x = strided(m, dims, order, BF16, 16);
+    norm.x = strided(m, dims, order, type, 16);
     norm.scale = typed(m, channel, F32);
     norm.mean = typed(m, channel, F32);
     norm.inv = typed(m, channel, F32);
     if (backward) {
-        norm.dy = strided(m, dims, order, BF16, 16);
-        norm.dx = strided(m, dims, order, BF16, 16);
+        norm.dy = strided(m, dims, order, type, 16);
+        norm.dx = strided(m, dims, order, type, 16);
         norm.dscale = typed(m, channel, F32);
         norm.dbias = typed(m, channel, F32);
         add_norm_backward(m, &norm);
@@ -156,7 +158,11 @@ static void batch_norm_of(struct model *m, int64_t channels, int64_t side, bool 
     norm.bias = typed(m, channel, F32);
     norm.y = inner(m);
     add_norm(m, &norm);
-    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, norm.y, NULL, strided(m, dims, order, BF16, 16));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, norm.y, NULL, strided(m, dims, order, type, 16));
+}
+
+static void batch_norm_of(struct model *m, int64_t channels, int64_t side, bool channels_last, bool backward) {
+    batch_norm_in(m, BF16, 128, channels, side, channels_last, backward);
 }
 
 static void batch_norm_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, false); }
@@ -165,6 +171,44 @@ static void batch_norm_small(struct model *m) { batch_norm_of(m, 2048, 7, true, 
 static void batch_backward_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, true); }
 static void batch_backward_nchw(struct model *m) { batch_norm_of(m, 256, 56, false, true); }
 static void batch_backward_small(struct model *m) { batch_norm_of(m, 2048, 7, true, true); }
+static void batch_norm_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 33, true, false); }
+static void batch_backward_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 33, true, true); }
+static void batch_norm_few(struct model *m) { batch_norm_in(m, F16, 64, 8, 56, true, false); }
+static void batch_norm_odd(struct model *m) { batch_norm_in(m, BF16, 64, 66, 56, true, false); }
+static void batch_norm_double(struct model *m) { batch_norm_in(m, F64, 32, 64, 56, true, false); }
+static void batch_norm_tiny(struct model *m) { batch_norm_in(m, BF16, 4, 64, 7, true, false); }
+
+/* A mask in front of the gradient. */
+static void masked_batch_backward(struct model *m) {
+    struct extents dims = DIMS(128, 256, 14, 14), channel = DIMS(1, 256, 1, 1), order = NHWC(128, 256, 14, 14);
+    struct norm norm = {.mode = WEFT_BATCH_NORM};
+    norm.x = strided(m, dims, order, BF16, 16);
+    norm.dy = inner(m);
+    add_pointwise(m, WEFT_POINTWISE_MUL, strided(m, dims, order, BF16, 16), strided(m, dims, order, BF16, 16), norm.dy);
+    norm.scale = typed(m, channel, F32);
+    norm.mean = typed(m, channel, F32);
+    norm.inv = typed(m, channel, F32);
+    norm.dx = strided(m, dims, order, BF16, 16);
+    norm.dscale = typed(m, channel, F32);
+    norm.dbias = typed(m, channel, F32);
+    add_norm_backward(m, &norm);
+}
+
+/* Added to a residual, which only the second pass reads. */
+static void batch_norm_residual(struct model *m) {
+    struct extents dims = DIMS(128, 512, 28, 28), channel = DIMS(1, 512, 1, 1), order = NHWC(128, 512, 28, 28);
+    struct norm norm = {.mode = WEFT_BATCH_NORM};
+    norm.x = strided(m, dims, order, BF16, 16);
+    norm.scale = typed(m, channel, F32);
+    norm.bias = typed(m, channel, F32);
+    norm.mean = typed(m, channel, F32);
+    norm.inv = typed(m, channel, F32);
+    norm.y = inner(m);
+    add_norm(m, &norm);
+    desc sum = inner(m);
+    add_pointwise(m, WEFT_POINTWISE_ADD, norm.y, strided(m, dims, order, BF16, 16), sum);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, sum, NULL, strided(m, dims, order, BF16, 16));
+}
 
 static void grouped(struct model *m, weftBackendNormMode_t mode, bool backward) {
     struct extents dims = DIMS(32, 320, 64, 64), channel = DIMS(1, 320, 1, 1), order = NHWC(32, 320, 64, 64);
@@ -273,6 +317,19 @@ static const struct family_case cases[] = {
     {&cuda_rows, product_double, "product in double", "rows "},
 };
 
+static const struct family_case channels_cases[] = {
+    {&cuda_channels, batch_norm_nhwc, "channels: batch norm, ReLU", "slabs of 128 channels, 66 blocks for each"},
+    {&cuda_channels, batch_backward_nhwc, "channels: batch norm backward", "slabs of 128 channels, 66 blocks for each"},
+    {&cuda_channels, batch_norm_small, "channels: batch norm of 7x7", "slabs of 64 channels, 4 blocks for each"},
+    {&cuda_channels, batch_backward_small, "channels: batch norm backward of 7x7",
+     "slabs of 64 channels, 4 blocks for each"},
+    {&cuda_channels, batch_norm_residual, "channels: batch norm, residual, ReLU", "slabs of 128 channels"},
+    {&cuda_channels, masked_batch_backward, "channels: mask, batch norm backward", "slabs of 64 channels"},
+    {&cuda_channels, batch_norm_float, "channels: batch norm of floats", "slabs of 32 channels"},
+    {&cuda_channels, batch_backward_float, "channels: batch norm backward of floats", "slabs of 32 channels"},
+    {&cuda_channels, batch_norm_few, "channels: batch norm of 8 channels", "slabs of 8 channels, 132 blocks for each"},
+};
+
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void only_pointwise(struct model *m) {
@@ -292,6 +349,14 @@ static void packed_bits(struct model *m) {
 static const struct refused_case refusals[] = {
     {&cuda_rows, only_pointwise, "no operation of the region combines elements to rows"},
     {&cuda_rows, two_row_spaces, "reduction has other rows than the operations before it"},
+    {&cuda_channels, only_pointwise,
+     "pointwise: this family serves one batch norm with statistics of its batch at a time"},
+    {&cuda_channels, batch_norm_nchw,
+     "channels must be neighbours in memory, and their places one dimension in every tensor"},
+    {&cuda_channels, batch_norm_double, "sums are taken in float, not in double"},
+    {&cuda_channels, batch_norm_odd, "threads take 4 neighbouring channels or more, here they could take 2"},
+    {&cuda_channels, batch_norm_tiny,
+     "1 slabs of 64 channels with 2 batches of 128 places would not keep 132 multiprocessors busy"},
     {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
 };
 
@@ -371,6 +436,8 @@ static void sweep_walks(void) {
 
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
+    build_cases(channels_cases, COUNT(channels_cases), 9);
+    build_cases(channels_cases, COUNT(channels_cases), 12);
     check_refusals(refusals, COUNT(refusals));
     sweep_walks();
     return compile_wanted(true);

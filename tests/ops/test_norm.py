@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import weft
-from checks import LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses
+from checks import DEVICE, LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses
 
 FLOAT64 = {"compute_data_type": "f64"}
 EPSILON = 2.0**-10
@@ -447,6 +447,72 @@ def test_forward_and_backward_in_one_graph() -> None:
     kept = given(case, x)
     expected = case.backward(dy, x, scale, kept)
     check(build, {"x": x, "dy": dy, "scale": scale}, expected, layouts=LAYOUTS, magnitude=64)
+
+
+# ---- Batch norm of channels that are neighbours in memory --------------------------------------------------
+
+# Large enough for a GPU's multiprocessors to share; the last one is more than stays on chip.
+WIDE = [
+    Case("batchnorm", (3, 64, 57, 59), (1, 64, 1, 1), (0, 2, 3)),
+    Case("batchnorm", (20001, 24), (1, 24), (0,)),
+    Case("batchnorm", (7, 520, 13, 17), (1, 520, 1, 1), (0, 2, 3)),
+    Case("batchnorm", (40, 2048, 3, 5), (1, 2048, 1, 1), (0, 2, 3)),
+]
+LARGE = [Case("batchnorm", (150001, 128), (1, 128), (0,))]
+wide = pytest.mark.parametrize("case", WIDE + (LARGE if DEVICE == "cuda" else []), ids=named)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@wide
+def test_wide_forward(case: Case, dtype: str) -> None:
+    x, scale, bias = random(case.x, dtype, seed=1), random(case.affine, seed=2), random(case.affine, seed=3)
+    mean, variance = random(case.affine, low=1, seed=4), random(case.affine, low=0, seed=5)
+    operands = {"x": x, "scale": scale, "bias": bias, "in_running_mean": mean, "in_running_var": variance}
+    expected = outputs(case, x, scale, bias) + running(x, 0.25, mean, variance)
+    check(forward(case, 5, momentum=0.25), operands, expected, layouts=["channels_last"], magnitude=8, ulps=2)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@wide
+def test_wide_backward(case: Case, dtype: str) -> None:
+    x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
+    kept = given(case, x)
+    magnitude = 2 * x.size / case.x[1]  # of the gradients of scale and bias
+    expected = case.backward(dy, x, scale, kept)
+    operands = {"dy": dy, "x": x, "scale": scale} | kept
+    check(backward(case), operands, expected, layouts=["channels_last"], magnitude=magnitude)
+
+
+@wide
+def test_wide_variance_does_not_cancel(case: Case) -> None:
+    """Deviations of 1 on a mean of 4096, whose squares sum to more than float32 holds."""
+    x = np.float32(4096 + random(case.x, "f64", -1, 1))
+    mean, inverse = case.statistics(x)
+    scale = np.ones(case.affine, np.float32)
+    expected = [None, mean, inverse]
+    check(forward(case), {"x": x, "scale": scale}, expected, layouts=["channels_last"], magnitude=8, ulps=2)
+
+
+def test_wide_with_operations_around() -> None:
+    """A residual behind the norm, which only its results read; a mask in front of its gradient."""
+    case = WIDE[2]
+    x, other, scale = random(case.x, "bf16"), random(case.x, "bf16", seed=1), random(case.affine, seed=2)
+
+    def build(g: Any, x: Any, other: Any, scale: Any) -> Any:
+        return g.relu(g.add(g.batchnorm(x, scale, None, None, None, EPSILON)[0], other))
+
+    expected = np.maximum(case.forward(x, scale, 0) + exact(other), 0)
+    operands = {"x": x, "other": other, "scale": scale}
+    check(build, operands, expected, layouts=["channels_last"], magnitude=8, ulps=2, out="bf16")
+    mask, kept = random(case.x, "bf16", low=0, seed=3), given(case, x)
+
+    def build_backward(g: Any, mask: Any, dy: Any, x: Any, scale: Any, **kept: Any) -> Any:
+        return g.batchnorm_backward(g.mul(dy, mask), x, scale, **kept)[0]
+
+    masked = exact(other) * exact(mask)
+    operands = {"mask": mask, "dy": other, "x": x, "scale": scale} | kept
+    expected = case.backward(masked, x, scale, kept)[0]
+    check(build_backward, operands, expected, layouts=["channels_last"], magnitude=64, out="bf16")
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ extern const struct family cuda_grouped_sm90; /* the same of 16-bit factors on H
 extern const struct family cuda_attention;    /* scaled dot-product attention, forward and backward */
 
 /* What memory bounds. */
-extern const struct family cuda_rows;   /* reductions, softmax and norms, and the pointwise operations around them */
-extern const struct family cuda_window; /* pooling and interpolation */
-extern const struct family cuda_map;    /* pointwise operations and data movement in one sweep */
-extern const struct family cuda_move;   /* concatenation, and what else only moves elements */
-extern const struct family cuda_rng;    /* random numbers */
+extern const struct family cuda_channels; /* batch norm of channels that are neighbours in memory, in one launch */
+extern const struct family cuda_rows;     /* reductions, softmax and norms, and the pointwise operations around them */
+extern const struct family cuda_window;   /* pooling and interpolation */
+extern const struct family cuda_map;      /* pointwise operations and data movement in one sweep */
+extern const struct family cuda_move;     /* concatenation, and what else only moves elements */
+extern const struct family cuda_rng;      /* random numbers */
 extern const struct family cuda_block_scale; /* numbers of few bits with a scale per block, and back */
 extern const struct family cuda_staged;      /* what the others cannot address, through plain copies */
 

@@ -49,6 +49,7 @@ EMBED(lib_overlap, "lib/overlap.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
 EMBED(rows, "rows.cuh")
+EMBED(channels, "channels.cuh")
 EMBED(base_philox, "../../../base/philox.h")
 EMBED(lib_async, "lib/async.cuh")
 EMBED(lib_attention, "lib/attention.cuh")
@@ -123,6 +124,7 @@ static const struct program_header files[] = {
     {"lib/reduce.cuh", weft_kernel_lib_reduce},
     {"lib/stream.cuh", weft_kernel_lib_stream},
     {"rows.cuh", weft_kernel_rows},
+    {"channels.cuh", weft_kernel_channels},
     {"base/philox.h", weft_kernel_base_philox},
     {"lib/async.cuh", weft_kernel_lib_async},
     {"lib/attention.cuh", weft_kernel_lib_attention},

@@ -118,7 +118,7 @@ static bool elements_depend_on(const struct rows *rows, int name) {
 
 /* Elements are stored in the last reading of them, by the thread that read them; a number of a row that only numbers of
    the row depend on is read and stored by one thread. A second program reads everything again. */
-static bool may_alias(const struct region *region, int in, int out) {
+bool rows_may_alias(const struct region *region, int in, int out) {
     struct rows rows;
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
         rows_analyse(&rows, region, false, false) || rows.follow.kind != FOLLOW_NOTHING)
@@ -139,6 +139,6 @@ const struct family cuda_rows = {
     .build = build,
     .load = cuda_load,
     .run = cuda_run,
-    .may_alias = may_alias,
+    .may_alias = rows_may_alias,
     .release = cuda_release,
 };

@@ -180,7 +180,8 @@ static bool comes_in_few_bits(const struct rows *rows, const struct tensor *tens
 }
 
 /* Mean and variance of x; 0 for rows without elements. Rows in registers are summed twice, around their mean the second
-   time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums. */
+   time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums: each thread around
+   its own first, or all around the mean of some samples. */
 static struct statistics take_statistics(struct rows *rows, const char *type, const struct tensor *tensor, int x,
                                          bool has_mean) {
     struct statistics s = {-1, -1, -1, -1};
@@ -197,6 +198,15 @@ static struct statistics take_statistics(struct rows *rows, const char *type, co
             s.slip = rows_text(rows, type, "share(v%d, v%d)", sum, count);
             squares = rows_text(rows, type, "v%d - v%d * v%d", squares, sum, s.slip);
         }
+    } else if (rows->is_sampled && (first = rows_first(rows, tensor, type)) >= 0) {
+        int near = rows_text(rows, type, "v%d - v%d", x, first), sum = rows_total(rows, TOTAL_SUM, type, near);
+        int all = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", near, near));
+        int off = rows_text(rows, type, "share(v%d, v%d)", sum, count);
+        rows->sampled = rows->operand_count - 1;
+        squares = rows_text(rows, type, "v%d - v%d * v%d", all, sum, off);
+        s.mean = rows_text(rows, type, "v%d + v%d", off, first);
+        if (slips)
+            s.slip = rows_text(rows, type, "v%d - v%d + v%d", first, s.mean, off);
     } else if (slips && (first = rows_first(rows, tensor, type)) >= 0) {
         int near = rows_total(rows, TOTAL_MOMENTS, type, rows_text(rows, type, "v%d - v%d", x, first));
         squares = near + 1;

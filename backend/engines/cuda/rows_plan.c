@@ -383,10 +383,7 @@ static weftStatus_t start(struct rows *rows, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool is_online, bool sums_apart) {
-    memset(rows, 0, sizeof *rows);
-    rows->is_online = is_online;
-    rows->sums_apart = sums_apart;
+static weftStatus_t analyse(struct rows *rows, const struct region *region) {
     TRY(start(rows, region));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -408,6 +405,21 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool i
         TRY(rows->trouble);
     }
     return finish(rows);
+}
+
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool is_online, bool sums_apart) {
+    memset(rows, 0, sizeof *rows);
+    rows->is_online = is_online;
+    rows->sums_apart = sums_apart;
+    rows->sampled = -1;
+    return analyse(rows, region);
+}
+
+weftStatus_t rows_analyse_sampled(struct rows *rows, const struct region *region) {
+    memset(rows, 0, sizeof *rows);
+    rows->is_online = rows->sums_apart = rows->is_sampled = true;
+    rows->sampled = -1;
+    return analyse(rows, region);
 }
 
 /* ---- What is left over ------------------------------------------------------------------------------------------- */

@@ -77,6 +77,7 @@ struct rows {
     const struct graph *graph;
     bool is_online;   /* statistics in one pass over the row: running maxima, joined means */
     bool sums_apart;  /* no column totals: gradients of scale and bias in a sweep of their own */
+    bool is_sampled;  /* statistics by plain sums, around some of the row's elements */
     bool is_brief;    /* every element that is stored has at most 16 bits */
     struct dims dims; /* of the elements */
     int64_t
@@ -91,14 +92,20 @@ struct rows {
     int next_name;
     int64_t scratch_bytes;
     struct follow follow;
+    int sampled;          /* is_sampled: the operand of which elements give what sums are taken around; -1: none */
     weftStatus_t trouble; /* the first failure of the calls that return names */
 };
 
 /* Finds the region's row space and writes its terms, or says why the family does not serve it. */
 weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool is_online, bool sums_apart);
+/* The same for kernels/channels.cuh: each statistic is a plain sum, in one pass. */
+weftStatus_t rows_analyse_sampled(struct rows *rows, const struct region *region);
 
 /* The program that does what the first one left over. */
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
+
+/* The family's may_alias. */
+bool rows_may_alias(const struct region *region, int in, int out);
 
 /* Elements in a row, and rows. */
 int64_t rows_length(const struct rows *rows);

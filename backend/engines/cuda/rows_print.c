@@ -439,15 +439,20 @@ static void print_entry(struct printer *p) {
     text_add(p->code, "}\n\n");
 }
 
+/* From the first of rows side by side to the l-th. */
+static void print_step(struct printer *p, int k) {
+    if (p->walk->is_columns && fast_stride(p, k) == 1)
+        text_add(p->code, " + l");
+    else if (p->walk->is_columns && fast_stride(p, k))
+        text_add(p->code, " + l * a.s%d_%d", k, walk_fast_dim(p->walk));
+}
+
 static void print_row_index(struct printer *p, const struct term *term) {
     int k = term->operand;
     text_add(p->code, "    r.v%d = 0", term->name);
     if (depends_on(operand_at(p, k), 0, p->walk->kept))
         text_add(p->code, " + at.b%d", k);
-    if (p->walk->is_columns && fast_stride(p, k) == 1)
-        text_add(p->code, " + l");
-    else if (p->walk->is_columns && fast_stride(p, k))
-        text_add(p->code, " + l * a.s%d_%d", k, walk_fast_dim(p->walk));
+    print_step(p, k);
     text_add(p->code, ";\n");
 }
 
@@ -487,6 +492,36 @@ static void print_row_stores(struct printer *p) {
             print_address(p, k, true);
             text_add(p->code, ") = from<%s>::number(as_number(now[0].v%d));\n", type_of(p, k), operand->value);
         }
+    }
+    text_add(p->code, "}\n\n");
+}
+
+/* The same of the row with which a run of rows side by side begins, or of the l-th after it. */
+static void print_one_row(struct printer *p) {
+    text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const place& at, int l) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        int k = term->operand;
+        if (is_entry(p, term)) {
+            text_add(p->code, "    {\n    const %s* p = ", type_of(p, k));
+            print_address(p, k, true);
+            text_add(p->code, ";\n    r.v%d = %s(p", term->name, k == p->rows->sampled ? "sample" : "*");
+            print_step(p, k);
+            text_add(p->code, "%s);\n    }\n", k == p->rows->sampled ? ", a.sample_step" : "");
+        } else if (is_row_field(term) && term->kind == TERM_LOAD) {
+            print_row_index(p, term);
+        }
+    }
+    print_row_terms(p, 0);
+    text_add(p->code, "}\n\nDEVICE void store_row(const row& r, const arguments& a, const place& at, int l) {\n");
+    for (int k = 0; k < p->rows->operand_count; k++) {
+        const struct operand *operand = operand_at(p, k);
+        if (!operand->is_store || !is_row_field(rows_find(p->rows, operand->value)))
+            continue;
+        text_add(p->code, "    *(");
+        print_address(p, k, true);
+        print_step(p, k);
+        text_add(p->code, ") = from<%s>::number(as_number(r.v%d));\n", type_of(p, k), operand->value);
     }
     text_add(p->code, "}\n\n");
 }
@@ -563,7 +598,7 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
-            print_load(p, k, "in.", !p->walk->steps && !is_broadcast_to_rows(p, k));
+            print_load(p, k, "in.", (!p->walk->steps || p->walk->counted) && !is_broadcast_to_rows(p, k));
     text_add(p->code, "    }\n");
 }
 
@@ -666,7 +701,7 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
         char from[16];
         snprintf(from, sizeof from, "w%d[u]", k);
         if (stores_elements(p, k, pass))
-            print_store(p, k, from, false, "stream_out");
+            print_store(p, k, from, false, p->walk->puts_away ? "put_away" : "stream_out");
     }
     text_add(p->code, "    }\n    }\n");
 }
@@ -712,6 +747,33 @@ static void print_columns(struct printer *p) {
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
+/* What kernels have in front of them, but for their constants. */
+static void print_functions(struct printer *p) {
+    print_fields(p);
+    text_add(p->code, "DEVICE float as_number(float x) { return x; }\nDEVICE double as_number(double x) { return x; }\n"
+                      "DEVICE i64 as_number(i64 x) { return x; }\n"
+                      "template <class T> DEVICE float as_number(T x) { return to_float(x); }\n\n");
+    print_place(p);
+    print_held(p);
+    print_row_struct(p);
+    if (p->walk->counted)
+        print_one_row(p);
+    else {
+        print_entry(p);
+        print_open(p);
+    }
+    print_columns(p);
+    print_passes(p);
+    if (!p->walk->counted)
+        print_row_stores(p);
+}
+
+void walk_print_functions(struct kernel_print *print, const struct walk *walk) {
+    const struct stage stage = {.passes_end = walk->passes, .parts = 1, .join = -1, .has_row_stores = true, .left = -1};
+    struct printer p = {walk, walk->rows, &stage, print, &print->code};
+    print_functions(&p);
+}
+
 static weftStatus_t print_launch(const struct walk *planned, const struct stage *stage, struct cuda_step *state,
                                  struct arena *arena) {
     struct walk joining, *walk = &joining;
@@ -726,18 +788,7 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     kernel_print_init(&print, walk->rows->graph);
     struct printer p = {walk, walk->rows, stage, &print, &print.code};
     print_constants(&p);
-    print_fields(&p);
-    text_add(p.code, "DEVICE float as_number(float x) { return x; }\nDEVICE double as_number(double x) { return x; }\n"
-                     "DEVICE i64 as_number(i64 x) { return x; }\n"
-                     "template <class T> DEVICE float as_number(T x) { return to_float(x); }\n\n");
-    print_place(&p);
-    print_held(&p);
-    print_row_struct(&p);
-    print_entry(&p);
-    print_open(&p);
-    print_columns(&p);
-    print_passes(&p);
-    print_row_stores(&p);
+    print_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     int64_t jobs = walk->tiles * stage->parts, most = walk->is_persistent ? walk->blocks : INT32_MAX / walk->cluster;
     kernel->grid[0] = (uint32_t)((jobs < most ? jobs : most) * walk->cluster);

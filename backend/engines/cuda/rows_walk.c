@@ -152,6 +152,8 @@ bool walk_holds(const struct walk *walk, int k) {
     const struct operand *operand = &walk->operands[k];
     if (!walk->steps || operand->is_store || !is_traffic(walk, k) || !rows_find(walk->rows, operand->value)->spans)
         return false;
+    if (walk->counted)
+        return walk->counted >> k & 1;
     for (int i = 0; i < walk->kept; i++)
         if (operand->strides[i])
             return true;
@@ -223,7 +225,7 @@ static int power_above(int64_t n, int most) {
     return power;
 }
 
-static bool calculates_in_double(const struct walk *walk) {
+bool walk_calculates_in_double(const struct walk *walk) {
     for (int i = 0; i < walk->rows->term_count; i++)
         if (walk->rows->terms[i].is_needed && strcmp(walk->rows->terms[i].type, "double") == 0)
             return true;
@@ -290,7 +292,7 @@ static int64_t most_steps(const struct walk *walk) {
     int64_t bytes = held_bytes(walk), most = least(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
     if (walk->column_totals)
         most = least(most, SUMS_BYTES / (2 * bytes + 4 * walk->column_totals * walk->run));
-    return calculates_in_double(walk) && most > 2 ? most / 2 : most;
+    return walk_calculates_in_double(walk) && most > 2 ? most / 2 : most;
 }
 
 /* Runs of a thread: few bytes for many threads where rows are short or few. */
@@ -498,7 +500,7 @@ int walk_kernel_count(const struct walk *walk) {
 /* Registers for about this many threads on a multiprocessor: what elements are put through takes them. */
 static void allot_registers(struct walk *walk) {
     bool is_heavy =
-        calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1 || walk->column_totals;
+        walk_calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1 || walk->column_totals;
     bool holds_much = held_bytes(walk) * walk->steps > 96;
     int threads = is_heavy ? 512 : walk->steps && !holds_much ? 1024 : 768;
     for (int i = 0; i < walk->rows->term_count && threads == 1024; i++) {
@@ -561,7 +563,7 @@ static bool place_resident(struct walk *walk, const struct device *device, bool 
     return !must_stream && place_rows(walk, device);
 }
 
-weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
+weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
     memset(walk, 0, sizeof *walk);
     walk->rows = rows;
     walk->unroll = walk->cluster = 1;
@@ -573,6 +575,11 @@ weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct 
     for (int i = 0; i < walk->rank; i++)
         *(i < walk->kept ? &walk->groups : &walk->runs) *= walk->extents[i];
     *(walk->is_columns ? &walk->groups : &walk->runs) /= walk->run;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
+    TRY(walk_begin(walk, rows));
     if (!(walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk)))
         place_stream(walk, device);
     while (!totals_fit(walk) && walk->across > 1) {

@@ -22,6 +22,8 @@ struct walk {
     bool is_whole;                  /* every thread has all its runs, every team a row */
     bool forgets;                   /* runs in registers are converted anew in every pass */
     bool is_dependent;              /* the launch may begin while the one before ends */
+    uint32_t counted; /* channels.cuh: bits of the operands that totals depend on, which alone stay; 0: rows.cuh */
+    bool puts_away;   /* results leave the cache before what is read again */
     int64_t groups, runs, tiles, blocks;
     int64_t parts, store_parts;    /* of each row, for totals and for the pass that only stores */
     int closed, last_pass, passes; /* passes with totals; the pass that stores elements, -1: none; all */
@@ -30,6 +32,9 @@ struct walk {
 
 /* Decides everything for a program. must_stream: rows do not stay in registers whatever their length. */
 weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream);
+
+/* The part of it that any kernel starts from: dims, passes and runs. */
+weftStatus_t walk_begin(struct walk *walk, const struct rows *rows);
 
 /* Whether a term is evaluated in a pass, for its totals or its stores. */
 void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part);
@@ -48,12 +53,18 @@ void walk_for_storing(struct walk *walk);
 /* The dim that runs lie along. */
 static inline int walk_fast_dim(const struct walk *walk) { return walk->is_columns ? walk->kept - 1 : walk->rank - 1; }
 
+/* Whether anything that is stored depends on doubles. */
+bool walk_calculates_in_double(const struct walk *walk);
+
 /* Launches that a program takes. */
 int walk_kernel_count(const struct walk *walk);
 /* Whether the parts' totals of a pass are joined by a launch of their own. */
 bool walk_joins(const struct walk *walk, int pass);
 /* Bytes of the totals of one row in one pass, at most. */
 int64_t walk_total_bytes(const struct walk *walk);
+
+/* Fields and functions of a program whose passes are one launch, for a kernel that has constants of its own. */
+void walk_print_functions(struct kernel_print *print, const struct walk *walk);
 
 /* Prints the program's kernels behind those that the step has, and takes workspace from *scratch_bytes on. */
 weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena);

@@ -53,6 +53,9 @@ DEVICE void prefetch_map(const tensor_map& map) { asm volatile("prefetch.tensorm
 DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
+DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
+}
 DEVICE void load_box(u32 dst, const tensor_map& map, u32 barrier, i32 x, i32 y, i32 z) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }

@@ -53,7 +53,12 @@ template <class A> struct sum {
     using taker = sum;
     static constexpr bool COMMUTES = true;
     static DEVICE sum none() { return {(A)0}; }
-    template <int N> DEVICE void added(const A (&x)[N]) { number = plus(number, tree_sum(x)); }
+    template <int N> DEVICE void added(const A (&x)[N]) {
+        if constexpr (N > 2) number = plus(number, tree_sum(x));
+        else
+            #pragma unroll
+            for (int i = 0; i < N; i++) number = plus(number, x[i]); // products join by multiply-add
+    }
     DEVICE sum settled() const { return *this; }
     static DEVICE sum joined(const sum& a, const sum& b) { return {plus(a.number, b.number)}; }
 };
@@ -139,6 +144,18 @@ DEVICE float inverse_root(float x) { float y; asm("rsqrt.approx.f32 %0, %1;" : "
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
+
+/* The mean of some elements, `step` apart: what sums of all of them may be taken around. */
+template <class T> DEVICE T sample(const T* p, i64 step) {
+    constexpr int SAMPLES = 16;
+    T some[SAMPLES];
+    float mean = 0;
+    #pragma unroll
+    for (int i = 0; i < SAMPLES; i++) some[i] = p[i * step];
+    #pragma unroll
+    for (int i = 0; i < SAMPLES; i++) mean += to_float(some[i]) * (1.0f / SAMPLES);
+    return from<T>::number(mean);
+}
 
 /* Chan's formula joins what was measured around different means, so that nothing large cancels. */
 template <class A> struct moments {

@@ -83,6 +83,21 @@ template <class T, int N> DEVICE void stream_out(T* p, const run<T, N>& r) {
     }
 }
 
+/* The same for what the cache shall give up first. */
+template <class T, int N> DEVICE void put_away(T* p, const run<T, N>& r) {
+    if constexpr (sizeof(run<T, N>) % 16 == 0) {
+        union { words4 words[sizeof(run<T, N>) / 16]; run<T, N> elements; } both;
+        both.elements = r;
+        #pragma unroll
+        for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
+            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
+                         :: "l"((words4*)p + i), "r"(both.words[i].at[0]), "r"(both.words[i].at[1]),
+                            "r"(both.words[i].at[2]), "r"(both.words[i].at[3]) : "memory");
+    } else {
+        store_run<T, N>(p, r);
+    }
+}
+
 /* ---- Barriers ---- */
 
 /* Waits for `threads` threads, whole warps, that name the same barrier, 1 .. 15. */
@@ -95,6 +110,18 @@ template <int BYTES> DEVICE void copy_pieces(char* shared, const void* p) {
     constexpr int PIECE = BYTES < 16 ? BYTES : 16;
     #pragma unroll
     for (int i = 0; i < BYTES; i += PIECE) copy_async<PIECE>(shared + i, (const char*)p + i, true);
+}
+
+/* How long the second cache keeps what a copy reads (sm_80 on): what is not read again leaves first. */
+DEVICE u64 policy_to_leave() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEVICE u64 policy_to_stay() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 /* ---- Copies by the copy engine (sm_90 on) ---- */
@@ -122,6 +149,23 @@ DEVICE void await_arrival(u64* arrival, u32 turn) {
     asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
                  "@!there bra AGAIN;\n}"
                  :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(turn) : "memory");
+}
+
+/* ---- Blocks that run at once ---- */
+
+/* Adds to a counter what other blocks wait for; they see what was written before. */
+DEVICE void add_released(u32* counter, u32 number) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(counter), "r"(number) : "memory");
+}
+DEVICE u32 load_acquired(const u32* counter) {
+    u32 number;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(counter) : "memory");
+    return number;
+}
+DEVICE u32 fetch_and_add(u32* counter, u32 number) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(number) : "memory");
+    return before;
 }
 
 /* ---- Clusters of blocks (sm_90 on) ---- */
