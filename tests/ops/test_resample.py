@@ -307,6 +307,26 @@ def test_data_types_of_pooling(dtype: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Pool("bands of an image", (1, 2, 301, 133), [3, 3], [2, 2], [1, 1], [1, 1]),
+        Pool("dense bands", (2, 1, 147, 250), [3, 2], [1, 1], [1, 0], [1, 1]),
+        Pool("bands with rows left over", (1, 1, 190, 161), [2, 3], [3, 1], [0, 1], [0, 1]),
+        Pool("many small images", (3, 1100, 7, 5), [3, 3], [2, 1], [1, 1], [1, 1]),
+    ],
+    ids=lambda case: case.name,
+)
+def test_images_as_planes(case: Pool, dtype: str) -> None:
+    x = whole_numbers(case, dtype)
+    checks.check(
+        lambda g, x: pool(g, x, case, "MAXPOOL", None, index=True), {"x": x}, list(max_pool(case, x))
+    )
+    mean = average_pool(case, x, "AVGPOOL_EXCLUDE_PADDING")
+    checks.check(lambda g, x: pool(g, x, case, "AVGPOOL_EXCLUDE_PADDING", None), {"x": x}, mean, magnitude=9)
+
+
 def test_lowest_integer_where_nothing_is_seen() -> None:
     case = POOLS[7]
     x = whole_numbers(case, "i8")
@@ -334,6 +354,21 @@ def test_nan_wins_unless_told_otherwise() -> None:
             {"x": np.concatenate([x[..., :4], x[..., 4:6], x[..., 5:7]], -1)},
             [np.array([[y]]), np.array([[index]])],
         )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("case", POOLS[-2:], ids=lambda case: case.name)
+def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> None:
+    """NaNs, zeros of both signs and infinities, of which the first counts."""
+    values = np.array([np.nan, -0.0, 0.0, INF, -INF, -1, -1, -2])
+    chance = np.array([1, 20, 20, 2, 10, 20, 20, 20]) / 113
+    x = checks.narrow(np.random.default_rng(5).choice(values, case.x, p=chance), dtype)
+    checks.check(
+        lambda g, x: pool(g, x, case, "MAXPOOL", None, index=True),
+        {"x": x},
+        list(max_pool(case, x)),
+        layouts=checks.LAYOUTS,
+    )
 
 
 def test_type_of_the_index() -> None:

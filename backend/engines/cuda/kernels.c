@@ -35,7 +35,9 @@ EMBED(lib_window, "lib/window.cuh")
 EMBED(window, "window.cuh")
 EMBED(window_bwd, "window_bwd.cuh")
 EMBED(lib_pool, "lib/pool.cuh")
+EMBED(lib_pool_results, "lib/pool_results.cuh")
 EMBED(pool, "pool.cuh")
+EMBED(pool_planes, "pool_planes.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(rng, "rng.cuh")
@@ -104,7 +106,9 @@ static const struct program_header files[] = {
     {"window.cuh", weft_kernel_window},
     {"window_bwd.cuh", weft_kernel_window_bwd},
     {"lib/pool.cuh", weft_kernel_lib_pool},
+    {"lib/pool_results.cuh", weft_kernel_lib_pool_results},
     {"pool.cuh", weft_kernel_pool},
+    {"pool_planes.cuh", weft_kernel_pool_planes},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"lib/groups.cuh", weft_kernel_lib_groups},

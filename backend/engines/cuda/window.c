@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. The host half decides and
-   prints constants; kernels/pool.cuh and pool_bwd.cuh walk small windows in whole steps, window.cuh and window_bwd.cuh all
-   others, and lib/window.cuh knows the geometry. */
+   prints constants; kernels/pool.cuh, pool_planes.cuh and pool_bwd.cuh walk small windows in whole steps, window.cuh and
+   window_bwd.cuh all others, and lib/window.cuh knows the geometry. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/kernel.h"
 #include "graph/ops/resample.h"
@@ -22,7 +22,8 @@ enum {
     POOL_SIDES = 9,
     POOL_REACHING = 16,
     POOL_FOUND_AGAIN = 4,
-    POOL_ROWS = 4
+    POOL_ROWS = 4,
+    PLANES_BYTES = 28 << 10
 };
 
 static const double INT32_REACH = 1 << 30;
@@ -36,8 +37,10 @@ struct window {
     bool has_y, has_index;
     bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
     bool is_pool;          /* patches of neighbours, by the pool kernels */
-    int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
-    int64_t rows;          /* patches along the second axis that neighbouring threads take */
+    bool is_planes;        /* of these, images that lie as planes: pool_planes.cuh */
+    int64_t tile_planes, tile_rows;
+    int64_t patch[3]; /* positions along each axis that a thread makes; of dx, steps of windows */
+    int64_t rows;     /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
 };
 
 /* The tensor that is made: positions are counted in its memory order. */
@@ -151,7 +154,59 @@ static void find_patch(struct window *w) {
     w->is_pool = w->is_pool && (g->backward ? backward_fits(w) : forward_fits(w));
     if (w->is_pool && w->run > POOL_RUN)
         w->run = POOL_RUN;
-    w->rows = w->is_pool && w->run > 1 && patches(w, 1) >= POOL_ROWS ? POOL_ROWS : 1;
+    int64_t rows = POOL_ROWS / w->patch[1];
+    w->rows = w->is_pool && w->run > 1 && patches(w, 1) >= rows ? rows : 1;
+}
+
+/* Whether a window may see nothing but padding. */
+static bool has_empty_windows(const struct window *w) {
+    bool has = false;
+    for (int i = 0; i < 3; i++) {
+        int64_t last = (w->g.y.size[i] - 1) * w->g.step[i] - w->g.offset[i];
+        has = has || w->g.denominator[i] != 1 || w->g.offset[i] >= w->g.taps[i] || last >= w->g.x.size[i];
+    }
+    return has;
+}
+
+static bool is_packed_plane(const struct resample_operand *x, int64_t n, int64_t c) {
+    int64_t plane = x->size[1] * x->size[2];
+    return x->size[0] == 1 && (x->size[2] == 1 || x->size_stride[2] == 1) &&
+           (x->size[1] == 1 || x->size_stride[1] == x->size[2]) && (c == 1 || x->channel_stride == plane) &&
+           (n == 1 || x->batch_stride == plane * c);
+}
+
+static int64_t bytes_of_plane(const struct window *w) {
+    const struct resample_operand *x = &w->g.x;
+    return dtype_bytes((weftDataType_t)x->tensor->type, x->size[1] * x->size[2]);
+}
+
+/* Bytes of a plane that so many rows of positions see. */
+static int64_t bytes_seen(const struct window *w, int64_t rows) {
+    int64_t seen = (rows - 1) * w->g.step[1] + w->g.taps[1];
+    return bytes_of_plane(w) / w->g.x.size[1] * seen;
+}
+
+/* Whether planes go through shared memory, and how many or how much of one at a time: what rows of positions see, or all. */
+static void find_planes(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t rows = g->y.size[1], down = 4;
+    w->is_planes = w->is_pool && !g->backward && w->run == 1 && g->taps[0] == 1 && g->step[0] == 1 &&
+                   is_packed_plane(&g->x, g->n, g->c) && !has_empty_windows(w) && g->n * g->c * rows < INT32_MAX &&
+                   g->x.tensor->alignment % dtype_bytes((weftDataType_t)g->x.tensor->type, 1) == 0;
+    if (!w->is_planes)
+        return;
+    while (down > 1 && (down > rows || ((down - 1) * g->step[1] + g->taps[1]) * g->taps[2] > POOL_LOADS))
+        down /= 2;
+    if (bytes_of_plane(w) > PLANES_BYTES) {
+        while (rows > down && bytes_seen(w, rows) > PLANES_BYTES)
+            rows = (rows / 2 + down - 1) / down * down;
+        w->is_planes = rows < g->y.size[1] && bytes_seen(w, rows) <= PLANES_BYTES;
+    }
+    w->tile_rows = (rows + down - 1) / down * down;
+    if (!w->is_planes)
+        return;
+    w->patch[0] = w->patch[2] = 1;
+    w->patch[1] = down;
 }
 
 /* How many channels go at once, and what a thread makes of them. */
@@ -164,6 +219,7 @@ static void find_walk(struct window *w) {
     w->run = (int)run;
     find_reach(w);
     find_patch(w);
+    find_planes(w);
 }
 
 /* ---- Analysis ----------------------------------------------------------------------------------------------------- */
@@ -341,22 +397,30 @@ static bool computes_in_double(const struct window *w) {
 
 static int threads_of(const struct window *w) { return w->is_pool ? POOL_THREADS : THREADS; }
 
-/* Whether maxima are found of pairs as they lie in memory. */
+/* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a NaN
+   is above all. */
 static bool is_paired(const struct window *w, const struct device *device) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
-    return w->is_pool && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->has_index && w->run % 2 == 0 &&
-           (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) && device->cuda.major >= 8;
+    bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || device->cuda.major >= 9));
+    return w->is_pool && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL && finds &&
+           (w->run % 2 == 0 || w->run == 1) && (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) &&
+           device->cuda.major >= 8;
 }
 
 /* How many blocks of POOL_THREADS a multiprocessor's registers must hold at once. */
 static int blocks_of(const struct window *w, const struct device *device) {
     if (product(w->g.taps) > POOL_SHARED_TAPS)
         return 2;
-    if (computes_in_double(w) || (w->has_index && !w->g.backward) || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
+    if (computes_in_double(w) || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
         return 3;
-    if (w->g.backward)
-        return w->patch[1] * w->patch[2] > 2 ? 4 : 5;
-    return is_paired(w, device) ? 5 : w->patch[1] * w->patch[2] > 2 ? 3 : 4;
+    if (w->is_planes)
+        return w->has_index ? 6 : 8;
+    if (w->has_index && !w->g.backward)
+        return is_paired(w, device) ? 4 : 3;
+    bool is_small = w->patch[1] * w->patch[2] <= 2;
+    if (w->g.backward && w->g.mode != WEFT_RESAMPLE_MAXPOOL)
+        return is_small ? 6 : 5;
+    return is_paired(w, device) || is_small ? 5 : 4;
 }
 
 static void print_constants(struct kernel_print *print, const struct window *w, const struct device *device) {
@@ -387,6 +451,7 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
         {"IS_WHOLE", g->denominator[0] == 1 && g->denominator[1] == 1 && g->denominator[2] == 1},
         {"CLAMPS", g->padding == WEFT_EDGE_VAL_PAD && !excludes},
         {"SKIPS_PADDING", g->padding == WEFT_NEG_INF_PAD},
+        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && has_empty_windows(w)},
         {"EXCLUDES_PADDING", excludes},
         {"PROPAGATES_NAN", g->propagates_nan},
         {"HAS_Y", w->has_y},
@@ -425,26 +490,52 @@ static void print_geometry(struct kernel_print *print, const struct window *w) {
     }
 }
 
-static const char *const entries[] = {"window", "window_bwd", "pool", "pool_bwd"};
+static const char *const entries[] = {"window", "window_bwd", "pool", "pool_bwd", "pool_planes"};
 
-static int entry_of(const struct window *w) { return w->g.backward + 2 * w->is_pool; }
+static int entry_of(const struct window *w) { return w->is_planes ? 4 : w->g.backward + 2 * w->is_pool; }
+
+/* The tiles of images that lie as planes: a few whole ones where these are small, else bands of one. Gives their number. */
+static int64_t print_planes(struct kernel_print *print, const struct window *w, const struct device *device,
+                            uint32_t *shared_bytes) {
+    int64_t planes = w->g.n * w->g.c, bytes = bytes_of_plane(w), bands = 1, each = 1;
+    if (bytes > PLANES_BYTES)
+        bands = (w->g.y.size[1] + w->tile_rows - 1) / w->tile_rows;
+    while (2 * each * bytes <= PLANES_BYTES && planes / (2 * each) >= 8 * (int64_t)device->cuda.multiprocessors)
+        each *= 2;
+    *shared_bytes = (uint32_t)((bands == 1 ? each * bytes : bytes_seen(w, w->tile_rows)) + 32) & ~15u;
+    print_number(print, planes, "planes");
+    print_number(print, each, "tile_planes");
+    print_number(print, w->tile_rows, "tile_rows");
+    print_number(print, w->g.x.size[1] * w->g.x.size[2], "plane");
+    print_number(print, planes * w->g.x.size[1] * w->g.x.size[2], "elements");
+    print_divisor(print, bands, "bands");
+    print_divisor(print, w->tile_rows / w->patch[1], "groups");
+    print_divisor(print, w->g.y.size[2], "columns");
+    print_divisor(print, w->g.c, "channels");
+    return (planes + each - 1) / each * bands;
+}
 
 static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, const struct device *device,
                                  struct arena *arena) {
-    static const char *const files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh"};
+    static const char *const files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh", "pool_planes.cuh"};
+    int64_t blocks = (turns_of(w) + threads_of(w) - 1) / threads_of(w);
+    int64_t most = (int64_t)device->cuda.multiprocessors * 256;
+    uint32_t shared_bytes = 0;
     struct kernel_print print;
     kernel_print_init(&print, w->region->graph);
     print_constants(&print, w, device);
     print_geometry(&print, w);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
              w->is_pool ? "#include \"lib/pool.cuh\"\n" : "");
-    print_locate(&print, w);
+    if (w->is_planes)
+        blocks = most = print_planes(&print, w, device, &shared_bytes);
+    else
+        print_locate(&print, w);
     TRY(kernel_finish(&print, kernel, files[entry_of(w)], entries[entry_of(w)], arena));
-    int64_t blocks = (turns_of(w) + threads_of(w) - 1) / threads_of(w);
-    int64_t most = (int64_t)device->cuda.multiprocessors * 256;
     kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);
+    kernel->shared_bytes = shared_bytes;
     kernel->is_dependent = w->is_pool && device->cuda.major >= 9;
     return WEFT_STATUS_SUCCESS;
 }

@@ -19,7 +19,8 @@ DEVICE length_t nearest_position(const axis& a, length_t o) { return o < 0 ? 0 :
 template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], length_t t0, int k1, int k2, const A& again) {
     const bool inside = IS_INTERIOR || (o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y);
     const length_t near[3] = {o[0], IS_INTERIOR ? o[1] : nearest_position(axes[1], o[1]), IS_INTERIOR ? o[2] : nearest_position(axes[2], o[2])};
-    const run<y_t, RUN> dy = load_channels(p.y + (at.n * p.y_n + at.c * p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride));
+    run<y_t, RUN> dy = load_channels(p.y + (at.n * p.y_n + at.c * p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride));
+    if constexpr (!IS_INTERIOR) mask_run(dy, mask_of(inside), 0);
     i32 where[RUN] = {};
     if constexpr (HAS_INDEX) {
         const run<index_t, RUN> numbers = load_run<index_t, RUN>(p.index + (at.n * p.index_n + at.c * p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride));
@@ -34,7 +35,7 @@ template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&
     const length_t counted = EXCLUDES_PADDING ? taps_inside(axes[0], o[0]) * taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2]) : TAPS0 * TAPS1 * TAPS2;
     #pragma unroll
     for (int e = 0; e < RUN; e++) {
-        const math_t given = inside ? as<math_t>::of(dy.at[e]) : (math_t)0;
+        const math_t given = as<math_t>::of(dy.at[e]);
         back[e] = IS_MAXIMUM ? given : share<x_t>(given, counted);
     }
     #pragma unroll

@@ -10,7 +10,7 @@ DEVICE float larger(float a, float b) {
     return a;
 }
 
-/* Two neighbouring channels of 16 bits, whose larger ones one instruction finds. */
+/* Two neighbouring channels of 16 bits, whose larger ones one instruction finds; a single one has zeros above it. */
 struct pair { u32 bits; };
 DEVICE pair larger(pair a, pair b) {
     if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
@@ -18,6 +18,20 @@ DEVICE pair larger(pair a, pair b) {
     else if constexpr (PROPAGATES_NAN) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
     else asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
     return a;
+}
+
+/* All bits of each half where it is above its neighbour's, or one of them is NaN; where it is NaN. */
+DEVICE u32 exceeds(pair a, pair b) {
+    u32 mask;
+    if constexpr (same<x_t, bf16>::value) asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
+    else asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
+    return mask;
+}
+DEVICE u32 is_nan(pair a) {
+    u32 mask;
+    if constexpr (same<x_t, bf16>::value) asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
+    else asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
+    return mask;
 }
 
 /* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a window
@@ -28,23 +42,33 @@ template <bool PAIRED> struct units {
     template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return as<math_t>::of(r.at[e]); }
     static DEVICE type none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
     static DEVICE math_t number(const type* values, int e) { return values[e]; }
+    template <class R> static DEVICE void copy(R&, int, const type*) {}
+    static DEVICE i32 where(const i32* numbers, int e) { return numbers[e]; }
+    static constexpr i32 EACH = 1;
 };
 template <> struct units<true> {
     using type = pair;
-    static constexpr int COUNT = RUN / 2;
-    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return pair{((const u32*)&r)[e]}; }
+    static constexpr int COUNT = (RUN + 1) / 2;
+    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return pair{RUN == 1 ? *(const u16*)&r : ((const u32*)&r)[e]}; }
     static DEVICE type none() { return pair{!PROPAGATES_NAN ? 0x7fff7fffu : same<x_t, bf16>::value ? 0xff80ff80u : 0xfc00fc00u}; }
     static DEVICE math_t number(const type* values, int e) {
         const u16 bits = (u16)(values[e / 2].bits >> e % 2 * 16);
         return same<x_t, bf16>::value ? to_float(bf16{bits}) : to_float(f16{bits});
     }
+    template <class R> static DEVICE void copy(R& to, int e, const type* values) {
+        if constexpr (RUN == 1) *(u16*)&to = (u16)values[e].bits;
+        else ((u32*)&to)[e] = values[e].bits;
+    }
+    static DEVICE i32 where(const i32* numbers, int e) { return numbers[e / 2] >> e % 2 * 16 & 0xffff; }
+    static constexpr i32 EACH = 0x10001;
 };
 using made_of = units<IS_PAIRED>;
 using unit_t = made_of::type;
 constexpr int UNITS = made_of::COUNT;
 DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
 
-/* What windows combine: a channel's best or sum, and the number of the best among the taps. */
+/* What windows combine: a channel's best or sum, and the number of the best among the taps; a pair has two such numbers in
+   a word, of which that of a NaN is the last one's: correct_numbers() finds the first. */
 struct found {
     unit_t value[UNITS];
     i32 where[UNITS];
@@ -53,15 +77,25 @@ struct found {
         #pragma unroll
         for (int e = 0; e < UNITS; e++) {
             value[e] = values[e];
-            where[e] = number;
+            where[e] = number * made_of::EACH;
         }
     }
+    /* Takes a part of the window that begins at tap `number`. */
+    DEVICE void combine(const found& part, i32 number) {
+        #pragma unroll
+        for (int e = 0; e < UNITS; e++) take(e, part.value[e], number * made_of::EACH + part.where[e]);
+    }
+    DEVICE void add(const found& part) { combine(part, 0); }
     /* A template, so that what a kind of unit cannot do is not looked up. */
     template <class U> DEVICE void take(int e, U other, i32 number) {
         const U best = value[e];
         if constexpr (!IS_MAXIMUM) value[e] = best + other;
         else if constexpr (!WANTS_WHERE) value[e] = larger(best, other);
-        else {
+        else if constexpr (IS_PAIRED) {
+            const u32 mask = exceeds(other, best);
+            value[e] = larger(best, other);
+            where[e] = (i32)((u32)number & mask | (u32)where[e] & ~mask);
+        } else {
             const U most = larger(best, other);
             const bool is_better = PROPAGATES_NAN ? !(other <= best) && best == best : !(other <= best) && other == other;
             value[e] = most;
@@ -70,26 +104,78 @@ struct found {
     }
 };
 
+/* Two neighbouring windows add up what they share once, where that is more than an element. */
+constexpr bool SHARES_COLUMNS = !IS_MAXIMUM && TAPS2 > STEP2 + 1, SHARES_ROWS = !IS_MAXIMUM && TAPS1 > STEP1 + 1;
+
+template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found& sum, const unit_t (&values)[COUNT][UNITS]) {
+    sum.start(values[FROM], 0);
+    #pragma unroll
+    for (int i = FROM + 1; i < UNTIL; i++)
+        #pragma unroll
+        for (int e = 0; e < UNITS; e++) sum.take(e, values[i][e], 0);
+}
+
+/* What padding reads, as it lies in memory: zeros, or what never wins, four bytes of it. Where the nearest element inside
+   changes no maximum, it stands for padding; a few types have no number that never wins. */
+constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING, REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
+template <class T> struct padding_of { static constexpr bool IS_KNOWN = PADS_ZEROS; static constexpr u32 WORD = 0; };
+template <> struct padding_of<bf16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff80ff80u : 0x7fff7fffu; };
+template <> struct padding_of<f16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xfc00fc00u : 0x7fff7fffu; };
+template <> struct padding_of<float> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu; };
+
+/* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one another. */
+DEVICE u32 mask_of(bool is_set) {
+    u32 mask = is_set ? ~0u : 0;
+    asm("" : "+r"(mask));
+    return mask;
+}
+
+/* Elements where the mask has bits, else padding. */
+template <class T> DEVICE void mask_run(run<T, RUN>& r, u32 mask, u32 padding) {
+    if constexpr (sizeof r % 4 == 0) {
+        #pragma unroll
+        for (int i = 0; i < (int)sizeof r / 4; i++) ((u32*)&r)[i] = ((u32*)&r)[i] & mask | padding & ~mask;
+    } else if constexpr (sizeof r == 2) {
+        *(u16*)&r = (u16)(*(u16*)&r & mask | padding & ~mask);
+    } else {
+        *(u8*)&r = (u8)(*(u8*)&r & mask | padding & ~mask);
+    }
+}
+
 DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
-/* One row of x, whose first element that the patch sees is column `first`: into a found for each of COUNT positions. */
-template <bool IS_INTERIOR, int COUNT, class T> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, i64 stride, bool inside) {
-    constexpr int COLUMNS = (COUNT - 1) * STEP2 + TAPS2;
+/* One row of x, whose first element that the patch sees is column `first`: into a found for each of COUNT positions. The masks
+   say which elements lie inside, where not all do; S is a type that holds places in the memory. */
+template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T, class S> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, S stride, const u32 (&columns)[COLUMNS], u32 row_mask) {
+    constexpr bool IS_INTERIOR = ROWS_INSIDE && COLUMNS_INSIDE;
     run<T, RUN> loaded[COLUMNS];
     unit_t values[COLUMNS][UNITS];
     #pragma unroll
-    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (IS_INTERIOR ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
+    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (COLUMNS_INSIDE ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
+    if constexpr (!IS_INTERIOR && !REPEATS_EDGES && padding_of<T>::IS_KNOWN) {
+        #pragma unroll
+        for (int i = 0; i < COLUMNS; i++) mask_run(loaded[i], columns[i] & row_mask, padding_of<T>::WORD);
+    }
     #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
         #pragma unroll
-        for (int e = 0; e < UNITS; e++) values[i][e] = IS_INTERIOR || (inside && is_inside(a, first + i)) ? made_of::of(loaded[i], e) : padding();
-    #pragma unroll
-    for (int s = 0; s < COUNT; s++) {
-        row[s].start(values[s * STEP2], 0);
+        for (int e = 0; e < UNITS; e++) values[i][e] = IS_INTERIOR || REPEATS_EDGES || padding_of<T>::IS_KNOWN || (columns[i] & row_mask) ? made_of::of(loaded[i], e) : padding();
+    if constexpr (SHARES_COLUMNS && COUNT == 2) {
+        found both;
+        add_values<STEP2, TAPS2>(both, values);
+        add_values<0, STEP2>(row[0], values);
+        add_values<TAPS2, COLUMNS>(row[1], values);
+        row[0].add(both);
+        row[1].add(both);
+    } else {
         #pragma unroll
-        for (int t = 1; t < TAPS2; t++)
+        for (int s = 0; s < COUNT; s++) {
+            row[s].start(values[s * STEP2], 0);
             #pragma unroll
-            for (int e = 0; e < UNITS; e++) row[s].take(e, values[s * STEP2 + t][e], t);
+            for (int t = 1; t < TAPS2; t++)
+                #pragma unroll
+                for (int e = 0; e < UNITS; e++) row[s].take(e, values[s * STEP2 + t][e], t * made_of::EACH);
+        }
     }
 }
 
@@ -105,47 +191,69 @@ DEVICE bool lies_inside(const axis& a, length_t o, int count) {
     return first >= 0 && first + count <= a.x;
 }
 
-/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. */
-template <int ROWS, int COLUMNS> struct patch {
+/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. Where no edge is near,
+   a path of its own asks for none; where lanes go along rows, some of a warp are always near the ends of these. */
+template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
     found at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
         unit_t nothing[UNITS];
         #pragma unroll
-        for (int e = 0; e < UNITS; e++) nothing[e] = IS_MAXIMUM ? made_of::none() : unit_t{};
+        for (int e = 0; e < UNITS; e++) nothing[e] = made_of::none();
         #pragma unroll
         for (int r = 0; r < ROWS; r++)
             #pragma unroll
             for (int s = 0; s < COLUMNS; s++)
                 at[r][s].start(nothing, (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1] + r)) * TAPS2 + first_counted(axes[2], o[2] + s));
     }
-    template <bool IS_INTERIOR, class T> DEVICE void fill(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
+    template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, class T, class S> DEVICE void fill(const T* x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
         const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]), first2 = first_of(axes[2], o[2]);
+        found both[COLUMNS];
+        u32 columns[WIDTH];
+        #pragma unroll
+        for (int i = 0; i < WIDTH; i++) columns[i] = COLUMNS_INSIDE ? ~0u : mask_of(is_inside(axes[2], first2 + i));
         #pragma unroll
         for (int t0 = 0; t0 < TAPS0; t0++)
             #pragma unroll
             for (int j = 0; j < HEIGHT; j++) {
-                const bool inside = is_inside(axes[0], first0 + t0) && is_inside(axes[1], first1 + j);
-                const i64 row_offset = IS_INTERIOR ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
+                const u32 row_mask = ROWS_INSIDE ? ~0u : mask_of(is_inside(axes[0], first0 + t0) && is_inside(axes[1], first1 + j));
+                const S row_offset = ROWS_INSIDE ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
                                                    : nearest_inside(axes[0], first0 + t0) * strides[0] + nearest_inside(axes[1], first1 + j) * strides[1];
                 found row[COLUMNS];
-                find_in_row<IS_INTERIOR>(row, x + row_offset, axes[2], first2, strides[2], inside);
+                find_in_row<ROWS_INSIDE, COLUMNS_INSIDE>(row, x + row_offset, axes[2], first2, strides[2], columns, row_mask);
+                if constexpr (SHARES_ROWS && ROWS == 2) {
+                    const bool is_first = t0 == 0 && (j == 0 || j == STEP1 || j == TAPS1);
+                    found(&sum)[COLUMNS] = j < STEP1 ? at[0] : j < TAPS1 ? both : at[1];
+                    #pragma unroll
+                    for (int s = 0; s < COLUMNS; s++)
+                        if (is_first) sum[s] = row[s];
+                        else sum[s].add(row[s]);
+                    continue;
+                }
                 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const int t1 = j - r * STEP1;
                     if (t1 < 0 || t1 >= TAPS1) continue;
                     #pragma unroll
                     for (int s = 0; s < COLUMNS; s++)
-                        #pragma unroll
-                        for (int e = 0; e < UNITS; e++) at[r][s].take(e, row[s].value[e], (t0 * TAPS1 + t1) * TAPS2 + row[s].where[e]);
+                        if (!WANTS_WHERE && t0 + t1 == 0) at[r][s] = row[s];
+                        else at[r][s].combine(row[s], (t0 * TAPS1 + t1) * TAPS2);
                 }
             }
+        if constexpr (SHARES_ROWS && ROWS == 2) {
+            #pragma unroll
+            for (int s = 0; s < COLUMNS; s++) {
+                at[0][s].add(both[s]);
+                at[1][s].add(both[s]);
+            }
+        }
     }
-    template <class T> DEVICE patch(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3]) {
-        clear(axes, o);
-        if (lies_inside(axes[0], o[0], TAPS0) && lies_inside(axes[1], o[1], HEIGHT) && lies_inside(axes[2], o[2], WIDTH)) fill<true>(x, axes, strides, o);
-        else fill<false>(x, axes, strides, o);
+    template <class T, class S> DEVICE patch(const T* x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
+        if constexpr (WANTS_WHERE) clear(axes, o);
+        const bool has_rows = lies_inside(axes[0], o[0], TAPS0) && lies_inside(axes[1], o[1], HEIGHT);
+        if (has_rows && (GOES_ALONG_ROWS || lies_inside(axes[2], o[2], WIDTH))) fill<true, !GOES_ALONG_ROWS>(x, axes, strides, o);
+        else fill<false, false>(x, axes, strides, o);
     }
 };
 
