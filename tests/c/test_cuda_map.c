@@ -87,6 +87,21 @@ static void eight_dims(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_POW, typed(m, dims, F32), typed(m, line, BF16), typed(m, dims, F32));
 }
 
+static void turn(struct model *m, int64_t rows, int64_t columns, int type) {
+    desc op = make(WEFT_BACKEND_OPERATION_TRANSPOSE_DESCRIPTOR);
+    const int64_t order[] = {0, 2, 1};
+    MUST(set_held(op, WEFT_ATTR_OPERATION_TRANSPOSE_XDESC, typed(m, DIMS(8, rows, columns), type)));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_TRANSPOSE_YDESC, typed(m, DIMS(8, columns, rows), type)));
+    MUST(set_numbers(op, WEFT_ATTR_OPERATION_TRANSPOSE_PERMUTATION, 3, order));
+    add(m, op);
+}
+
+static void turn_odd(struct model *m) { turn(m, 8191, 8193, BF16); }
+static void turn_odd_bytes(struct model *m) { turn(m, 1023, 1025, I8); }
+static void turn_short_rows(struct model *m) { turn(m, 2048, 49, BF16); }
+static void turn_to_short_rows(struct model *m) { turn(m, 3, 50176, F32); }
+static void turn_even(struct model *m) { turn(m, 1024, 1024, I8); }
+
 static const struct family_case cases[] = {
     {&cuda_map, relu, "relu f32", NULL},
     {&cuda_map, biased_gelu, "gelu(x + bias) * residual", NULL},
@@ -100,6 +115,11 @@ static const struct family_case cases[] = {
     {&cuda_map, gelu_backward, "gelu backward", NULL},
     {&cuda_map, positions, "positions", NULL},
     {&cuda_map, eight_dims, "eight dims", NULL},
+    {&cuda_map, turn_odd, "transpose of odd rows", "turns"},
+    {&cuda_map, turn_odd_bytes, "transpose of odd rows of bytes", "turns"},
+    {&cuda_map, turn_short_rows, "transpose of short rows", "turns"},
+    {&cuda_map, turn_to_short_rows, "transpose to short rows", "turns"},
+    {&cuda_map, turn_even, "transpose of bytes", "1 operations, tiles"},
 };
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */

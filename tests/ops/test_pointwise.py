@@ -272,6 +272,20 @@ def test_alpha_scales_operands():
     checks.check(build, {"x": x, "b": b}, 0.5 * checks.exact(x) - 2 * checks.exact(b))
 
 
+def test_a_copy_to_another_layout_scales():
+    x = checks.random((2, 40, 7, 7), "f32", -9, 9)
+
+    def copied(alpha):
+        def build(g, x):
+            y = checks.record(g, "pointwise", {"x": x, "mode": "IDENTITY", "alpha1": alpha}, ["y"])[0]
+            return y.set_dim(x.dims).set_stride(checks.strides_of(x.dims, "channels_last"))
+
+        return build
+
+    for alpha in (1.0, -0.5):
+        checks.check(copied(alpha), {"x": x}, alpha * checks.exact(x))
+
+
 def test_virtual_tensors_round_to_their_type():
     x = checks.random((64,), "f32")
 

@@ -35,6 +35,18 @@ def test_types_below_a_byte(dtype):
     checks.check_bits(transpose([1, 0]), {"x": x}, x.T)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(517, 1031), (3, 300, 517), (2, 49, 600), (3, 600, 49), (2, 700, 3), (640, 1000), (2, 1, 999, 33)],
+)
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
+def test_rows_of_any_length(shape, dtype):
+    """Longer than tiles, and short ones that follow one another."""
+    x = checks.random(shape, dtype, -100, 100)
+    order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+    checks.check_bits(transpose(order), {"x": x}, x.transpose(order), layouts=("packed", "padded"))
+
+
 def test_ranks_and_extents():
     for shape in ((7,), (1, 1, 1), (2, 0, 3), (2, 3, 1, 2, 1, 3, 2, 2)):
         x = checks.random(shape, "f32")

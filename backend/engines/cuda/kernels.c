@@ -40,12 +40,14 @@ EMBED(pool, "pool.cuh")
 EMBED(pool_planes, "pool_planes.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
+EMBED(lib_chunks, "lib/chunks.cuh")
 EMBED(rng, "rng.cuh")
 EMBED(lib_scales, "lib/scales.cuh")
 EMBED(block_scales, "block_scales.cuh")
 EMBED(block_values, "block_values.cuh")
 EMBED(map, "map.cuh")
 EMBED(map_tile, "map_tile.cuh")
+EMBED(turn, "turn.cuh")
 EMBED(lib_exchange, "lib/exchange.cuh")
 EMBED(lib_overlap, "lib/overlap.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
@@ -111,6 +113,7 @@ static const struct program_header files[] = {
     {"pool_planes.cuh", weft_kernel_pool_planes},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
+    {"lib/chunks.cuh", weft_kernel_lib_chunks},
     {"lib/groups.cuh", weft_kernel_lib_groups},
     {"lib/grouped.cuh", weft_kernel_lib_grouped},
     {"lib/grouped_sm90.cuh", weft_kernel_lib_grouped_sm90},
@@ -123,6 +126,7 @@ static const struct program_header files[] = {
     {"block_values.cuh", weft_kernel_block_values},
     {"map.cuh", weft_kernel_map},
     {"map_tile.cuh", weft_kernel_map_tile},
+    {"turn.cuh", weft_kernel_turn},
     {"lib/exchange.cuh", weft_kernel_lib_exchange},
     {"lib/overlap.cuh", weft_kernel_lib_overlap},
     {"lib/reduce.cuh", weft_kernel_lib_reduce},

@@ -253,7 +253,14 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-enum { TILE_BYTES = 16384, LEAST_TILE_BYTES = 4096, LINE_BYTES = 128, STAGED_BYTES_MAX = 46 << 10, TILE_UNIT = 16 };
+enum {
+    SHORT_ROW_BYTES = 512,
+    TILE_BYTES = 16384,
+    LEAST_TILE_BYTES = 4096,
+    LINE_BYTES = 128,
+    STAGED_BYTES_MAX = 46 << 10,
+    TILE_UNIT = 16
+};
 
 static int64_t power_from(int64_t number) {
     int64_t power = 1;
@@ -271,6 +278,66 @@ static int64_t side_of(int64_t extent, int64_t most) {
     most = most < TILE_UNIT ? TILE_UNIT : most / TILE_UNIT * TILE_UNIT;
     int64_t parts = (extent + most - 1) / most, part = (extent + parts - 1) / parts;
     return (part + TILE_UNIT - 1) / TILE_UNIT * TILE_UNIT;
+}
+
+/* Whether a region changes no element: it moves them, or takes over what no arithmetic would round. */
+static bool is_copy(const struct map *map) {
+    const struct node *node = region_node(map->region, 0);
+    weftDataType_t type = map->operands[0].type;
+    if (map->region->count > 1 || map->count != 2 || map->operands[1].is_store || map->operands[1].memory < 0 ||
+        map->operands[1].type != type || !cuda_type_name(type))
+        return false;
+    if (!is_op(node, &pointwise_op))
+        return true;
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    return op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 &&
+           (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 ||
+            (dtype_is_float(type) && dtype_is_float((weftDataType_t)op->pw->math)));
+}
+
+/* Whether an operand of a turn begins, in all rows of all tiles, at multiples of so many elements: it lies along `dim`, and
+   rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
+static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
+                      int64_t each) {
+    int64_t alignment = map->region->graph->values[operand->memory].tensor->alignment;
+    bool begins = alignment % 16 == 0 && operand->offset % each == 0;
+    for (int i = 0; i < map->space.rank; i++)
+        begins = begins && (i == dim || operand->strides[i] * (i == other ? steps : 1) % each == 0);
+    return begins;
+}
+
+/* The side of a turn's tile: whole lines of memory, an even part of an extent of at most `most` elements. */
+static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
+    if (extent < line)
+        return side_of(extent, extent);
+    int64_t lines = (extent + line - 1) / line, each = most / line > 0 ? most / line : 1;
+    int64_t parts = (lines + each - 1) / each;
+    return (lines + parts - 1) / parts * line;
+}
+
+/* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in memory
+   are taken whole, and as one. */
+static void find_turn(struct map *map, int64_t area) {
+    struct map_tile *tile = &map->tile;
+    const struct operand *to = &map->operands[0], *from = &map->operands[1];
+    int last = map->space.rank - 1;
+    int64_t each = 16 / dtype_bytes(to->type, 1), across = map->space.extents[tile->axis],
+            along = map->space.extents[last];
+    if (!is_copy(map) || to->strides[last] != 1 || (tile->width[1] >= each && map->run >= each))
+        return;
+    tile->is_flat_from = from->strides[last] == across && across <= SHORT_ROW_BYTES / 16 * each;
+    tile->is_flat_to = to->strides[tile->axis] == along && along <= SHORT_ROW_BYTES / 16 * each;
+    if (!tile->is_flat_to && along < TILE_UNIT)
+        return;
+    tile->is_turn = true;
+    int64_t line = LINE_BYTES / 16 * each;
+    tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
+    tile->along_axis = tile->is_flat_from ? across : lines_of(across, line, area / tile->along_last);
+    if (!tile->is_flat_to)
+        tile->along_last = lines_of(along, line, area / tile->along_axis);
+    int64_t rows_from = tile->is_flat_from ? tile->along_last : 1, rows_to = tile->is_flat_to ? tile->along_axis : 1;
+    tile->shifts_from = !begins_at(map, from, tile->axis, last, rows_from, each);
+    tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);
 }
 
 /* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
@@ -297,6 +364,9 @@ static void find_tile(struct map *map, const struct device *device) {
     int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
     while (area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles)
         area /= 2;
+    find_turn(map, area);
+    if (tile->is_turn)
+        return;
     /* Whole lines are written, longer ones read; what one dim is short of, the other gets. */
     tile->along_last = side_of(extents[last], LINE_BYTES / bytes);
     tile->along_axis = side_of(extents[tile->axis], area / tile->along_last);
@@ -321,7 +391,8 @@ int64_t map_tiles(const struct map *map) {
     return tiles;
 }
 
-/* How many runs a thread has in flight: more of short ones, fewer where that would leave multiprocessors idle. */
+/* How many runs a thread has in flight: more of short ones, fewer where that would leave multiprocessors idle, and one
+   where that is all a thread reads: more threads beat more loads. */
 static int choose_unroll(const struct map *map, const struct device *device) {
     int64_t widest = 0, threads = (int64_t)device->cuda.multiprocessors * MAP_THREADS;
     int loads = 0, unroll;
@@ -332,6 +403,8 @@ static int choose_unroll(const struct map *map, const struct device *device) {
         loads += is_run && !map->operands[k].is_store;
     }
     unroll = widest >= 16 || loads > 4 ? 2 : widest >= 4 ? 4 : 8;
+    if (widest >= 16 && loads == 1)
+        unroll = 1;
     while (unroll > 1 && map_runs(map) < threads * unroll * 2)
         unroll /= 2;
     return unroll;
@@ -352,16 +425,24 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     find_tile(&map, device);
     bool is_tiled = map.tile.axis >= 0;
     kernel_print_init(&print, step->region.graph);
-    map_print(&print, &map);
+    if (map.tile.is_turn)
+        map_print_turn(&print, &map);
+    else
+        map_print(&print, &map);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    TRY(kernel_finish(&print, kernel, is_tiled ? "map_tile.cuh" : "map.cuh", is_tiled ? "map_tile" : "map", arena));
-    int64_t per_block = (int64_t)MAP_THREADS * map.unroll, most = (int64_t)device->cuda.multiprocessors * 64;
+    const char *file = map.tile.is_turn ? "turn.cuh" : is_tiled ? "map_tile.cuh" : "map.cuh";
+    const char *entry = map.tile.is_turn ? "turn" : is_tiled ? "map_tile" : "map";
+    TRY(kernel_finish(&print, kernel, file, entry, arena));
+    int64_t per_block = (int64_t)MAP_THREADS * map.unroll;
     int64_t blocks = is_tiled ? map_tiles(&map) : (map_runs(&map) + per_block - 1) / per_block;
-    blocks = least(blocks, is_tiled ? INT32_MAX : most);
+    blocks = least(blocks, INT32_MAX);
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = MAP_THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
+    if (map.tile.is_turn)
+        return arena_print(arena, &step->detail, "turns tiles of %lldx%lld, %d dims", (long long)map.tile.along_axis,
+                           (long long)map.tile.along_last, map.space.rank);
     if (is_tiled)
         return arena_print(arena, &step->detail, "%d operations, tiles of %lldx%lld, runs of %d, %d dims",
                            step->region.count, (long long)map.tile.along_axis, (long long)map.tile.along_last, map.run,

@@ -14,6 +14,9 @@ struct map_tile {
     int axis;                       /* -1: none, the walk follows memory */
     int64_t along_axis, along_last; /* extents of a tile */
     int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
+    bool is_turn;                   /* one operand is copied to one result, by kernels/turn.cuh */
+    bool shifts_from, shifts_to;    /* of a turn: whether rows begin between chunks of 16 bytes, in source and result */
+    bool is_flat_from, is_flat_to;  /* of a turn: whether rows of a tile follow one another in memory */
 };
 
 struct map {
@@ -32,6 +35,9 @@ int64_t map_tiles(const struct map *map);
 
 /* Prints constants, arguments and functions of kernels/map.cuh or map_tile.cuh. */
 void map_print(struct kernel_print *print, const struct map *map);
+
+/* The same of kernels/turn.cuh. */
+void map_print_turn(struct kernel_print *print, const struct map *map);
 
 /* Whether neighbours among the results may lie in one byte. */
 bool map_shares_bytes(const struct map *map);

@@ -233,7 +233,7 @@ static void print_store(struct text *code, const struct map *map, int k) {
     const char *type = cuda_element_name(map->operands[k].type);
     bool is_run = map->operands[k].strides[last_of(map)] == 1;
     if (is_run)
-        text_add(code, "    store_run<%s, N>(", type);
+        text_add(code, "    %s<%s, N>(", is_packed(&map->operands[k]) ? "store_run" : "store_global", type);
     else
         text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) store_run<%s, 1>(", type);
     print_address(code, map, k, "to");
@@ -261,7 +261,7 @@ static void print_compute(struct text *code, const struct map *map) {
     text_add(code, "    }\n");
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store && copied_operand(map, k) >= 0)
-            text_add(code, "    w%d = in.r%d;\n", k, copied_operand(map, k));
+            text_add(code, "    copy_run(w%d, in.r%d);\n", k, copied_operand(map, k));
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store)
             print_store(code, map, k);
@@ -270,11 +270,17 @@ static void print_compute(struct text *code, const struct map *map) {
 
 /* ---- Tiles -------------------------------------------------------------------------------------------------------- */
 
+/* along_axis() and along_last(): the two coordinates that a tile spreads over. */
+static void print_sides(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE i64& along_axis(place& to) { return to.c%d; }\n", map->tile.axis);
+    text_add(code, "DEVICE i64& along_last(place& to) { return to.c%d; }\n\n", last_of(map));
+}
+
 /* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. */
 static void print_stages(struct text *code, const struct map *map) {
     int last = last_of(map);
-    text_add(code, "DEVICE i64& along_axis(place& to) { return to.c%d; }\n", map->tile.axis);
-    text_add(code, "DEVICE i64& along_last(place& to) { return to.c%d; }\n\nstruct staged {\n", last);
+    print_sides(code, map);
+    text_add(code, "struct staged {\n");
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
             text_add(code, "    exchange<%s> x%d;\n", cuda_type_name(map->operands[k].type), k);
@@ -292,7 +298,7 @@ static void print_stages(struct text *code, const struct map *map) {
         if (is_staged(map, k))
             text_add(code,
                      "    run<%s, RUN> t%d[GROUP];\n    tile.x%d.turn(t%d, last, axis);\n    #pragma unroll\n"
-                     "    for (int g = 0; g < GROUP; g++) in[g].r%d = t%d[g];\n",
+                     "    for (int g = 0; g < GROUP; g++) copy_run(in[g].r%d, t%d[g]);\n",
                      cuda_type_name(map->operands[k].type), k, k, k, k, k);
     text_add(code, "}\n\n");
 }
@@ -313,6 +319,8 @@ void map_print(struct kernel_print *print, const struct map *map) {
     text_add(&print->code, "#include \"lib/gather.cuh\"\n");
     if (is_tiled) {
         print_constant(print, "GROUP", group_of(map));
+        print_constant(print, "BLOCKS", 4);
+        print_constant(print, "UNROLL", group_of(map) > 2 || map->count > 2 ? 1 : 2);
         print_constant(print, "TILE_AXIS", map->tile.along_axis);
         print_constant(print, "TILE_LAST", map->tile.along_last);
         print_number(print, map_tiles(map), "tiles");
@@ -334,4 +342,40 @@ void map_print(struct kernel_print *print, const struct map *map) {
     if (is_tiled)
         print_stages(&print->code, map);
     print_compute(&print->code, map);
+}
+
+/* from_place() or to_place(): an operand of a turn at a place, as bits. */
+static void print_turned(struct text *code, const struct map *map, int k, const char *name, const char *type) {
+    text_add(code, "DEVICE %s* %s_place(const arguments& a, const place& to) { return (%s*)(", type, name, type);
+    print_address(code, map, k, "to");
+    text_add(code, "); }\n");
+}
+
+void map_print_turn(struct kernel_print *print, const struct map *map) {
+    static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
+    const struct map_tile *tile = &map->tile;
+    const struct operand *from = &map->operands[1], *to = &map->operands[0];
+    int64_t span = 1;
+    for (int i = 0; i <= last_of(map); i++)
+        span += (map->space.extents[i] - 1) * from->strides[i];
+    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
+    print_constant(print, "THREADS", MAP_THREADS);
+    print_constant(print, "TILE_AXIS", tile->along_axis);
+    print_constant(print, "TILE_LAST", tile->along_last);
+    print_constant(print, "SHIFTS_FROM", tile->shifts_from);
+    print_constant(print, "SHIFTS_TO", tile->shifts_to);
+    print_constant(print, "IS_FLAT_FROM", tile->is_flat_from);
+    print_constant(print, "IS_FLAT_TO", tile->is_flat_to);
+    print_number(print, map->space.extents[tile->axis], "axis_extent");
+    print_number(print, map->space.extents[last_of(map)], "last_extent");
+    print_number(print, from->strides[last_of(map)], "from_step");
+    print_number(print, to->strides[tile->axis], "to_step");
+    print_number(print, span, "from_span");
+    text_add(&print->code, "#include \"lib/gather.cuh\"\n#include \"lib/chunks.cuh\"\n\n");
+    print_operands(print, map);
+    print_locate(print, map);
+    print_sides(&print->code, map);
+    text_add(&print->code, "DEVICE const element* from_memory(const arguments& a) { return (const element*)a.p1; }\n");
+    print_turned(&print->code, map, 1, "from", "const element");
+    print_turned(&print->code, map, 0, "to", "element");
 }

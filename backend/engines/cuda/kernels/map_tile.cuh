@@ -5,11 +5,11 @@
    Memory    one exchange per staged operand, of which a thread takes GROUP neighbours along the axis at a time, a word of
              the narrowest: they become parts of as many runs
    Limits    RUN divides the last extent, and the width of each staged load the axis
-   Params    RUN GROUP THREADS TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(), compute(), printed */
+   Params    RUN GROUP THREADS BLOCKS UNROLL TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(), compute(), printed */
 
 #include "lib/overlap.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) map_tile(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) map_tile(const __grid_constant__ arguments a) {
     begin_overlapped();
     __shared__ staged tile;
     constexpr int PER_ROW = TILE_LAST / RUN, ALL = TILE_AXIS / GROUP * PER_ROW;
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) map_tile(const __grid_cons
         const i64 left_axis = a.axis_extent - along_axis(origin), left_last = a.last_extent - along_last(origin);
         stage_inputs(tile, a, origin, left_axis, left_last);
         __syncthreads();
-        #pragma unroll 2
+        #pragma unroll UNROLL
         for (int n = threadIdx.x; n < ALL; n += THREADS) {
             const int axis = n / PER_ROW * GROUP, last = n % PER_ROW * RUN;
             if (axis >= left_axis || last >= left_last) continue;

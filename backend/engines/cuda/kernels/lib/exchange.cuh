@@ -25,6 +25,10 @@ DEVICE void turn_words(u32 (&w)[4]) {
     w[3] = pick_bytes<0x7632>(c, d);
 }
 
+/* A run as it is read, in whole words where it fills such: the compiler takes runs of bytes apart where it copies them. */
+template <class T, int N, bool HAS_WORDS = sizeof(run<T, N>) % 4 == 0> struct read_run { using type = chunk<(int)sizeof(run<T, N>)>; };
+template <class T, int N> struct read_run<T, N, false> { using type = run<T, N>; };
+
 template <class T> struct exchange {
     static constexpr int PITCH = (TILE_AXIS * (int)sizeof(T) + 3) / 4 | 1;
     u32 words[TILE_LAST * PITCH + TILE_LAST / RUN];
@@ -63,16 +67,13 @@ template <class T> struct exchange {
         }
     }
 
+    template <int BYTES> DEVICE void put(int last, int axis, const chunk<BYTES>& r) {
+        #pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) words[row_of(last) + axis * (int)sizeof(T) / 4 + i] = r.words[i];
+    }
     template <int N> DEVICE void put(int last, int axis, const run<T, N>& r) {
-        u32* row = words + row_of(last);
-        if constexpr (sizeof(run<T, N>) % 4 == 0) {
-            union { run<T, N> elements; u32 words[sizeof(run<T, N>) / 4]; } both = {r};
-            #pragma unroll
-            for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) row[axis * (int)sizeof(T) / 4 + i] = both.words[i];
-        } else {
-            #pragma unroll
-            for (int e = 0; e < N; e++) ((T*)row)[axis + e] = r.at[e];
-        }
+        #pragma unroll
+        for (int e = 0; e < N; e++) ((T*)(words + row_of(last)))[axis + e] = r.at[e];
     }
 
     /* Reads the tile at `from`, whose neighbours along the last dim are `stride` apart, as far as the tensor goes. */
@@ -81,16 +82,17 @@ template <class T> struct exchange {
         constexpr int AT_ONCE = EACH < 8 ? EACH : 8;
         #pragma unroll 1
         for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
-            run<T, N> in[AT_ONCE];
+            using read_t = typename read_run<T, N>::type;
+            read_t in[AT_ONCE];
             #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
-                if (n < ALL && last < left_last && axis < left_axis) in[i] = load_run<T, N>(from + (last * stride + axis));
+                if (n < ALL && last < left_last && axis < left_axis) in[i] = *(const read_t*)(from + (last * stride + axis));
             }
             #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
-                if (n < ALL && last < left_last && axis < left_axis) put<N>(last, axis, in[i]);
+                if (n < ALL && last < left_last && axis < left_axis) put(last, axis, in[i]);
             }
         }
     }

@@ -229,6 +229,26 @@ template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) {
     if constexpr (sizeof(T) == 1 && N % 4 == 0) *(chunk<N>*)p = *(const chunk<N>*)&r;
     else *(run<T, N>*)p = r;
 }
+template <class T, int N> DEVICE void copy_run(run<T, N>& to, const run<T, N>& r) { store_run<T, N>(to.at, r); }
+
+/* One access to global memory, spelled out: the compiler makes several of some. */
+template <int BYTES> DEVICE chunk<BYTES> load_global(u64 p) {
+    chunk<BYTES> r;
+    if constexpr (BYTES == 16) asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3]) : "l"(p));
+    else asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "l"(p));
+    return r;
+}
+template <int BYTES> DEVICE void store_global(u64 p, const chunk<BYTES>& r) {
+    if constexpr (BYTES == 16) asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(p), "r"(r.words[0]), "r"(r.words[1]), "r"(r.words[2]), "r"(r.words[3]));
+    else asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(p), "r"(r.words[0]), "r"(r.words[1]));
+}
+template <class T, int N> DEVICE void store_global(T* p, const run<T, N>& r) {
+    constexpr int BYTES = sizeof r % 16 == 0 ? 16 : (int)sizeof r;
+    if constexpr (BYTES < 8) store_run<T, N>(p, r);
+    else
+        #pragma unroll
+        for (int i = 0; i < (int)sizeof r / BYTES; i++) store_global((u64)p + i * BYTES, ((const chunk<BYTES>*)&r)[i]);
+}
 
 /* ---- Elements below a byte in memory ---- */
 
