@@ -15,6 +15,19 @@ static void concat_channels(struct model *m) {
     add(m, op);
 }
 
+static void join_columns(struct model *m, int64_t first, int64_t second, int type) {
+    desc op = make(WEFT_BACKEND_OPERATION_CONCAT_DESCRIPTOR);
+    desc inputs[] = {typed(m, DIMS(512, first), type), typed(m, DIMS(512, second), type)};
+    MUST(weftBackendSetAttribute(op, WEFT_ATTR_OPERATION_CONCAT_INPUT_DESCS, WEFT_TYPE_BACKEND_DESCRIPTOR, 2, inputs));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, typed(m, DIMS(512, first + second), type)));
+    MUST(set_number(op, WEFT_ATTR_OPERATION_CONCAT_AXIS, 1));
+    add(m, op);
+}
+
+static void join_short_chunks(struct model *m) { join_columns(m, 12, 20, BF16); }
+static void join_odd_rows(struct model *m) { join_columns(m, 4095, 2049, BF16); }
+static void join_bytes(struct model *m) { join_columns(m, 33, 1000, I8); }
+
 static void reshape_turned(struct model *m) {
     desc op = make(WEFT_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     MUST(set_held(op, WEFT_ATTR_OPERATION_RESHAPE_XDESC, channels_last(m, DIMS(8, 24, 5, 6), F32)));
@@ -46,6 +59,9 @@ static void draw_uniform(struct model *m) { draw(m, WEFT_RNG_DISTRIBUTION_UNIFOR
 
 static const struct family_case cases[] = {
     {&cuda_move, concat_channels, "concat of channels", "10 copies, runs of 8"},
+    {&cuda_move, join_short_chunks, "concat of short chunks", "2 tensors joined, 4 elements at once"},
+    {&cuda_move, join_odd_rows, "concat of odd rows", "2 tensors joined, 8 elements at once"},
+    {&cuda_move, join_bytes, "concat of bytes", "2 tensors joined, 16 elements at once"},
     {&cuda_move, reshape_turned, "reshape of what is not packed", "1 copies, runs of 1"},
     {&cuda_rng, draw_normal, "normal, odd rows", "Philox, one per store"},
     {&cuda_rng, draw_double, "normal in double", "Philox, four per store"},

@@ -31,6 +31,17 @@ def test_types(dtype):
     checks.check_bits(join(1), parts, want)
 
 
+@pytest.mark.parametrize("columns", [(4095, 33, 1), (300, 212), (12, 20), (5, 3, 2, 1)])
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
+def test_rows_of_any_length(columns, dtype):
+    """Rows that begin anywhere in what one access takes, and some shorter than that."""
+    parts = {f"x{n}": checks.random((2, 37, n), dtype, -100, 100, seed=i) for i, n in enumerate(columns)}
+    want = np.concatenate(list(parts.values()), 2)
+    checks.check_bits(join(2), parts, want, layouts=("packed", "padded"))
+    turned = {name: x.transpose(0, 2, 1).copy() for name, x in parts.items()}
+    checks.check_bits(join(1), turned, want.transpose(0, 2, 1), layouts=("packed", "channels_last"))
+
+
 def test_types_below_a_byte():
     a, b = np.arange(15).reshape(3, 5).astype(ml_dtypes.uint4), np.ones((3, 2), ml_dtypes.uint4)
     want = np.concatenate([a, b], 1)

@@ -40,6 +40,7 @@ EMBED(pool, "pool.cuh")
 EMBED(pool_planes, "pool_planes.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
+EMBED(join, "join.cuh")
 EMBED(lib_chunks, "lib/chunks.cuh")
 EMBED(rng, "rng.cuh")
 EMBED(lib_scales, "lib/scales.cuh")
@@ -113,6 +114,7 @@ static const struct program_header files[] = {
     {"pool_planes.cuh", weft_kernel_pool_planes},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
+    {"join.cuh", weft_kernel_join},
     {"lib/chunks.cuh", weft_kernel_lib_chunks},
     {"lib/groups.cuh", weft_kernel_lib_groups},
     {"lib/grouped.cuh", weft_kernel_lib_grouped},

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of what
    is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of a copy
-   walks the same positions with digits of its own. The host half decides and prints; kernels/move.cuh copies. */
+   walks the same positions with digits of its own. The host half decides and prints; kernels/move.cuh copies, and join.cuh
+   where packed tensors are joined. */
 #include "engines/cuda/move.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
@@ -340,6 +341,101 @@ weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph
     return WEFT_STATUS_SUCCESS;
 }
 
+/* ---- Joining packed tensors --------------------------------------------------------------------------------------- */
+
+/* The length of a row of what parts are written to side by side. */
+static int64_t row_of(const struct movement *m) {
+    int64_t length = 0;
+    for (int k = 0; k < m->count; k++)
+        length += m->parts[k].to.extents[m->parts[k].to.rank - 1];
+    return length;
+}
+
+/* Whether parts are packed rows that lie side by side in packed ones, whole bytes, unchanged. */
+static bool is_join(const struct movement *m) {
+    int64_t before = 0, length;
+    if (m->count < 2 || m->count > MOVE_PARTS_PER_KERNEL)
+        return false;
+    for (int k = 0; k < m->count; k++)
+        if (m->parts[k].to.rank < 1)
+            return false;
+    length = row_of(m);
+    for (int k = 0; k < m->count; k++) {
+        const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
+        bool is_row =
+            to->rank == 1 ? m->parts[k].elements == to->extents[0] : to->rank == 2 && to->strides[0] == length;
+        if (!is_row || to->rank != m->parts[0].to.rank ||
+            to->extents[0] * (to->rank > 1) != m->parts[0].to.extents[0] * (to->rank > 1) ||
+            to->strides[to->rank - 1] != 1 || to->offset != before || from->rank != 1 || from->strides[0] != 1 ||
+            from->type != to->type || !cuda_type_name(to->type) || from->tensor->is_by_value ||
+            from->tensor->is_constant)
+            return false;
+        before += to->extents[to->rank - 1];
+    }
+    return length < INT32_MAX && m->parts[0].to.tensor->alignment % 16 == 0;
+}
+
+/* find(): where a place of a row comes from. */
+static void print_pieces(struct kernel_print *print, const struct movement *m) {
+    static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
+    const struct side *whole = &m->parts[0].to;
+    int64_t before = 0;
+    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(whole->type, 1)]);
+    print_pointer(print, whole->type, graph_find_value(print->graph, whole->tensor), 0, "y");
+    text_add(&print->code, "DEVICE element* to_memory(const arguments& p) { return (element*)p.y; }\n\n"
+                           "DEVICE piece find(const arguments& p, i64 row, i64 column) {\n");
+    for (int k = 0; k < m->count; k++) {
+        const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
+        char x[32], count[32], end[32], elements[32];
+        snprintf(x, sizeof x, "x%d", k);
+        snprintf(count, sizeof count, "count%d", k);
+        snprintf(end, sizeof end, "end%d", k);
+        snprintf(elements, sizeof elements, "elements%d", k);
+        before += to->extents[to->rank - 1];
+        print_pointer(print, from->type, graph_find_value(print->graph, from->tensor), 0, x);
+        print_number(print, to->extents[to->rank - 1], count);
+        print_number(print, before, end);
+        print_number(print, m->parts[k].elements, elements);
+        if (k + 1 < m->count)
+            text_add(&print->code, "    if (column < p.%s) ", end);
+        else
+            text_add(&print->code, "    ");
+        text_add(&print->code, "return piece_of(p.%s, row, p.%s - column, p.%s, p.%s);\n", x, end, count, elements);
+    }
+    text_add(&print->code, "}\n\n");
+}
+
+static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
+                               const struct device *device, struct arena *arena) {
+    const struct side *whole = &m->parts[0].to;
+    int64_t bytes = dtype_bytes(whole->type, 1), each = 16 / bytes, elements = 0;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    struct kernel_print print;
+    for (int k = 0; k < m->count; k++) {
+        each = gcd(each, m->parts[k].run);
+        elements += m->parts[k].elements;
+    }
+    bool is_aligned = each * bytes >= 8;
+    each = is_aligned ? each : 16 / bytes;
+    kernel_print_init(&print, step->region.graph);
+    print_constant(&print, "THREADS", THREADS);
+    print_constant(&print, "UNROLL", UNROLL);
+    print_constant(&print, "EACH", each);
+    print_constant(&print, "IS_ALIGNED", is_aligned);
+    text_add(&print.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/chunks.cuh\"\n\n");
+    print_divisor(&print, row_of(m), "length");
+    print_number(&print, elements, "elements");
+    print_pieces(&print, m);
+    TRY(kernel_finish(&print, kernel, "join.cuh", "join", arena));
+    int64_t blocks = (elements + each * THREADS * UNROLL - 1) / (each * THREADS * UNROLL);
+    kernel->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = device->cuda.major >= 9;
+    return arena_print(arena, &step->detail, "%d tensors joined, %lld elements at once", m->count, (long long)each);
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
@@ -348,6 +444,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&m, &step->region));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    if (op_of(m.op) == &concat_op && is_join(&m))
+        return build_join(step, state, &m, device, arena);
     TRY(move_add_kernels(state, step->region.graph, m.parts, m.count, device, arena));
     return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
 }
