@@ -81,6 +81,34 @@ def test_concatenation() -> None:
         assert torch.equal(y[rows], torch.cat((x[rows], z[rows]), 1))
 
 
+def philox(counter: list[Any], key: int) -> Any:
+    """Philox-4x32-10 of counters of 32-bit words in int64: [.., 4]."""
+    low, keys = 0xFFFFFFFF, [key, 0]
+    for _ in range(10):
+        left, right = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        highs = [product >> 32 & low for product in (right, left)]
+        counter = [highs[0] ^ counter[1] ^ keys[0], right & low, highs[1] ^ counter[3] ^ keys[1], left & low]
+        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
+    return torch.stack(counter, -1)
+
+
+def test_random_numbers() -> None:
+    """Of each row its own blocks of four words: their number passes 32 bits of elements."""
+    seed, offset = (torch.tensor([[number]], device="cuda") for number in (5, 7))
+    half = {"distribution": "BERNOULLI", "bernoulli_probability": 0.5}
+    y = checks.on_gpu(
+        lambda g, seed, offset: g.rng(seed, offset, **half).set_dim([ROWS, COLUMNS]), seed, offset, out=["u8"]
+    )
+    per_row = -(-COLUMNS // 4)
+    for rows in parts(ROWS, 64):
+        index = torch.arange(rows.start * per_row, rows.stop * per_row, device="cuda")
+        words = philox(
+            [index & 0xFFFFFFFF, index >> 32, torch.full_like(index, 7), torch.zeros_like(index)], 5
+        )
+        want = words.view(-1, 4 * per_row)[:, :COLUMNS] >> 8 < 1 << 23
+        assert torch.equal(y[rows], want.to(torch.uint8))
+
+
 @pytest.mark.parametrize(("m", "n", "k", "dtype"), [(1048577, 8, 2056, "f32"), (ROWS, COLUMNS, 16, "bf16")])
 def test_matmul(m: int, n: int, k: int, dtype: str) -> None:
     """A large factor, and a large product."""
