@@ -149,8 +149,9 @@ weftStatus_t finish_analyse(struct contraction *c);
 /* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
    stores it. */
 void finish_print(struct kernel_print *print, const struct contraction *c);
-/* The one result, if it has 16 bits and rows of whole accesses of 16 bytes, or NULL. */
-const struct finisher *finish_find_half(const struct contraction *c);
+/* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
+const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
+static inline const struct finisher *finish_find_half(const struct contraction *c) { return finish_find_staged(c, 2); }
 /* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
 void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
 

@@ -409,21 +409,22 @@ void finish_print_place(struct kernel_print *print, const struct contraction *c,
     text_add(&print->code, ";\n}\n\n");
 }
 
-const struct finisher *finish_find_half(const struct contraction *c) {
+const struct finisher *finish_find_staged(const struct contraction *c, int bytes) {
     const struct finish *finish = &c->finish;
     const struct finisher *store = NULL;
+    int64_t access = 16 / bytes;
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE) {
             if (store)
                 return NULL;
             store = &finish->at[k];
         }
-    if (!store || dtype_bytes(store->type, 1) != 2 || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
-        store->strides[COLUMN][0] != 1 || finish->run < 2 || digits_extent(&c->digits[COLUMN]) % 8 != 0)
+    if (!store || dtype_bytes(store->type, 1) != bytes || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
+        store->strides[COLUMN][0] != 1 || finish->run < 2 || digits_extent(&c->digits[COLUMN]) % access != 0)
         return NULL;
     for (int index = BATCH; index <= ROW; index++)
         for (int d = 0; d < finish->digit_count[index]; d++)
-            if (store->strides[index][d] <= 0 || store->strides[index][d] % 8 != 0)
+            if (store->strides[index][d] <= 0 || store->strides[index][d] % access != 0)
                 return NULL;
     return tensor_at(c, store->value)->alignment % 16 == 0 ? store : NULL;
 }

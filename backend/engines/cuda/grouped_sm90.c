@@ -267,7 +267,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    static const struct finisher staged;
+    static const struct finisher staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
     struct product p;
     struct cuda_step *state;
     TRY(analyse(&p, &step->region, device, knobs));

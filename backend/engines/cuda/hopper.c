@@ -113,8 +113,8 @@ static int math_groups(const struct hopper *h) { return h->tile->rows / (h->tile
 
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int slab = tile->columns % 64 == 0 ? 64 : 32;
-    int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * 16 * slab * 2 : 0;
+    int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h);
+    int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
     int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
     return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing;
 }
@@ -136,7 +136,7 @@ static bool stores_boxes(const struct hopper *h) {
 
 /* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
 static void plan_end(struct hopper *h) {
-    h->store = h->splits == 1 ? finish_find_half(&h->c) : NULL;
+    h->store = h->splits > 1 ? NULL : finish_find_half(&h->c) ? finish_find_half(&h->c) : finish_find_staged(&h->c, 4);
     h->stores_boxes = stores_boxes(h);
     if (h->store)
         h->c.finish.run = 2; /* as the sums lie */
@@ -154,6 +154,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STAGES", h->stages);
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
+    print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "PARTS", tile->parts);

@@ -118,6 +118,14 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64
 /* Grid, block and shared memory for so many tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
 
+/* Columns of a slab, and bytes of each of their elements. */
+static inline int hopper_result_bytes(const struct hopper *h) {
+    return h->store ? (int)dtype_bytes(h->store->type, 1) : 2;
+}
+static inline int hopper_slab_columns(const struct hopper *h) {
+    return hopper_result_bytes(h) == 4 || h->tile->columns % 64 != 0 ? 32 : 64;
+}
+
 /* ---- hopper_print.c: text, maps and arguments ---- */
 
 /* Tensor maps: the first fields of the arguments. */

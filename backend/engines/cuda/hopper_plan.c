@@ -120,7 +120,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     /* A tile's columns share one scale, and rows have a scale each in registers. */
     if (h->scales[FACTOR_B].exists && h->scales[FACTOR_B].outer % tile->columns != 0)
         return false;
-    if (is_deep(tile) && (h->c.finish.count > 1 || !finish_find_half(&h->c)))
+    if (is_deep(tile) && (h->c.finish.count > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
         return false;
     if (tile->row_blocks > 1 && tile->columns >= 128 && h->c.finish.count > 2) /* two blocks of addresses, too */
         return false;

@@ -201,14 +201,14 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
 /* The one result as slabs leave shared memory. */
 static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) {
     const struct finish *finish = &h->c.finish;
-    int64_t bytes = dtype_bytes(store->type, 1), slab = h->tile->columns % 64 == 0 ? 64 : 32;
-    struct tensor_map_form form = {.type = hopper_map_type(store->type),
+    int64_t bytes = hopper_result_bytes(h), slab = hopper_slab_columns(h);
+    struct tensor_map_form form = {.type = bytes == 4 ? TENSOR_MAP_I32 : hopper_map_type(store->type),
                                    .rank = finish->digit_count[BATCH] ? 3 : 2,
                                    .dims = {(uint64_t)digits_extent(&h->c.digits[COLUMN]),
                                             (uint64_t)digits_extent(&h->c.digits[ROW]),
                                             (uint64_t)digits_extent(&h->c.digits[BATCH])},
                                    .box = {(uint32_t)slab, 16, 1},
-                                   .swizzle = slab == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B};
+                                   .swizzle = slab * bytes == 128 ? TENSOR_MAP_128B : TENSOR_MAP_64B};
     static const enum index outer[] = {ROW, BATCH};
     for (int i = 0; i < form.rank - 1; i++)
         form.strides[i] = finish->digit_count[outer[i]] ? (uint64_t)(store->strides[outer[i]][0] * bytes) : 16;
@@ -229,7 +229,8 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
 }
 
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
-    text_add(&print->code, "DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.f%d; }\n\n",
+    const char *type = dtype_bytes(store->type, 1) == 2 ? "u32" : "u64";
+    text_add(&print->code, "DEVICE %s pair_of(const finished& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
              (int)(store - c->finish.at));
 }
 

@@ -161,6 +161,7 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
                      {s->segments, "SEGMENTS"},
                      {SLOTS, "SLOTS"},
                      {SLABS_IN_FLIGHT, "SLABS_IN_FLIGHT"},
+                     {2, "RESULT_BYTES"},
                      {0, "STORES_BOXES"},
                      {s->g.stride[2], "PLANES"},
                      {s->g.stride[1], "STRIDE_H"},

@@ -109,6 +109,8 @@ DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
+DEVICE void store_pair(u32 address, u64 pair) { asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(pair) : "memory"); }
+
 struct alignas(16) words { u32 at[4]; };
 DEVICE words load_words(u32 address) {
     words r;

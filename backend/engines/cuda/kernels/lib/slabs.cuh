@@ -1,10 +1,10 @@
-/* slabs: results of 16 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
+/* slabs: results of 16 or 32 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
      through a slab of shared memory that belongs to one warp, of 16 rows x SLAB_N columns, from where whole rows leave: by TMA
      (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the places of rows.
-   Demands BLOCK_N SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS. Templates, so that what was not printed is not looked up. */
+   Demands BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS. Templates, so that what was not printed is not looked up. */
 
-constexpr int SLAB_N = BLOCK_N % 64 == 0 ? 64 : 32;
-constexpr u32 SLAB_ROW_BYTES = SLAB_N * 2; /* so the swizzle is 128 or 64 bytes wide */
+constexpr int SLAB_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
+constexpr u32 SLAB_ROW_BYTES = SLAB_N * RESULT_BYTES; /* so the swizzle is 128 or 64 bytes wide */
 constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES;
 
 /* Which 16-byte chunk of a slab row is where. */
@@ -12,9 +12,9 @@ DEVICE u32 slab_swizzle(u32 slab_row) { return (slab_row * SLAB_ROW_BYTES >> 7) 
 
 /* Rows leave in pieces of 16 bytes per thread. Finding a row takes divisions: lane l found row l % 16 for all (0: there is none). */
 template <class P> DEVICE void scatter_slab(const P& p, u64 line, i32 column, u32 s_slab) {
-    constexpr u32 CHUNKS = SLAB_N / 8, ROWS_AT_ONCE = 32 / CHUNKS;
+    constexpr u32 CHUNKS = SLAB_ROW_BYTES / 16, ROWS_AT_ONCE = 32 / CHUNKS;
     const u32 chunk = lane_index() % CHUNKS;
-    column += chunk * 8;
+    column += chunk * (16 / RESULT_BYTES);
     #pragma unroll
     for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
         const u32 slab_row = first + lane_index() / CHUNKS;
@@ -31,6 +31,15 @@ struct pair_place {
     DEVICE pair_place(i32 warp_row, i32 block_column, int octets, int number)
         : row(warp_row + lane_index() / 4 + number % 2 * 8), column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
 };
+
+/* Pairs of 32 bits, where they lie: two lanes fill a 16-byte chunk of a row. */
+DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 slab_row = lane_index() / 4 + i % 2 * 8, chunk = first_chunk + i / 2 * 2 + lane_index() % 4 / 2;
+        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + lane_index() % 2 * 8, pairs[i]);
+    }
+}
 
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P>
@@ -55,14 +64,17 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
             }
             #pragma unroll
             for (int octets = 0; octets < FETCHES; ++octets) {
-                u32 packed[4];
+                decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0][0]))) packed[4];
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const pair_place to(row, column, first + octets, i);
                     const int r = slab * (SLAB_N / 2) + (first + octets) * 8 + i * 2;
                     packed[i] = pair_of(evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[octets][i]));
                 }
-                store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + octets) * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16, packed);
+                if constexpr (RESULT_BYTES == 2)
+                    store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + octets) * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16, packed);
+                else
+                    store_pairs(s_slab, (first + octets) * 4, packed);
             }
         }
         if constexpr (STORES_BOXES) {
