@@ -118,7 +118,8 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     if (h->promotes && !can_promote(tile))
         return false;
     /* A tile's columns share one scale, and rows have a scale each in registers. */
-    if (h->scales[FACTOR_B].exists && h->scales[FACTOR_B].outer % tile->columns != 0)
+    int64_t sharing = h->scales[FACTOR_B].outer;
+    if (h->scales[FACTOR_B].exists && sharing % tile->columns != 0 && sharing < digits_extent(&h->c.digits[COLUMN]))
         return false;
     if (is_deep(tile) && (h->c.finish.count > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
         return false;
