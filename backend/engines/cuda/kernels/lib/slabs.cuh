@@ -20,7 +20,7 @@ template <class P> DEVICE void scatter_slab(const P& p, u64 line, i32 column, u3
         const u32 slab_row = first + lane_index() / CHUNKS;
         const u64 to = __shfl_sync(~0u, line, slab_row);
         if (to && column < (i32)p.columns)
-            *(words*)(to + (u64)column * 2) = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
+            *(words*)(to + (u64)column * RESULT_BYTES) = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
     }
 }
 
