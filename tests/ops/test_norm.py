@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import weft
-from checks import DEVICE, LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses
+from checks import DEVICE, LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses, roundoff
 
 FLOAT64 = {"compute_data_type": "f64"}
 EPSILON = 2.0**-10
@@ -451,14 +451,14 @@ def test_forward_and_backward_in_one_graph() -> None:
 
 # ---- Batch norm of channels that are neighbours in memory --------------------------------------------------
 
-# Large enough for a GPU's multiprocessors to share; the last one is more than stays on chip.
+# Large enough for a GPU's multiprocessors to share; floats of the last one are more than stays on chip.
 WIDE = [
     Case("batchnorm", (3, 64, 57, 59), (1, 64, 1, 1), (0, 2, 3)),
     Case("batchnorm", (20001, 24), (1, 24), (0,)),
     Case("batchnorm", (7, 520, 13, 17), (1, 520, 1, 1), (0, 2, 3)),
     Case("batchnorm", (40, 2048, 3, 5), (1, 2048, 1, 1), (0, 2, 3)),
 ]
-LARGE = [Case("batchnorm", (150001, 128), (1, 128), (0,))]
+LARGE = [Case("batchnorm", (70001, 128), (1, 128), (0,))]
 wide = pytest.mark.parametrize("case", WIDE + (LARGE if DEVICE == "cuda" else []), ids=named)
 
 
@@ -477,10 +477,14 @@ def test_wide_forward(case: Case, dtype: str) -> None:
 def test_wide_backward(case: Case, dtype: str) -> None:
     x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
     kept = given(case, x)
-    magnitude = 2 * x.size / case.x[1]  # of the gradients of scale and bias
-    expected = case.backward(dy, x, scale, kept)
+    dx, *gradients = case.backward(dy, x, scale, kept)
     operands = {"dy": dy, "x": x, "scale": scale} | kept
-    check(backward(case), operands, expected, layouts=["channels_last"], magnitude=magnitude)
+    magnitude = 2 * x.size / case.x[1]  # of the gradients of scale and bias
+    found = check(
+        backward(case), operands, [None, *gradients], layouts=["channels_last"], magnitude=magnitude
+    )
+    for got, *_ in found.values():
+        np.testing.assert_allclose(exact(got), dx, rtol=4 * roundoff(dtype), atol=1e-5)
 
 
 @wide
