@@ -282,8 +282,8 @@ static const struct family_case cases[] = {
     {&cuda_rows, layer_norm, "layer norm 16384x4096", "rows in registers"},
     {&cuda_rows, layer_norm_short, "layer norm 131072x128", "rows in registers"},
     {&cuda_rows, layer_norm_wide, "layer norm 4096x16384", "rows in registers"},
-    {&cuda_rows, layer_norm_65536, "layer norm 1024x65536", "rows in registers: 4 x 512"},
-    {&cuda_rows, layer_norm_long, "layer norm 512x262144", "rows in registers: 8 x 512"},
+    {&cuda_rows, layer_norm_65536, "layer norm 1024x65536", "rows in shared memory: 2 x 1024"},
+    {&cuda_rows, layer_norm_long, "layer norm 512x262144", "rows in shared memory: 8 x 1024"},
     {&cuda_rows, layer_norm_odd, "layer norm 1000x4097", "rows "},
     {&cuda_rows, layer_norm_double, "layer norm 1024x1024 double", "rows in registers"},
     {&cuda_rows, fused_rms_norm, "residual, RMS norm, SiLU, fp8", "rows in registers"},
@@ -304,8 +304,8 @@ static const struct family_case cases[] = {
     {&cuda_rows, instance_norm, "instance norm NHWC", "rows side by side in shared memory"},
     {&cuda_rows, instance_backward, "instance norm backward NHWC", "rows side by side"},
     {&cuda_rows, softmax, "softmax 16384x4096", "rows in registers"},
-    {&cuda_rows, softmax_float, "softmax 4096x16384 float", "rows in registers"},
-    {&cuda_rows, softmax_long, "softmax 512x262144", "rows in registers: 8 x 512"},
+    {&cuda_rows, softmax_float, "softmax 4096x16384 float", "rows in shared memory: 1 x 1024"},
+    {&cuda_rows, softmax_long, "softmax 512x262144", "rows in shared memory: 8 x 1024"},
     {&cuda_rows, softmax_few, "softmax 4x1048576", "rows streamed"},
     {&cuda_rows, softmax_channels, "softmax over channels", "rows side by side in registers"},
     {&cuda_rows, softmax_unaligned, "softmax unaligned", "rows "},
@@ -396,15 +396,20 @@ static int64_t constant_in(const char *text, const char *name) {
     return strtoll(at + length, NULL, 10);
 }
 
-/* The static assertions of rows.cuh, without a compiler. */
+/* The static assertions of rows.cuh and rows_pipe.cuh, without a compiler. */
 static bool is_legal(const char *text) {
     int64_t team = constant_in(text, "TEAM"), across = constant_in(text, "ACROSS"), run = constant_in(text, "RUN");
     int64_t threads = constant_in(text, "THREADS"), cluster = constant_in(text, "CLUSTER");
     int64_t sums = constant_in(text, "COLUMN_TOTALS"), steps = constant_in(text, "STEPS");
     bool is_columns = constant_in(text, "COLUMNS");
     int64_t in_warp = across >= 32 ? 1 : team * across >= 32 ? 32 / across : team;
-    return threads == team * across && threads % 32 == 0 && run > 0 && (!sums || (steps > 0 && !is_columns)) &&
-           (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
+    bool is_legal = threads == team * across && threads % 32 == 0 && run > 0;
+    if (!strstr(text, "\"rows_pipe.cuh\""))
+        return is_legal && (!sums || (steps > 0 && !is_columns)) &&
+               (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
+    return is_legal && !is_columns && team % 32 == 0 && (cluster == 1 || across == 1) &&
+           constant_in(text, "PASSES_END") == 2 && constant_in(text, "SLOTS") == steps * 32 &&
+           constant_in(text, "RING") * constant_in(text, "HELD_BYTES") >= sums * run * 4;
 }
 
 /* Whatever the sizes, the walk is one that its kernel takes. */
@@ -434,7 +439,16 @@ static void sweep_walks(void) {
     }
 }
 
+/* Known, not wanted: four registers too many for two blocks side by side; and what the older compiler takes there. */
+static const struct spill spills[] = {
+    {"layer norm 4096x16384: rows", "sm_80", 12},
+    {"layer norm 4096x16384: rows", "sm_80", 13},
+    {"layer norm backward 131072x128: rows", "sm_120a", 12},
+    {NULL, NULL, 0},
+};
+
 int main(void) {
+    allowed_spills = spills;
     build_cases(cases, COUNT(cases), 0);
     build_cases(channels_cases, COUNT(channels_cases), 9);
     build_cases(channels_cases, COUNT(channels_cases), 12);

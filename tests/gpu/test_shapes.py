@@ -47,6 +47,42 @@ def test_normalisation_of_many_channels() -> None:
     torch.testing.assert_close(mean, x.mean((0, 2, 3), keepdim=True), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(3, 12296), (301, 16384), (133, 40000), (9, 262144)])
+def test_normalisation_of_long_rows(rows: int, columns: int) -> None:
+    """Rows that a block reads ahead, and rows that several blocks share."""
+    x, d_y, weight, shift = (normal(n, columns, dtype=torch.bfloat16) for n in (rows, rows, 1, 1))
+    wide, scale, bias = (each.double().requires_grad_() for each in (x, weight, shift))
+    mean = wide.detach().mean(1, keepdim=True).float()
+    inv = (wide.detach().var(1, unbiased=False, keepdim=True) + 1e-3).rsqrt().float()
+
+    def forward(g: Any, x: Any, scale: Any, bias: Any) -> Any:
+        return g.layernorm("TRAINING", x, scale, bias, 1e-3)
+
+    def backward(g: Any, d_y: Any, x: Any, scale: Any, mean: Any, inv: Any) -> Any:
+        return g.layernorm_backward(d_y, x, scale, mean, inv)
+
+    made = checks.on_gpu(forward, x, weight, shift, out=["bf16", "f32", "f32"])
+    grads, again = (
+        checks.on_gpu(backward, d_y, x, weight, mean, inv, out=["bf16", "f32", "f32"]) for _ in range(2)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(grads, again, strict=True))
+    want = torch.nn.functional.layer_norm(wide, (columns,), scale[0], bias[0], 1e-3)
+    wanted = torch.autograd.grad(want, (wide, scale, bias), d_y.double())
+    for got, expected in zip((*made, *grads), (want.detach(), mean, inv, *wanted), strict=True):
+        torch.testing.assert_close(got.double(), expected.double(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 40000), (301, 65536), (9, 262144)])
+def test_softmax_of_long_rows(rows: int, columns: int) -> None:
+    x = 3 * normal(rows, columns)
+    x[0, 7], x[1, 8], x[2, :] = torch.inf, torch.nan, -torch.inf
+    for dtype, name, tolerance in ((torch.float32, "f32", 2e-5), (torch.bfloat16, "bf16", 1e-2)):
+        y = checks.on_gpu(lambda g, x: g.softmax(x, axis=1), x.to(dtype), out=[name])
+        want = torch.softmax(x.to(dtype).double(), 1)
+        want[0], want[2] = torch.arange(columns, device="cuda") == 7, 0
+        torch.testing.assert_close(y.double(), want, rtol=tolerance, atol=1e-9, equal_nan=True)
+
+
 # ---- Unaligned addresses -----------------------------------------------------------------------------------
 
 

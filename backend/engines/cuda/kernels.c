@@ -55,6 +55,7 @@ EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
 EMBED(rows, "rows.cuh")
 EMBED(channels, "channels.cuh")
+EMBED(rows_pipe, "rows_pipe.cuh")
 EMBED(base_philox, "../../../base/philox.h")
 EMBED(lib_async, "lib/async.cuh")
 EMBED(lib_attention, "lib/attention.cuh")
@@ -135,6 +136,7 @@ static const struct program_header files[] = {
     {"lib/stream.cuh", weft_kernel_lib_stream},
     {"rows.cuh", weft_kernel_rows},
     {"channels.cuh", weft_kernel_channels},
+    {"rows_pipe.cuh", weft_kernel_rows_pipe},
     {"base/philox.h", weft_kernel_base_philox},
     {"lib/async.cuh", weft_kernel_lib_async},
     {"lib/attention.cuh", weft_kernel_lib_attention},

@@ -18,13 +18,19 @@ static weftStatus_t try_walk(struct sweep *sweep, const struct region *region, c
     return walk_plan(&sweep->walks[0], &sweep->rows[0], device, stream);
 }
 
-/* Rows in registers with sums of places beside them, or without, or streamed. */
+/* Rows in registers with sums of places beside them, or without, or through shared memory, or streamed. Blocks that share
+   rows wait for each other less where these go through shared memory. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
+    const struct walk *walk = &sweep->walks[0];
     TRY(try_walk(sweep, region, device, false, false));
-    if (!sweep->walks[0].steps && sweep->rows[0].follow.kind == FOLLOW_COLUMNS)
+    bool apart = !walk->steps && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
+    if (apart)
         TRY(try_walk(sweep, region, device, false, true));
-    if (!sweep->walks[0].steps)
+    bool is_shared = walk->cluster > 1 && !walk->is_piped, is_streamed = !walk->steps;
+    if (is_shared || is_streamed)
         TRY(try_walk(sweep, region, device, true, true));
+    if (is_shared && !walk->is_piped)
+        TRY(try_walk(sweep, region, device, false, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -33,13 +39,13 @@ static void place_columns(struct rows *rows, const struct walk *walk) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
     int column = 0;
-    follow->blocks = walk->blocks;
+    follow->blocks = walk->blocks / walk->joined;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
         if (!operand->is_store || term->kind != TERM_TOTAL || term->total != TOTAL_COLUMN)
             continue;
-        int64_t size = dtype_bytes(operand->type, 1), bytes = walk->blocks * rows_length(rows) * size;
+        int64_t size = dtype_bytes(operand->type, 1), bytes = follow->blocks * rows_length(rows) * size;
         *places[column++] = rows->scratch_bytes;
         operand->offset = rows->scratch_bytes / size;
         rows->scratch_bytes += (bytes + 255) / 256 * 256;

@@ -147,20 +147,20 @@ static weftStatus_t expand_softmax(struct rows *rows, const struct node *node) {
                        : rows_text(rows, type, "v%d * weight(v%d, v%d) + weight(v%d, v%d)", both + 1, both, shift, sink,
                                    shift);
     } else {
-        int plain = rows_total(rows, TOTAL_PEAK, type, x);
+        int plain = rows_total(rows, TOTAL_LARGEST, type, x);
         peak = sink < 0 ? plain : rows_text(rows, type, "larger(v%d, v%d)", plain, sink);
         shift = rows_text(rows, type, "shift_of(v%d)", peak);
         sum = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "WEIGHT(v%d, v%d)", x, shift));
         if (sink >= 0)
             sum = rows_text(rows, type, "v%d + weight(v%d, v%d)", sum, sink, shift);
     }
-    int max = rows_text(rows, type, "v%d != v%d ? v%d : v%d", sum, sum, sum, peak);
+    sum = rows_text(rows, type, "v%d != v%d ? v%d : v%d", peak, peak, peak, sum);
     int scale = rows_text(rows, type, "v%d == 0 ? (%s)0 : 1 / v%d", sum, type, sum);
     rows_result(rows, op->sum_exp, type, sum);
-    rows_result(rows, op->max, type, max);
+    rows_result(rows, op->max, type, peak);
     if (op->stats)
         rows_result(rows, op->stats, type,
-                    rows_text(rows, type, "(v%d + log(v%d))%s", max, sum,
+                    rows_text(rows, type, "(v%d + log(v%d))%s", peak, sum,
                               op->is_stats_log2 ? " * (float)1.4426950408889634" : ""));
     rows_result(rows, op->y, type, rows_text(rows, type, "WEIGHT(v%d, v%d) * v%d", x, shift, scale));
     return WEFT_STATUS_SUCCESS;
@@ -171,6 +171,7 @@ static weftStatus_t expand_softmax(struct rows *rows, const struct node *node) {
 struct statistics {
     int mean, variance, inv; /* names; -1: none */
     int slip;                /* what the true mean has more than the rounded one; -1: not known */
+    bool is_coarse;          /* x comes in few bits */
 };
 
 /* Whether x comes from memory in so few bits that its mean, rounded to float, is off by nothing that counts. */
@@ -179,14 +180,18 @@ static bool comes_in_few_bits(const struct rows *rows, const struct tensor *tens
     return dtype_bytes((weftDataType_t)tensor->type, 1) <= 2 && !(producer >= 0 && region_has(rows->region, producer));
 }
 
+static struct statistics no_statistics(const struct rows *rows, const struct tensor *x) {
+    return (struct statistics){-1, -1, -1, -1, comes_in_few_bits(rows, x)};
+}
+
 /* Mean and variance of x; 0 for rows without elements. Rows in registers are summed twice, around their mean the second
    time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums: each thread around
    its own first, or all around the mean of some samples. */
 static struct statistics take_statistics(struct rows *rows, const char *type, const struct tensor *tensor, int x,
                                          bool has_mean) {
-    struct statistics s = {-1, -1, -1, -1};
+    struct statistics s = no_statistics(rows, tensor);
     int count = rows_text(rows, type, "(%s)(a.length ? a.length : 1)", type), first = -1, squares;
-    bool slips = !comes_in_few_bits(rows, tensor);
+    bool slips = !s.is_coarse;
     if (!has_mean) {
         squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", x, x));
     } else if (!rows->is_online) {
@@ -226,10 +231,12 @@ static int inverse_deviation(struct rows *rows, const char *type, int variance, 
     return rows_text(rows, type, "inverse_root(v%d + v%d)", variance, epsilon);
 }
 
-/* (x - mean) * factor. */
+/* (x - mean) * factor; of coarse x, whose deviations are no smaller than its steps, as one product and a sum. */
 static int deviation_times(struct rows *rows, const char *type, int x, struct statistics s, int factor) {
     if (s.mean < 0)
         return rows_text(rows, type, "v%d * v%d", x, factor);
+    if (s.is_coarse)
+        return rows_text(rows, type, "v%d * v%d + v%d", x, factor, rows_text(rows, type, "-v%d * v%d", s.mean, factor));
     if (s.slip < 0)
         return rows_text(rows, type, "(v%d - v%d) * v%d", x, s.mean, factor);
     int offset = rows_text(rows, type, "v%d * v%d", s.slip, factor);
@@ -266,7 +273,7 @@ static weftStatus_t expand_norm_forward(struct rows *rows, const struct node *no
     const char *type = arithmetic(op->math, op->x);
     TRY(refuse_integers(node, type));
     int x = rows_input(rows, op->x, type), epsilon = rows_input(rows, op->epsilon, type);
-    struct statistics s = {-1, -1, -1, -1};
+    struct statistics s = no_statistics(rows, op->x);
     if (norm_is_inference_of_batch(op)) {
         bool given = op->inv_variance != NULL;
         s.mean = rows_input(rows, given ? op->mean : op->in_running_mean, type);
@@ -290,7 +297,7 @@ static weftStatus_t expand_norm_forward(struct rows *rows, const struct node *no
     bool is_per_row = scale >= 0 && !rows_find(rows, scale)->spans;
     if (is_per_row)
         factor = rows_text(rows, type, "v%d * v%d", scale, s.inv);
-    if (is_per_row && s.mean >= 0 && comes_in_few_bits(rows, op->x)) {
+    if (is_per_row && s.mean >= 0 && s.is_coarse) {
         int shift = bias < 0 ? rows_text(rows, type, "-v%d * v%d", s.mean, factor)
                              : rows_text(rows, type, "v%d - v%d * v%d", bias, s.mean, factor);
         rows_result(rows, op->y, type, rows_text(rows, type, "v%d * v%d + v%d", x, factor, shift));
@@ -378,14 +385,20 @@ static void store_gradient(struct rows *rows, const struct node *node, const cha
 
 /* A scale for each place in the row: the totals are of g itself. */
 static void scaled_gradient(struct rows *rows, const struct node *node, const char *type, struct statistics s, int x,
-                            int dy, int scale) {
-    int xhat = normalised(rows, type, x, s), g = rows_text(rows, type, "v%d * v%d", scale, dy);
-    int count = rows_text(rows, type, "(%s)a.length", type);
+                            int dy, int scale, int weighted) {
+    int g = rows_text(rows, type, "v%d * v%d", scale, dy), count = rows_text(rows, type, "(%s)a.length", type);
     int sum_g = rows_total(rows, TOTAL_SUM, type, g);
-    int sum_weighted = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", g, xhat));
+    int sum_weighted = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", scale, weighted));
     int slope = rows_text(rows, type, "share(v%d, v%d) * v%d", sum_weighted, count, s.inv);
     int level = rows_text(rows, type, "share(v%d, v%d) * v%d", sum_g, count, s.inv);
-    store_gradient(rows, node, type, g, s.inv, xhat, slope, level);
+    if (s.mean >= 0 && !s.is_coarse) {
+        store_gradient(rows, node, type, g, s.inv, normalised(rows, type, x, s), slope, level);
+        return;
+    }
+    slope = rows_text(rows, type, "v%d * v%d", slope, s.inv);
+    if (s.mean >= 0)
+        level = rows_text(rows, type, "v%d - v%d * v%d", level, s.mean, slope);
+    store_gradient(rows, node, type, g, s.inv, x, slope, level);
 }
 
 /* One scale for the row, or none: its gradients are the row's totals. */
@@ -399,7 +412,7 @@ static void row_gradient(struct rows *rows, const struct node *node, const char 
     int factor = scale < 0 ? s.inv : rows_text(rows, type, "v%d * v%d", scale, s.inv);
     int slope = rows_text(rows, type, "share(v%d, v%d) * v%d * v%d", *row_weighted, count, factor, s.inv);
     int level = rows_text(rows, type, "share(v%d, v%d) * v%d", *row_dy, count, factor);
-    if (s.mean >= 0 && comes_in_few_bits(rows, ((const struct norm_backward *)node->op)->x)) {
+    if (s.mean >= 0 && s.is_coarse) {
         level = rows_text(rows, type, "v%d - v%d * v%d", level, s.mean, slope);
         deviation = x;
     }
@@ -411,7 +424,7 @@ static weftStatus_t expand_norm_backward(struct rows *rows, const struct node *n
     const char *type = arithmetic(op->math, op->x);
     TRY(refuse_integers(node, type));
     int x = rows_input(rows, op->x, type), dy = rows_input(rows, op->dy, type);
-    struct statistics s = {-1, -1, -1, -1};
+    struct statistics s = no_statistics(rows, op->x);
     if (op->inv_variance) {
         s.mean = rows_input(rows, op->mean, type);
         s.inv = rows_input(rows, op->inv_variance, type);
@@ -423,7 +436,7 @@ static weftStatus_t expand_norm_backward(struct rows *rows, const struct node *n
     int weighted = rows_text(rows, type, "v%d * v%d", dy, normalised(rows, type, x, s));
     TRY(rows->trouble);
     if (scale >= 0 && rows_find(rows, scale)->spans)
-        scaled_gradient(rows, node, type, s, x, dy, scale);
+        scaled_gradient(rows, node, type, s, x, dy, scale, weighted);
     else
         row_gradient(rows, node, type, s, x, dy, scale, &row_dy, &row_weighted);
     if (row_dy < 0 && wanted(rows, op->dscale) == NULL && wanted(rows, op->dbias) == NULL)
@@ -436,7 +449,7 @@ void rows_expand_apart(struct rows *rows, const struct follow *follow, int mean,
     const char *type = follow->type;
     int dy = rows_input(rows, op->dy, type);
     if (follow->scale) {
-        struct statistics s = {mean, -1, inv, -1};
+        struct statistics s = {mean, -1, inv, -1, comes_in_few_bits(rows, op->x)};
         s.mean = mean < 0 ? rows_input(rows, op->mean, type) : mean;
         s.inv = inv < 0 ? rows_input(rows, op->inv_variance, type) : inv;
         int xhat = normalised(rows, type, rows_input(rows, op->x, type), s);
@@ -465,7 +478,7 @@ static weftStatus_t expand_bn_bwd_weights(struct rows *rows, const struct node *
     const char *type = arithmetic(op->math, op->x);
     TRY(refuse_integers(node, type));
     int x = rows_input(rows, op->x, type), dy = rows_input(rows, op->dy, type);
-    struct statistics s = {rows_input(rows, op->mean, type), -1, rows_input(rows, op->inv_variance, type), -1};
+    struct statistics s = {rows_input(rows, op->mean, type), -1, rows_input(rows, op->inv_variance, type), -1, false};
     int scale = rows_input(rows, op->scale, type);
     int sum = rows_total(rows, TOTAL_SUM, type, dy);
     int weighted =

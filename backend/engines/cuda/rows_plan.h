@@ -25,7 +25,6 @@ enum total_kind {
     TOTAL_PRODUCT,
     TOTAL_LEAST,
     TOTAL_LARGEST,
-    TOTAL_PEAK,    /* the largest, when something else will tell of NaN */
     TOTAL_MOMENTS, /* two names: the mean, and the sum of squared deviations from it */
     TOTAL_WEIGHTS, /* two names: the largest, and the sum of e^(x - largest) */
     TOTAL_COLUMN,  /* over all rows, for each place in the row */

@@ -28,9 +28,8 @@ static const struct {
     const char *type;
     const char *second; /* name of its second number's field */
 } totals[] = {
-    [TOTAL_SUM] = {"sum", NULL},          [TOTAL_PRODUCT] = {"product", NULL}, [TOTAL_LEAST] = {"least", NULL},
-    [TOTAL_LARGEST] = {"largest", NULL},  [TOTAL_PEAK] = {"peak", NULL},       [TOTAL_MOMENTS] = {"moments", "squares"},
-    [TOTAL_WEIGHTS] = {"weights", "sum"},
+    [TOTAL_SUM] = {"sum", NULL},         [TOTAL_PRODUCT] = {"product", NULL},      [TOTAL_LEAST] = {"least", NULL},
+    [TOTAL_LARGEST] = {"largest", NULL}, [TOTAL_MOMENTS] = {"moments", "squares"}, [TOTAL_WEIGHTS] = {"weights", "sum"},
 };
 
 static bool closes(const struct term *term, int pass) {
@@ -121,6 +120,7 @@ static void print_constants(struct printer *p) {
         {"TEAM", walk->team},
         {"ACROSS", walk->across},
         {"CLUSTER", walk->cluster},
+        {"JOINED", walk->joined},
         {"THREADS", walk->threads},
         {"MIN_BLOCKS", walk->min_blocks},
         {"STEPS", stage->join >= 0 ? 0 : walk->steps},
@@ -128,7 +128,9 @@ static void print_constants(struct printer *p) {
         {"IS_WHOLE", walk->is_whole && stage->join < 0},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
-        {"SLOTS", walk->steps * (walk->is_columns ? walk->threads : walk->team)}, /* runs of a slot */
+        {"SLOTS", walk->steps * (walk->is_piped     ? 32
+                                 : walk->is_columns ? walk->threads
+                                                    : walk->team)}, /* runs of a slot */
         {"HELD_BYTES", walk->steps ? walk_row_bytes(walk) / ((int64_t)walk->steps * walk->team) : 0},
         {"KEEPS_COMMON", walk->keeps_common},
         {"RECALLED", stage->recalled},
@@ -160,6 +162,11 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
         count *= walk->extents[i];
     bool small = count < INT32_MAX;
     const char *type = small ? "u32" : "i64";
+    if (end - first == 1) {
+        text_add(p->code, "    const i64 c%d = (i64)(%s)%s;\n", first, position,
+                 first == walk_fast_dim(walk) ? " * RUN" : "");
+        return;
+    }
     text_add(p->code, "    %s rest%d = (%s)(%s);\n", type, first, type, position);
     for (int i = end - 1; i > first; i--) {
         if (small)
@@ -331,12 +338,12 @@ static void print_slots(struct printer *p, const char *line) {
 static void print_ring(struct printer *p) {
     text_add(p->code, "DEVICE void copy_held(char* slot, u64* arrival, const arguments& a, const place& at, "
                       "position first, position runs) {\n    expect_bytes(arrival, (u32)runs * HELD_BYTES);\n");
-    if (p->walk->ring > 1)
+    if (p->walk->ring > 1 || p->walk->is_piped)
         print_slots(p, "    copy_bulk(slot + @, ^ + (i64)first * RUN, (u32)runs * %, arrival);\n");
     text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
                       "position q) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
-    if (p->walk->ring == 1)
+    if (p->walk->ring == 1 && !p->walk->is_piped)
         print_slots(p, "    copy_pieces<%>(slot + @ + index * %, ~);\n");
     text_add(p->code, "}\n\nDEVICE void take_held(held& in, const char* slot, int index) {\n");
     print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
@@ -534,7 +541,10 @@ static void print_totals(struct printer *p, int pass, const char *line) {
         const struct term *term = &p->rows->terms[i];
         for (const char *at = line; *at && closes(term, pass); at++)
             if (*at == '#')
-                text_add(p->code, "%s<%s>", totals[term->total].type, term->type);
+                text_add(p->code, "%s<%s%s>", totals[term->total].type, term->type,
+                         term->total != TOTAL_WEIGHTS ? ""
+                         : p->rows->is_brief          ? ", true"
+                                                      : ", false");
             else if (*at == '@')
                 text_add(p->code, "%d", term->name);
             else
@@ -652,8 +662,8 @@ static void print_element_results(struct printer *p, int pass) {
     for (int k = 0, column = 0; k < rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
         const struct term *term = rows_find(rows, operand->value);
-        if (operand->is_store && is_column(term) && pass == p->walk->last_pass)
-            text_add(p->code, "    columns->at[%d][e] += v%d;\n", column++, rows->terms[term->uses[0]].name);
+        if (operand->is_store && is_column(term) && pass == term->stage)
+            text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column++, rows->terms[term->uses[0]].name);
         else if (stores_elements(p, k, pass))
             text_add(p->code, "    w%d[u].at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
                      operand->value);
@@ -723,24 +733,26 @@ static void print_passes(struct printer *p) {
 
 static void print_columns(struct printer *p) {
     const char *type = p->rows->follow.type ? p->rows->follow.type : "float";
-    text_add(p->code,
-             "using column_t = %s;\nstruct column { column_t at[COLUMN_TOTALS > 0 ? COLUMN_TOTALS : 1][RUN]; };\n\n"
-             "DEVICE void clear_column(column& c) {\n    #pragma unroll\n    for (int k = 0; k < COLUMN_TOTALS; k++)\n"
-             "        for (int e = 0; e < RUN; e++) c.at[k][e] = 0;\n}\n\n"
-             "DEVICE void store_column(int k, const column_t (&from)[RUN], const arguments& a, position q) {\n",
-             type);
+    text_add(
+        p->code,
+        "using column_t = %s;\nstruct column { run<column_t, RUN> at[COLUMN_TOTALS > 0 ? COLUMN_TOTALS : 1]; };\n\n"
+        "DEVICE void clear_column(column& c) {\n    #pragma unroll\n    for (int k = 0; k < COLUMN_TOTALS; k++)\n"
+        "        for (int e = 0; e < RUN; e++) c.at[k].at[e] = 0;\n}\n\n"
+        "DEVICE void store_column(int k, const run<column_t, RUN>& from, const arguments& a, position q) {\n",
+        type);
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
         text_add(p->code,
-                 "    if (k == %d)\n        for (int e = 0; e < RUN; e++) (a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
+                 "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / (CLUSTER * JOINED) * a.block%d + ",
                  column++, k, k);
         print_offset(p, k, p->walk->kept, p->walk->rank);
         if (fast_stride(p, k) > 1)
-            text_add(p->code, ")[e * a.s%d_%d] = from[e];\n", k, walk_fast_dim(p->walk));
+            text_add(p->code, ";\n    for (int e = 0; e < RUN; e++) to[e * a.s%d_%d] = from.at[e];\n    }\n", k,
+                     walk_fast_dim(p->walk));
         else
-            text_add(p->code, ")[e] = from[e];\n");
+            text_add(p->code, ";\n    store_run<column_t, RUN>(to, from);\n    }\n");
     }
     text_add(p->code, "}\n\n");
 }
@@ -795,9 +807,9 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)walk->threads;
     kernel->shared_bytes = (uint32_t)walk_ring_bytes(walk);
-    kernel->cluster = walk->cluster > 1 ? (uint32_t)walk->cluster : 0;
+    kernel->cluster = walk->cluster * walk->joined > 1 ? (uint32_t)(walk->cluster * walk->joined) : 0;
     kernel->is_dependent = walk->is_dependent;
-    return kernel_finish(&print, kernel, "rows.cuh", "rows", arena);
+    return kernel_finish(&print, kernel, walk->is_piped ? "rows_pipe.cuh" : "rows.cuh", "rows", arena);
 }
 
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {

@@ -20,7 +20,12 @@ enum {
     SHARED_THREADS = 512,
     SHARED_ACROSS = 8, /* runs of a line of memory */
     RING_MOST = 4,
-    RING_TEAM = 128, /* smaller teams load their rows sooner by themselves */
+    PIPED_WARPS = 32,
+    PIPED_REGISTERS = 40, /* of a thread, for what lasts from row to row */
+    PIPED_FEWER = 24,     /* on chips for which compilers take more registers for the rest */
+    PIPED_OPEN = 4,       /* rows whose totals are under way */
+    PIPED_BYTES = 2304,   /* for barriers */
+    RING_TEAM = 128,      /* smaller teams load their rows sooner by themselves */
     STEPS_MOST = 8,
     SUMS_BYTES = 256, /* per thread, where sums of places stay too */
     CLUSTER_MOST = 8,
@@ -203,7 +208,7 @@ void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part) {
         if (term->kind != TERM_TOTAL || !term->is_needed)
             continue;
         bool is_column = term->total == TOTAL_COLUMN;
-        if (is_column ? pass == walk->last_pass : term->stage == pass + 1)
+        if (is_column ? term->stage == pass : term->stage == pass + 1)
             take_part(rows, term->uses[0], takes_part);
     }
     for (int k = 0; k < rows->operand_count && pass == walk->last_pass; k++) {
@@ -333,19 +338,69 @@ static int ring_of(const struct walk *walk, const struct device *device) {
 /* Rows whose places are summed over all rows: few blocks, since each leaves sums of every place, that take row after row
    and have the next ones on their way. More than 512 threads leave no registers for these. */
 static bool place_persistent(struct walk *walk, const struct device *device) {
-    for (int widest = 1024; widest >= 512; widest /= 2) {
-        if (!fit_rows(walk, device, widest, most_steps(walk)))
-            continue;
-        int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
-        walk->across = teams > 1 ? teams : 1;
+    if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)))
+        return false;
+    int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
+    walk->across = teams > 1 ? teams : 1;
+    walk->threads = walk->team * walk->across;
+    walk->ring = ring_of(walk, device);
+    walk->is_persistent = walk->prefetches = walk->forgets = walk->keeps_common = true;
+    return true;
+}
+
+/* Registers of a thread for one run of what lasts from row to row: sums of places, and what all rows read alike. */
+static int64_t lasting_registers(const struct walk *walk) {
+    int64_t registers = walk->column_totals * walk->run + ceiling(common_bytes(walk), 4);
+    return registers ? registers : 1;
+}
+
+/* A ring in what barriers and totals of rows that are under way leave of shared memory. In the end the sums of places
+   take its room. */
+static bool fit_ring(struct walk *walk, const struct device *device) {
+    int64_t parts = (int64_t)walk->threads / 32 * walk->cluster;
+    int64_t room = device->cuda.shared_per_block - PIPED_BYTES - PIPED_OPEN * parts * walk_total_bytes(walk);
+    walk->ring = (int)least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
+    return walk->ring >= 3 && walk->ring * held_bytes(walk) >= (int64_t)walk->column_totals * walk->run * 4;
+}
+
+/* Teams of a block: as many as there is work for. */
+static bool fit_piped(struct walk *walk, const struct device *device) {
+    int64_t registers = device->cuda.major == 9 ? PIPED_REGISTERS : PIPED_FEWER, lanes = 32 * walk->cluster;
+    int64_t most = least(STEPS_MOST, registers / lasting_registers(walk));
+    int64_t teams = most ? PIPED_WARPS / ceiling(walk->runs, lanes * most) : 0;
+    teams = least(teams, walk->cluster > 1 ? 1 : ceiling(walk->groups, device->cuda.multiprocessors));
+    for (; teams > 0; teams--) {
+        walk->steps = (int)ceiling(walk->runs, lanes * (PIPED_WARPS / teams));
+        walk->team = (int)(32 * ceiling(walk->runs, lanes * walk->steps));
+        walk->across = (int)teams;
         walk->threads = walk->team * walk->across;
-        walk->ring = ring_of(walk, device);
-        walk->is_persistent = walk->prefetches = walk->forgets = true;
-        walk->keeps_common = walk->threads <= 512;
-        if (walk->threads <= 512 || (walk->ring && walk->cluster == 1))
+        if (fit_ring(walk, device))
             return true;
     }
     return false;
+}
+
+/* Rows in shared memory; the last pass of a row comes behind the first pass of the next one. */
+static bool place_piped(struct walk *walk, const struct device *device) {
+    walk->steps = 1; /* walk_holds asks */
+    bool has_passes = walk->passes == 2 && walk->closed == 1 && walk->last_pass == 1;
+    if (!has_passes || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
+        !can_ring(walk, device))
+        return false;
+    for (walk->cluster = 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
+        if (fit_piped(walk, device)) {
+            walk->is_piped = walk->is_persistent = walk->keeps_common = true;
+            return true;
+        }
+    walk->cluster = 1;
+    walk->ring = 0;
+    return false;
+}
+
+/* Long rows go through shared memory where they can. */
+static bool place_summed(struct walk *walk, const struct device *device) {
+    bool is_short = place_persistent(walk, device) && walk->cluster == 1;
+    return is_short || place_piped(walk, device) || place_persistent(walk, device);
 }
 
 /* Rows in registers, a team of neighbours for each; long ones are shared by the blocks of a cluster. Half of what threads
@@ -353,7 +408,7 @@ static bool place_persistent(struct walk *walk, const struct device *device) {
 static bool place_rows(struct walk *walk, const struct device *device) {
     walk->steps = 1; /* walk_holds asks */
     if (walk->column_totals)
-        return place_persistent(walk, device);
+        return place_summed(walk, device);
     int64_t widest = device->cuda.major >= 9 && walk->passes > 1 ? 512 : 1024, most = most_steps(walk);
     if (!fit_rows(walk, device, widest, most > 4 ? most / 2 : most) && !fit_rows(walk, device, 512, most))
         return false;
@@ -511,15 +566,21 @@ static void allot_registers(struct walk *walk) {
     if (threads == 1024 && walk->closed > 1 && walk->threads <= 256)
         threads = 896; /* a few registers more for a second reduction */
     walk->min_blocks = threads / walk->threads > 0 && walk->ring != 1 ? threads / walk->threads : 1;
+    if (walk->is_piped)
+        walk->min_blocks = 1;
 }
 
-/* Clusters lie within a group of 16 multiprocessors or more. */
+/* Clusters of 4 and 8 do not fill every group of multiprocessors: 30 and 15 of them fit on 132. Pairs of blocks add up
+   their sums of places, where all blocks are in pairs. */
 static void count_blocks(struct walk *walk, const struct device *device) {
     int64_t most = INT32_MAX, multiprocessors = device->cuda.multiprocessors;
-    if (walk->is_persistent)
-        most = walk->cluster <= 2 ? multiprocessors / walk->cluster * walk->min_blocks
-                                  : multiprocessors / 16 * (16 / walk->cluster) * walk->min_blocks;
+    if (walk->is_persistent) {
+        most = (walk->cluster <= 2 ? multiprocessors : multiprocessors - 12) / walk->cluster * walk->min_blocks;
+        most = most > 1 ? most : 1;
+    }
     walk->blocks = least(walk->tiles * walk->parts, most);
+    if (walk->is_piped && walk->column_totals && walk->cluster == 1 && walk->blocks % 2 == 0)
+        walk->joined = 2;
     walk->is_dependent = device->cuda.major >= 9;
 }
 
@@ -560,13 +621,13 @@ static void count_tiles(struct walk *walk) {
 static bool place_resident(struct walk *walk, const struct device *device, bool must_stream) {
     if (walk->is_columns)
         return !walk->column_totals && (must_stream ? place_shared(walk, device) : place_columns(walk));
-    return !must_stream && place_rows(walk, device);
+    return must_stream ? place_piped(walk, device) : place_rows(walk, device);
 }
 
 weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
     memset(walk, 0, sizeof *walk);
     walk->rows = rows;
-    walk->unroll = walk->cluster = 1;
+    walk->unroll = walk->cluster = walk->joined = 1;
     TRY(order_dims(walk));
     count_passes(walk);
     walk->run = run_length(walk);

@@ -14,9 +14,10 @@ struct walk {
     struct operand operands[ROWS_OPERANDS_MAX]; /* strides over these dims */
     bool is_columns;                            /* the fastest dim is one of the rows' */
     int run, team, across, cluster, threads, min_blocks;
-    int steps, unroll; /* steps 0: rows do not stay in registers */
-    int column_totals;
+    int steps, unroll;              /* steps 0: rows do not stay in registers */
+    int column_totals, joined;      /* sums of places; blocks that add theirs up before they leave them */
     bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */
+    bool is_piped;                  /* passes of one row lie between those of the next: kernels/rows_pipe.cuh */
     int ring;                       /* rows of a team in shared memory; 0: none */
     bool keeps_common;              /* what all rows read alike stays in registers */
     bool is_whole;                  /* every thread has all its runs, every team a row */

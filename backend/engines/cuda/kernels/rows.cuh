@@ -308,7 +308,7 @@ DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const ar
         column_t mine[PLACES];
         #pragma unroll
         for (int i = 0; i < PLACES; i++) {
-            mine[i] = columns[i / RUN].at[k][i % RUN];
+            mine[i] = columns[i / RUN].at[k].at[i % RUN];
             #pragma unroll
             for (int mask = TEAM; mask < 32; mask *= 2) mine[i] += shuffle_xor(mine[i], mask);
         }
@@ -328,10 +328,10 @@ DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const ar
         }
         #pragma unroll
         for (int step = 0; step < KEPT; step++) {
-            column_t run_of_sums[RUN];
+            run<column_t, RUN> sums;
             #pragma unroll
-            for (int e = 0; e < RUN; e++) run_of_sums[e] = mine[step * RUN + e];
-            if (group == 0 && is_first && run_of(s, step) < a.runs) store_column(k, run_of_sums, a, run_of(s, step));
+            for (int e = 0; e < RUN; e++) sums.at[e] = mine[step * RUN + e];
+            if (group == 0 && is_first && run_of(s, step) < a.runs) store_column(k, sums, a, run_of(s, step));
         }
     }
 }

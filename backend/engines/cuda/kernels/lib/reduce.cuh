@@ -16,6 +16,15 @@ template <class T> DEVICE T shuffle_xor(const T& x, int mask) {
     return both.number;
 }
 
+/* A lane's numbers. */
+template <class T> DEVICE T shuffle_from(const T& x, int lane) {
+    union { u32 words[(sizeof(T) + 3) / 4]; T numbers; } both;
+    both.numbers = x;
+    #pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++) both.words[i] = __shfl_sync(0xffffffffu, both.words[i], lane);
+    return both.numbers;
+}
+
 /* Lanes whose numbers differ in the bits FIRST .. LAST get the total of all of them: P::joined, lower lanes first. */
 template <class P, int FIRST, int LAST, class T> DEVICE T reduce_lanes(T x) {
     #pragma unroll
@@ -36,16 +45,16 @@ DEVICE float times(float a, float b) { return a * b; }
 DEVICE double times(double a, double b) { return a * b; }
 DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 
-/* The sum of neighbours, then of pairs, ... */
-template <class A, int N> DEVICE A tree_sum(const A (&x)[N]) {
-    A level[N];
+/* A number and the sum of some more, in two chains where they are many: where these are products, each takes one
+   instruction. */
+template <class A, int N> DEVICE A plus_all(A number, const A (&x)[N]) {
+    A odd = (A)0;
     #pragma unroll
-    for (int i = 0; i < N; i++) level[i] = x[i];
-    #pragma unroll
-    for (int width = 1; width < N; width *= 2)
-        #pragma unroll
-        for (int i = 0; i + width < N; i += 2 * width) level[i] = plus(level[i], level[i + width]);
-    return level[0];
+    for (int i = 0; i < N; i++)
+        if (N > 2 && i == 1) odd = x[i];
+        else if (N > 2 && i % 2) odd = plus(odd, x[i]);
+        else number = plus(number, x[i]);
+    return N > 2 ? plus(number, odd) : number;
 }
 
 template <class A> struct sum {
@@ -53,12 +62,7 @@ template <class A> struct sum {
     using taker = sum;
     static constexpr bool COMMUTES = true;
     static DEVICE sum none() { return {(A)0}; }
-    template <int N> DEVICE void added(const A (&x)[N]) {
-        if constexpr (N > 2) number = plus(number, tree_sum(x));
-        else
-            #pragma unroll
-            for (int i = 0; i < N; i++) number = plus(number, x[i]); // products join by multiply-add
-    }
+    template <int N> DEVICE void added(const A (&x)[N]) { number = plus_all(number, x); }
     DEVICE sum settled() const { return *this; }
     static DEVICE sum joined(const sum& a, const sum& b) { return {plus(a.number, b.number)}; }
 };
@@ -93,9 +97,13 @@ template <> struct ends<i64> {
 };
 
 template <class A> DEVICE A larger(A a, A b) { return a > b || a != a ? a : b; }
+template <> DEVICE float larger(float a, float b) {
+    if constexpr (CHIP < 800) return a > b || a != a ? a : b;
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 template <class A> DEVICE A smaller(A a, A b) { return a < b || a != a ? a : b; }
-DEVICE float peak_of(float a, float b) { return fmaxf(a, b); }
-DEVICE double peak_of(double a, double b) { return fmax(a, b); }
 
 template <class A> struct largest {
     A number;
@@ -121,20 +129,6 @@ template <class A> struct least {
     }
     DEVICE least settled() const { return *this; }
     static DEVICE least joined(const least& a, const least& b) { return {smaller(a.number, b.number)}; }
-};
-
-/* The largest that is a number. */
-template <class A> struct peak {
-    A number;
-    using taker = peak;
-    static constexpr bool COMMUTES = true;
-    static DEVICE peak none() { return {ends<A>::low()}; }
-    template <int N> DEVICE void added(const A (&x)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; i++) number = peak_of(number, x[i]);
-    }
-    DEVICE peak settled() const { return *this; }
-    static DEVICE peak joined(const peak& a, const peak& b) { return {peak_of(a.number, b.number)}; }
 };
 
 /* ---- Mean and squared deviations ---- */
@@ -183,8 +177,8 @@ template <class A> struct moments {
                 square[i] = near[i] * near[i];
             }
             count += (A)N;
-            sum += tree_sum(near);
-            squares += tree_sum(square);
+            sum = plus_all(sum, near);
+            squares = plus_all(squares, square);
         }
         DEVICE moments settled() const {
             const A mean = count > 0 ? share(sum, count) : (A)0, rest = squares - sum * mean;
@@ -208,17 +202,19 @@ DEVICE float weight(float score, float shift) {
 }
 DEVICE double weight(double score, double shift) { return score == shift ? 1.0 : ::exp(score - shift); }
 
-/* The same to 20 bits near the maximum, for results of 16 bits. */
+/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share. Whoever
+   finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
 DEVICE float brief_weight(float score, float shift) {
-    return exp2_approx((score == shift ? 0.0f : score - shift) * 1.44269504f);
+    return exp2_approx(fminf(fmaf(score, 1.44269504f, shift * -1.44269504f), 0.0f));
 }
 DEVICE double brief_weight(double score, double shift) { return weight(score, shift); }
 
-/* The largest score so far and the sum of weights relative to it. */
-template <class A> struct weights {
+/* The largest score so far and the sum of weights relative to it; the first tells of NaN. */
+template <class A, bool IS_BRIEF> struct weights {
     A number, sum;
     using taker = weights;
     static constexpr bool COMMUTES = false;
+    static DEVICE A of(A score, A shift) { return IS_BRIEF ? brief_weight(score, shift) : weight(score, shift); }
     static DEVICE weights none() { return {ends<A>::low(), (A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         A most = number, each[N];
@@ -226,14 +222,14 @@ template <class A> struct weights {
         for (int i = 0; i < N; i++) most = larger(most, x[i]);
         const A shift = shift_of(most);
         #pragma unroll
-        for (int i = 0; i < N; i++) each[i] = weight(x[i], shift);
-        sum = sum * weight(number, shift) + tree_sum(each);
+        for (int i = 0; i < N; i++) each[i] = of(x[i], shift);
+        sum = plus_all(sum * of(number, shift), each);
         number = most;
     }
     DEVICE weights settled() const { return *this; }
     static DEVICE weights joined(const weights& a, const weights& b) {
         const A most = larger(a.number, b.number), shift = shift_of(most);
-        return {most, a.sum * weight(a.number, shift) + b.sum * weight(b.number, shift)};
+        return {most, a.sum * of(a.number, shift) + b.sum * of(b.number, shift)};
     }
 };
 

@@ -126,10 +126,15 @@ DEVICE u64 policy_to_stay() {
 
 /* ---- Copies by the copy engine (sm_90 on) ---- */
 
-/* One thread makes an arrival; all threads may use it after the next barrier. */
-DEVICE void make_arrival(u64* arrival) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;"
-                 :: "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
+/* One thread makes an arrival of `count` threads; all threads may use it after the next barrier. */
+DEVICE void make_arrival(u64* arrival, int count = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;"
+                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(count) : "memory");
+}
+
+/* Those that wait see what the thread stored before. */
+DEVICE void count_arrival(u64* arrival) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
 }
 
 /* One thread announces how many bytes arrive next, and then copies them; both sides are multiples of 16 bytes. */
@@ -179,6 +184,33 @@ template <class T> DEVICE void store_to_peer(T* shared, int peer, const T& numbe
     #pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
         asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at + 4 * i), "r"(both.words[i]) : "memory");
+}
+
+/* The same, and no barrier after it: the arrival of that block counts the bytes, for those that wait there. */
+template <class T> DEVICE void send_to_peer(T* shared, u64* arrival, int peer, const T& number) {
+    union { u32 words[sizeof(T) / 4]; T number; } both;
+    both.number = number;
+    u32 at, counts;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(peer));
+    #pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                     :: "r"(at + 4 * i), "r"(both.words[i]), "r"(counts) : "memory");
+}
+
+/* What lies there in the shared memory of block `peer`, whole words of 16 bytes. */
+template <class T> DEVICE T load_from_peer(T* shared, int peer) {
+    union { words4 words[sizeof(T) / 16]; T number; } both;
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
+    #pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 16); i++) {
+        words4& w = both.words[i];
+        asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3]) : "r"(at + 16 * i) : "memory");
+    }
+    return both.number;
 }
 
 /* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. The

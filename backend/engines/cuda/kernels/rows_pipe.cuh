@@ -1,0 +1,213 @@
+/* rows_pipe: elements in, totals of rows, elements out, one row behind the other                      sm_90 and newer
+   Formula   printed from the graph as for rows.cuh, in two passes: pass<0> takes the elements into the row's totals,
+             pass<1> stores results
+   Tile      TEAM threads of each of CLUSTER blocks have a row; ACROSS teams in a block, which do not wait for each
+             other. A warp has STEPS * 32 neighbouring runs of every row, lane i runs i, i + 32, ...
+   Pipeline  warp    | 0 of row 1 | 0 of row 2 | 1 of row 1 | 0 of row 3 | 1 of row 2 | ...
+             totals              | row 1 joins            | row 2 joins            |
+             pass<1> of a row comes after pass<0> of the next one, so that nobody waits while a row's totals meet
+   Memory    each warp has a ring of RING slots in shared memory, and the copy engine brings its part of the rows there,
+             RING - 1 rows early; the warp alone fills and frees them. What all rows read (scale) stays in registers
+   Reduce    shuffles within a warp; warps leave their totals in shared memory, in that of every block of a cluster, and
+             each warp joins them, in the order of the row
+   Numbers   what a row brings along (mean, scale of its own) is loaded for 32 rows at a time, one in each lane
+   Columns   COLUMN_TOTALS sums over rows for every place in the row stay in registers; JOINED blocks add up theirs through
+             the slots and leave them in the workspace, where another launch adds up what all blocks left
+   Limits    sm_90 on; RUN divides the extent that runs lie along; TEAM is whole warps; CLUSTER > 1 wants one team
+   Params    RUN TEAM ACROSS CLUSTER JOINED THREADS MIN_BLOCKS STEPS IS_WHOLE RING SLOTS HELD_BYTES KEEPS_COMMON
+             IS_DEPENDENT HAS_ROW_STORES COLUMN_TOTALS position
+   Tried     (H200, 16 warps in a block) a block for each row, two of them side by side: 90 us, 76 one row behind the other
+             (layer norm of 1024x65536); sums of places of single blocks: 116 us, 111 of pairs (its gradient, 4096x16384);
+             shorter rows with sums of places: 103 us for 16384x4096 in rows.cuh, 115 here, as some multiprocessors are
+             through long before others */
+
+constexpr int WARPS = TEAM / 32;       // of a team
+constexpr int PARTS = WARPS * CLUSTER; // of a row
+constexpr int SLOT_BYTES = SLOTS * HELD_BYTES;
+/* Rows whose totals are under way. A warp that leaves those of row r has seen all of row r - 2, so that no other is
+   behind the joining of row r - 3. */
+constexpr int OPEN = 4;
+
+static_assert(!COLUMNS && TEAM % 32 == 0 && THREADS == TEAM * ACROSS, "a row is whole warps");
+static_assert(CLUSTER == 1 || ACROSS == 1, "blocks that share a row have no other");
+static_assert(PASSES_END == 2 && pass<0>::CLOSES && !pass<1>::CLOSES, "one pass for totals, one for results");
+static_assert(SLOTS == STEPS * 32 && KEEPS_COMMON, "a slot has the runs of a warp, registers what rows share");
+
+using total = pass<0>::total;
+
+extern __shared__ words4 s_slots[];            // [THREADS / 32][RING] of SLOT_BYTES
+__shared__ u64 s_arrivals[THREADS / 32][RING]; // a warp's part of a row is there
+__shared__ u64 s_closings[ACROSS][OPEN];       // all parts of a row's totals are there
+__shared__ total s_totals[ACROSS][OPEN][PARTS];
+
+/* Who a thread is. */
+struct worker {
+    int lane, warp, team; // of the warp, of the block, of the block
+    int part;             // of a row
+    i64 stride;           // from one of its rows to the next
+};
+
+DEVICE position run_of(const worker& w, int step) { return (w.part * STEPS + step) * 32 + w.lane; }
+DEVICE bool has_run(const worker& w, const arguments& a, int step) { return IS_WHOLE || run_of(w, step) < a.runs; }
+DEVICE char* slot_of(const worker& w, int stage) { return (char*)s_slots + (w.warp * RING + stage) * SLOT_BYTES; }
+
+/* One lane asks for the warp's part of a row. */
+DEVICE void fill_slot(const worker& w, const arguments& a, i64 group, int stage) {
+    const position first = w.part * SLOTS, rest = (position)a.runs - first; // the last warps may have none
+    const position runs = IS_WHOLE ? SLOTS : rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
+    if (w.lane == 0 && group < a.groups)
+        copy_held(slot_of(w, stage), &s_arrivals[w.warp][stage], a, place_of(a, group), first, runs);
+}
+
+/* All threads of this block, or of BLOCKS that form a cluster. */
+template <int BLOCKS> DEVICE void meet() {
+    if constexpr (BLOCKS > 1) {
+        arrive_at_cluster();
+        await_cluster();
+    } else {
+        __syncthreads();
+    }
+}
+
+/* ---- Totals ------------------------------------------------------------------------------------------------------ */
+
+DEVICE void leave_total(const worker& w, const total& sum, u32 turn) {
+    u64* closing = &s_closings[w.team][turn % OPEN];
+    total* own = &s_totals[w.team][turn % OPEN][w.part];
+    if constexpr (CLUSTER > 1) {
+        if (w.lane < CLUSTER) send_to_peer(own, closing, w.lane, sum);
+        if (threadIdx.x == 0) expect_bytes(closing, sizeof(total) * PARTS);
+    } else if (w.lane == 0) {
+        *own = sum;
+        count_arrival(closing);
+    }
+}
+
+DEVICE total join_totals(const worker& w, u32 turn) {
+    constexpr int LANES = PARTS > 16 ? 32 : PARTS > 8 ? 16 : PARTS > 4 ? 8 : PARTS > 2 ? 4 : 2;
+    await_arrival(&s_closings[w.team][turn % OPEN], turn / OPEN & 1);
+    total sum = pass<0>::none();
+    #pragma unroll
+    for (int i = 0; i < PARTS; i += LANES)
+        if (PARTS % LANES == 0 || i + w.lane % LANES < PARTS)
+            sum = pass<0>::joined(sum, s_totals[w.team][turn % OPEN][i + w.lane % LANES]);
+    return reduce_lanes<pass<0>, 1, LANES / 2>(sum);
+}
+
+/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+
+template <class P>
+DEVICE void walk(typename P::taken (&taken)[1], const worker& w, const char* slot, const common* all, const row& now,
+                 column* columns, const arguments& a, const place& at) {
+    #pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        if (!has_run(w, a, step)) continue;
+        held here;
+        take_held(here, slot, step * 32 + w.lane);
+        P::template elements<1>(&here, all + step, nullptr, &now, taken, columns + step, a, at, run_of(w, step));
+    }
+}
+
+/* ---- Sums of places ---------------------------------------------------------------------------------------------- */
+
+/* Teams leave theirs in the slots, which nobody needs any more; threads add up the teams of JOINED blocks, each block
+   its share of the runs. */
+DEVICE void leave_columns(const column (&columns)[STEPS], const worker& w, const arguments& a) {
+    constexpr int RUNS = TEAM * STEPS;
+    using sums = run<column_t, RUN>;
+    sums* s_sums = (sums*)s_slots; // [COLUMN_TOTALS][ACROSS][RUNS]
+    static_assert(RING * HELD_BYTES >= COLUMN_TOTALS * (int)sizeof(sums), "the slots have room for sums");
+    if constexpr (ACROSS * JOINED == 1) {
+        #pragma unroll
+        for (int i = 0; i < COLUMN_TOTALS * STEPS; i++)
+            if (has_run(w, a, i % STEPS)) store_column(i / STEPS, columns[i % STEPS].at[i / STEPS], a, run_of(w, i % STEPS));
+    } else {
+        const int rank = JOINED > 1 ? blockIdx.x % JOINED : 0;
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < COLUMN_TOTALS * STEPS; i++)
+            s_sums[(i / STEPS * ACROSS + w.team) * RUNS + run_of(w, i % STEPS)] = columns[i % STEPS].at[i / STEPS];
+        meet<JOINED>();
+        #pragma unroll
+        for (int k = 0; k < COLUMN_TOTALS; k++)
+            for (int i = rank * THREADS + threadIdx.x; i < RUNS && i < a.runs; i += JOINED * THREADS) {
+                sums sum;
+                #pragma unroll
+                for (int team = 0; team < JOINED * ACROSS; team++) {
+                    sums* own = &s_sums[(k * ACROSS + team % ACROSS) * RUNS + i];
+                    const sums part = JOINED > 1 ? load_from_peer(own, team / ACROSS) : *own;
+                    #pragma unroll
+                    for (int e = 0; e < RUN; e++) sum.at[e] = team == 0 ? part.at[e] : sum.at[e] + part.at[e];
+                }
+                store_column(k, sum, a, i);
+            }
+    }
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+DEVICE void make_barriers() {
+    if (threadIdx.x < THREADS / 32 * RING) make_arrival(&s_arrivals[0][threadIdx.x], 1);
+    if (threadIdx.x < ACROSS * OPEN) make_arrival(&s_closings[0][threadIdx.x], CLUSTER > 1 ? 1 : PARTS);
+    meet<CLUSTER>();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
+    make_barriers();
+    if constexpr (IS_DEPENDENT) await_launch_before();
+    worker w;
+    w.lane = threadIdx.x % 32;
+    w.warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // tells the compiler that lanes agree
+    w.team = w.warp / WARPS;
+    w.part = (CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0) * WARPS + w.warp % WARPS;
+    w.stride = (i64)(gridDim.x / CLUSTER) * ACROSS;
+    i64 group = (i64)(blockIdx.x / CLUSTER) * ACROSS + w.team, behind = -1;
+    for (int stage = 0; stage < RING; stage++) fill_slot(w, a, group + stage * w.stride, stage);
+    common all[STEPS];
+    column columns[STEPS];
+    #pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        if (has_run(w, a, step)) load_common(all[step], a, run_of(w, step));
+        clear_column(columns[step]);
+    }
+    entry numbers; // of 32 rows, one in each lane
+    row now, next;
+    total sum;
+    int stage = 0, stage_behind = 0;
+    u32 round = 0;
+    for (u32 turn = 0;; turn++, group += w.stride) {
+        const bool has_row = group < a.groups;
+        total next_sum;
+        if (has_row) {
+            const place at = place_of(a, group);
+            if (turn % 32 == 0 && group + w.lane * w.stride < a.groups)
+                load_entry(numbers, a, place_of(a, group + w.lane * w.stride));
+            open_rows(&next, shuffle_from(numbers, turn % 32), a, at);
+            await_arrival(&s_arrivals[w.warp][stage], round);
+            pass<0>::taken taken[1] = {pass<0>::nothing()};
+            walk<pass<0>>(taken, w, slot_of(w, stage), all, next, columns, a, at);
+            next_sum = reduce_lanes<pass<0>, 1, 16>(pass<0>::settled(taken[0]));
+            if constexpr (PARTS > 1) leave_total(w, next_sum, turn);
+        }
+        if (behind >= 0) {
+            const place at = place_of(a, behind);
+            if constexpr (PARTS > 1) sum = join_totals(w, turn - 1);
+            pass<0>::close(sum, now, a);
+            pass<1>::taken none[1];
+            walk<pass<1>>(none, w, slot_of(w, stage_behind), all, now, columns, a, at);
+            if (HAS_ROW_STORES && w.lane == 0 && w.part == 0) store_rows(&now, a, at);
+            __syncwarp(); // all lanes have read the slot
+            fill_slot(w, a, behind + RING * w.stride, stage_behind);
+        }
+        if (!has_row) break;
+        behind = group;
+        stage_behind = stage;
+        now = next;
+        sum = next_sum;
+        stage = stage == RING - 1 ? 0 : stage + 1;
+        round ^= stage == 0;
+    }
+    if constexpr (IS_DEPENDENT) allow_launch_after();
+    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, w, a);
+    if constexpr (CLUSTER * JOINED > 1) meet<CLUSTER * JOINED>(); // no block ends while another needs its memory
+}
