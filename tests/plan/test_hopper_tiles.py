@@ -106,6 +106,23 @@ def int8_scaled(g: weft.Graph) -> Any:
     return g.mul(bytes_product(g, "u8", "i8", "i32"), g.tensor([1, 4096], [4096, 1], data_type="f32"))
 
 
+def statistics(g: weft.Graph) -> Any:
+    x, w = channels_last(g, 32, 128, 56, 56), channels_last(g, 256, 128, 3, 3)
+    like = channels_last(g, 32, 256, 28, 28)
+    y = g.conv_fprop(x, w, padding=[1, 1], stride=[2, 2]).set_data_type("bf16").set_dim(list(like.dims))
+    y.set_output(True).set_stride(list(like.strides))
+    sums, squares = g.genstats(y)
+    squares.set_output(True).set_data_type("f32")
+    return sums.set_data_type("f32")
+
+
+def totals(g: weft.Graph) -> Any:
+    c = plain(g).set_output(True)
+    for mode, dims in (("ADD", [1, 4096]), ("MAX", [2048, 1])):
+        g.reduction(c, mode=mode).set_dim(dims).set_output(True).set_data_type("f32")
+    return g.reduction(c, mode="AMAX").set_dim([1, 1]).set_data_type("f32")
+
+
 def compile_for_h200(build: Build, knobs: dict[int | str, int]) -> str:
     """The steps of the plan, in words."""
     g = weft.Graph(
@@ -149,7 +166,7 @@ def check_dumped(folder: Path) -> None:
         assert SERIALISED not in (image.parent / "log.txt").read_text()
 
 
-BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_]
+BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, totals]
 BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 
 
@@ -163,7 +180,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             served += "wgmma, tiles" in compile_for_h200(build, {"TILE_SIZE": tile})
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
-    assert served >= (5 if build is block_scaled else 8)
+    assert served >= (5 if build in (block_scaled, totals) else 8)
     check_dumped(tmp_path)
 
 

@@ -26,11 +26,13 @@ static bool is_contraction(const struct node *node) { return op_of(node->op) == 
 
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
-static weftStatus_t find_contraction(const struct region *region, bool takes_scales, const struct node **found) {
+static weftStatus_t find_contraction(const struct region *region, bool takes_scales, bool takes_totals,
+                                     const struct node **found) {
     *found = NULL;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        if (op_of(node->op) == &pointwise_op || (takes_scales && is_scaling(node)))
+        if (op_of(node->op) == &pointwise_op || (takes_scales && is_scaling(node)) ||
+            (takes_totals && totals_serve(node)))
             continue;
         if (!is_contraction(node))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -69,15 +71,21 @@ static weftStatus_t check_operands(const struct region *region, bool takes_scale
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t find(struct contraction *c, const struct region *region, bool takes_scales) {
+static weftStatus_t find(struct contraction *c, const struct region *region, bool takes_scales, bool takes_totals) {
     const struct node *node;
     *c = (struct contraction){.region = region};
-    TRY(find_contraction(region, takes_scales, &node));
+    TRY(find_contraction(region, takes_scales, takes_totals, &node));
     TRY(check_operands(region, takes_scales, node));
     return contraction_shape(c, node);
 }
 
-weftStatus_t contraction_find(struct contraction *c, const struct region *region) { return find(c, region, false); }
+weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
+    return find(c, region, false, false);
+}
+
+weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region) {
+    return find(c, region, false, true);
+}
 
 /* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
 static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, int *count) {
@@ -103,7 +111,7 @@ static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, i
 
 weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region) {
     int taken = 0;
-    TRY(find(c, region, true));
+    TRY(find(c, region, true, true));
     for (int f = 0; f < FACTORS; f++)
         TRY(take_scaling(c, &c->factor[f], &taken));
     for (int i = 0; i < region->count; i++)

@@ -12,7 +12,7 @@
 
 enum index { BATCH, ROW, COLUMN, DEPTH, INDICES };
 enum { FACTOR_A, FACTOR_B, FACTORS };
-enum { COORDINATES = 3, DIGITS_MAX = 16, FINISHERS_MAX = 32, NO_DIM = -1, NO_PHASE = -1 };
+enum { COORDINATES = 3, DIGITS_MAX = 16, FINISHERS_MAX = 32, REDUCERS_MAX = 4, NO_DIM = -1, NO_PHASE = -1 };
 
 struct digit {
     int64_t extent;
@@ -54,8 +54,8 @@ struct phase {
 /* How products are made and summed. */
 enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, MMA_TF32, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
 
-/* What finish() does with memory. */
-enum finisher_role { FINISH_LOAD, FINISH_STORE, FINISH_INDEX, FINISH_LIMIT, FINISH_OLD };
+/* What finish() does with memory; TOTAL is written by the kernel that ends reductions. */
+enum finisher_role { FINISH_LOAD, FINISH_STORE, FINISH_INDEX, FINISH_LIMIT, FINISH_OLD, FINISH_TOTAL };
 
 struct finisher {
     enum finisher_role role;
@@ -63,6 +63,23 @@ struct finisher {
     weftDataType_t type;
     int64_t strides[INDICES][DIGITS_MAX];
     int64_t bound; /* LIMIT: the coordinate stays below it */
+};
+
+/* What one total is of, over the batch or in each entry of it. */
+enum span { SPAN_COLUMN, SPAN_ROW, SPAN_ALL, SPANS };
+
+struct totals {
+    int count;
+    bool keeps_batch;
+    int64_t elements; /* in each */
+};
+
+/* A reduction behind the product: its totals are numbers `first` .. of their span. */
+struct reducer {
+    const struct node *node;
+    enum span span;
+    int first;
+    int mode; /* weftReduceTensorOp_t of a reduction */
 };
 
 /* What follows the sum: the same indices with digits of their own, and operands over them. */
@@ -73,6 +90,9 @@ struct finish {
     struct finisher at[FINISHERS_MAX];
     enum index lead; /* whose last digit runs over neighbours in the result */
     int run;
+    int reducer_count;
+    struct reducer reducers[REDUCERS_MAX];
+    struct totals totals[SPANS];
 };
 
 struct tile {
@@ -110,9 +130,10 @@ struct contraction {
 
 /* ---- contraction.c: what other families of products share ---- */
 
-/* The one product of a region, with its shape. */
+/* The one product of a region, with its shape; behind it pointwise operations, or, totalled, reductions too. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
-/* The same; factors may be scaled by blocks, and are then the tensors without scales. */
+weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region);
+/* The latter; factors may be scaled by blocks, and are then the tensors without scales. */
 weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region);
 /* Whether a node of the region follows the product, and so is neither it nor before it. */
 bool contraction_is_behind(const struct contraction *c, const struct node *node);
@@ -147,13 +168,37 @@ void contraction_flatten(struct contraction *c);
 /* Finds operands, merges their digits; NOT_SUPPORTED and a sentence for what cannot follow. */
 weftStatus_t finish_analyse(struct contraction *c);
 /* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
-   stores it. */
+   stores it, too. Where there are reductions, exists(p, z, i, j). */
 void finish_print(struct kernel_print *print, const struct contraction *c);
+/* Their parts, for other functions over the same indices: fields of the arguments; digits f<index><d> of z, i, j; the
+   statement `out` where a phase has no such element; the offset of operand k. */
+void finish_print_arguments(struct kernel_print *print, const struct finish *finish);
+void finish_print_digits(struct kernel_print *print, const struct finish *finish);
+void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out);
+void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k);
 /* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
 const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
 static inline const struct finisher *finish_find_half(const struct contraction *c) { return finish_find_staged(c, 2); }
 /* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
 void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
+
+/* ---- contraction_totals.c: reductions behind the product ---- */
+
+bool totals_serve(const struct node *node);
+/* Finds what a reduction totals, before its operands are finishers; NOT_SUPPORTED and a sentence for what tiles cannot. */
+weftStatus_t totals_add(struct contraction *c, const struct node *node);
+/* struct column_totals, row_totals, whole_totals: COUNT, none(t) and joined(t, a, b). */
+void totals_print_kinds(struct kernel_print *print, const struct contraction *c);
+/* Of struct finished, and how evaluate() fills them: what each result adds to each total. */
+void totals_print_fields(struct kernel_print *print, const struct finish *finish);
+void totals_print_elements(struct kernel_print *print, const struct contraction *c);
+/* Whether reductions read one value and nothing else; elements_of(p, bits): the same of what was stored in 16 bits. */
+bool totals_read_only(const struct contraction *c, int value);
+void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
+/* The kernel that joins parts; each of `lines` is a part of all totals of a span, side by side. */
+weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *c, enum span span, int64_t lines,
+                          int64_t offset, struct arena *arena);
+int64_t totals_bytes(const struct contraction *c, enum span span, int64_t lines);
 
 /* ---- contraction_plan.c: arithmetic, tile, splits ---- */
 

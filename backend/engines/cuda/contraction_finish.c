@@ -4,10 +4,16 @@
 #include "engines/cuda/contraction.h"
 #include "graph/ops/pointwise.h"
 
+#include <string.h>
+
 enum { LONGEST_RUN = 8 };
 
 static const struct tensor *tensor_at(const struct contraction *c, int value) {
     return c->region->graph->values[value].tensor;
+}
+
+static weftDataType_t tensor_type(const struct contraction *c, int value) {
+    return (weftDataType_t)tensor_at(c, value)->type;
 }
 
 static bool made_inside(const struct contraction *c, int value) {
@@ -90,10 +96,41 @@ static weftStatus_t add_coordinate(struct contraction *c, enum finisher_role rol
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What a reduction comes to is known when all tiles are done: nothing here can read it. */
+static weftStatus_t check_source(const struct contraction *c, const struct node *node, int value) {
+    if (made_inside(c, value) && totals_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is known when the whole product is made.",
+             descriptor_label(node->op), descriptor_label(&tensor_at(c, value)->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Elements are as many as the product's; other inputs are read by the kernel that ends it. */
+static weftStatus_t add_reducer(struct contraction *c, const struct node *node) {
+    TRY(totals_add(c, node));
+    for (int k = 0; k < node->operand_count; k++) {
+        int value = node->operands[k];
+        const struct tensor *tensor = tensor_at(c, value);
+        bool is_whole = tensor_elements(tensor) == tensor_elements(tensor_at(c, c->result));
+        if (node->is_output[k]) {
+            if (region_exports(c->region, value))
+                TRY(add_memory(c, FINISH_TOTAL, value));
+            continue;
+        }
+        TRY(check_source(c, node, value));
+        TRY(check_tensor(c, node->op, tensor, is_whole));
+        if (!made_inside(c, value))
+            TRY(add_memory(c, FINISH_LOAD, value));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t add_node(struct contraction *c, const struct node *node) {
+    if (totals_serve(node))
+        return add_reducer(c, node);
     TRY(formula_accepts(node->op));
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
+        TRY(check_source(c, node, value));
         TRY(check_tensor(c, node->op, tensor_at(c, value), node->is_output[k]));
         if (node->is_output[k] ? region_exports(c->region, value) : !made_inside(c, value) && !is_index(node))
             TRY(add_memory(c, node->is_output[k] ? FINISH_STORE : FINISH_LOAD, value));
@@ -133,9 +170,16 @@ static enum index find_lead(const struct contraction *c) {
         return BATCH;
     if (!rows || !columns)
         return rows ? ROW : COLUMN;
-    while (k < finish->count - 1 && finish->at[k].role != FINISH_STORE)
+    while (k < finish->count && finish->at[k].role != FINISH_STORE)
         k++;
+    if (k == finish->count) /* only totals leave */
+        return COLUMN;
     return finish->at[k].strides[ROW][rows - 1] < finish->at[k].strides[COLUMN][columns - 1] ? ROW : COLUMN;
+}
+
+/* Whether runs of it are read or written where sums are finished, or their places compared. */
+static bool moves_data(const struct finisher *finisher) {
+    return finisher->role != FINISH_INDEX && finisher->role != FINISH_TOTAL;
 }
 
 /* How many neighbours one thread finishes: what is contiguous is read and written in one access. */
@@ -145,7 +189,7 @@ static int find_run(const struct contraction *c) {
     int64_t length = last < 0 ? 1 : gcd(LONGEST_RUN, finish->extents[finish->lead][last]);
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
-        if (last < 0 || finisher->role == FINISH_INDEX || finisher->strides[finish->lead][last] == 0)
+        if (last < 0 || !moves_data(finisher) || finisher->strides[finish->lead][last] == 0)
             continue;
         if (finisher->role == FINISH_LIMIT && finisher->strides[finish->lead][last] != 1)
             return 1;
@@ -204,14 +248,14 @@ static int64_t lead_stride(const struct finish *finish, const struct finisher *f
 }
 
 /* The sum of digits times strides. */
-static void print_offset(struct kernel_print *print, const struct finish *finish, int k) {
+void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k) {
     for (int index = BATCH; index < DEPTH; index++)
         for (int d = 0; d < finish->digit_count[index]; d++)
             print_term(print, named("f%c%d", letters[index], d).text, finish->at[k].strides[index][d],
                        named("f%d_%c%d", k, letters[index], d).text);
 }
 
-static void print_digits(struct kernel_print *print, const struct finish *finish) {
+void finish_print_digits(struct kernel_print *print, const struct finish *finish) {
     for (int index = BATCH; index < DEPTH; index++) {
         char prefix[] = {'f', letters[index], 0}, value[] = {letters[index], 0};
         print_split(print, prefix, finish->digit_count[index], value, NULL);
@@ -231,7 +275,7 @@ static void print_loads(struct kernel_print *print, const struct contraction *c)
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
             text_add(&print->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
-        print_offset(print, finish, k);
+        finish_print_offset(print, finish, k);
         if (stride > 1)
             text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, letters[finish->lead], lead_digit(finish));
         else
@@ -249,8 +293,18 @@ static bool is_read_inside(const struct contraction *c) {
     return false;
 }
 
+/* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. */
+static bool keeps_runs(const struct contraction *c) {
+    return is_read_inside(c) && c->alpha == 1 && c->beta == 0 && dtype_bytes(tensor_type(c, c->result), 1) == 2 &&
+           strcmp(arithmetic_rows[c->arithmetic].sum, "float") == 0;
+}
+
 /* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. */
 static void print_result(struct kernel_print *print, const struct contraction *c) {
+    if (keeps_runs(c)) {
+        text_add(&print->code, "        const float v%d = kept.number.at[e];\n", c->result);
+        return;
+    }
     bool is_scaled = c->alpha != 1 || c->beta != 0;
     bool is_whole = c->arithmetic == MMA_INT8 || c->arithmetic == FMA_INT32 || c->arithmetic == FMA_INT64;
     const char *type = is_whole ? is_scaled ? "double" : "i64" : c->arithmetic == FMA_DOUBLE ? "double" : "float";
@@ -268,10 +322,9 @@ static void print_result(struct kernel_print *print, const struct contraction *c
                  lead_stride(&c->finish, &c->finish.at[old]) ? "e" : "0");
     }
     text_add(&print->code, ";\n");
-    const struct tensor *result = tensor_at(c, c->result);
     if (is_read_inside(c))
         text_add(&print->code, "        v%d = rounded<%s>(v%d);\n", c->result,
-                 cuda_type_name((weftDataType_t)result->type), c->result);
+                 cuda_type_name(tensor_type(c, c->result)), c->result);
 }
 
 static void print_values(struct kernel_print *print, const struct contraction *c) {
@@ -283,7 +336,7 @@ static void print_values(struct kernel_print *print, const struct contraction *c
                      finisher->value, k, lead_stride(finish, finisher) ? "e" : "0");
         if (finisher->role == FINISH_INDEX) {
             text_add(&print->code, "        const i64 v%d = 0", finisher->value);
-            print_offset(print, finish, k);
+            finish_print_offset(print, finish, k);
             print_term(print, "e", lead_stride(finish, finisher),
                        named("f%d_%c%d", k, letters[finish->lead], lead_digit(finish)).text);
             text_add(&print->code, ";\n");
@@ -303,7 +356,7 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
             text_add(&print->code, "    store_run<%s, RUN>(p.f%d", type, k);
         else
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
-        print_offset(print, finish, k);
+        finish_print_offset(print, finish, k);
         if (stride <= 1)
             text_add(&print->code, ", out.f%d);\n", k);
         else
@@ -313,7 +366,7 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
 }
 
 /* Fields of the arguments: addresses, bounds, what digits are split by and multiplied with. */
-static void print_arguments(struct kernel_print *print, const struct finish *finish) {
+void finish_print_arguments(struct kernel_print *print, const struct finish *finish) {
     for (int index = BATCH; index < DEPTH; index++)
         for (int d = 1; d < finish->digit_count[index]; d++)
             print_divisor(print, finish->extents[index][d], named("f%c%d", letters[index], d).text);
@@ -331,11 +384,11 @@ static void print_arguments(struct kernel_print *print, const struct finish *fin
 }
 
 /* Out where the result has no such element. */
-static void print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
+void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_LIMIT) {
             text_add(&print->code, "    if (0");
-            print_offset(print, finish, k);
+            finish_print_offset(print, finish, k);
             text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
         }
 }
@@ -350,10 +403,16 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
                      lead_stride(finish, &finish->at[k]) ? "RUN" : "1", k);
     text_add(&print->code, "};\n\nDEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n"
                            "    fetched in;\n");
-    print_digits(print, finish);
-    print_limits(print, finish, "return in");
+    finish_print_digits(print, finish);
+    finish_print_limits(print, finish, "return in");
     print_loads(print, c);
     text_add(&print->code, "    return in;\n}\n\n");
+}
+
+/* Whether operand k stores the sums themselves, converted already. */
+static bool is_kept(const struct contraction *c, int k) {
+    const struct finisher *finisher = &c->finish.at[k];
+    return keeps_runs(c) && finisher->role == FINISH_STORE && finisher->value == c->result;
 }
 
 /* evaluate(): from sums to what is stored, converted. */
@@ -363,49 +422,67 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
             text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(finish->at[k].type), k);
+    totals_print_fields(print, finish);
     text_add(&print->code, "};\n\nDEVICE finished evaluate(const arguments& p, index z, index i, index j, "
                            "const run<sum_t, RUN>& sum, const fetched& in) {\n    finished out;\n");
-    print_digits(print, finish);
+    finish_print_digits(print, finish);
+    if (keeps_runs(c))
+        text_add(&print->code, "    const auto kept = keep_run<%s>(sum);\n", cuda_type_name(tensor_type(c, c->result)));
     text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
     print_values(print, c);
     print_result(print, c);
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (contraction_is_behind(c, node) && !is_index(node))
+        if (contraction_is_behind(c, node) && !totals_serve(node) && !is_index(node))
             formula_print(&print->code, c->region->graph, node);
     }
     for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE)
+        if (finish->at[k].role == FINISH_STORE && !is_kept(c, k))
             text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(finish->at[k].type), finish->at[k].value);
-    text_add(&print->code, "    }\n    return out;\n}\n\n");
+    totals_print_elements(print, c);
+    text_add(&print->code, "    }\n");
+    for (int k = 0; k < finish->count; k++)
+        if (is_kept(c, k))
+            text_add(&print->code, "    out.f%d = kept.stored;\n", k);
+    text_add(&print->code, "    return out;\n}\n\n");
+}
+
+/* exists(p, z, i, j): whether the result has such an element. */
+static void print_exists(struct kernel_print *print, const struct finish *finish) {
+    text_add(&print->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
+    finish_print_digits(print, finish);
+    finish_print_limits(print, finish, "return false");
+    text_add(&print->code, "    return true;\n}\n\n");
 }
 
 void finish_print(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "RUN", c->finish.run);
-    print_arguments(print, &c->finish);
+    finish_print_arguments(print, &c->finish);
     print_fetch(print, c);
     print_evaluate(print, c);
-    text_add(&print->code, "DEVICE void finish(const arguments& p, index z, index i, index j, "
+    if (c->finish.reducer_count)
+        print_exists(print, &c->finish);
+    text_add(&print->code, "DEVICE finished finish(const arguments& p, index z, index i, index j, "
                            "const run<sum_t, RUN>& sum, const fetched& in) {\n");
-    print_digits(print, &c->finish);
-    print_limits(print, &c->finish, "return");
+    finish_print_digits(print, &c->finish);
+    finish_print_limits(print, &c->finish, "return {}");
     text_add(&print->code, "    const finished out = evaluate(p, z, i, j, sum, in);\n");
     print_stores(print, c);
     text_add(&print->code,
-             "}\n\n"
-             "DEVICE void finish(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
-             "    finish(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
+             "    return out;\n}\n\n"
+             "DEVICE finished finish(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
+             "    return finish(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
 void finish_print_place(struct kernel_print *print, const struct contraction *c, int k) {
     const struct finish *finish = &c->finish;
     const char *type = cuda_type_name(finish->at[k].type);
     text_add(&print->code, "DEVICE %s* place_of_result(const arguments& p, index z, index i, index j) {\n", type);
-    print_digits(print, finish);
-    print_limits(print, finish, "return nullptr");
+    finish_print_digits(print, finish);
+    finish_print_limits(print, finish, "return nullptr");
     text_add(&print->code, "    return p.f%d", k);
-    print_offset(print, finish, k);
+    finish_print_offset(print, finish, k);
     text_add(&print->code, ";\n}\n\n");
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: one matmul or convolution of factors of 16 or 8 bits and the pointwise operations behind it, through
-   the copy engine and wgmma. The host half decides and prints; kernels/hopper.cuh makes tiles of the product, and
-   kernels/combine.cuh brings the parts of split sums together. What it declines, the contraction family takes. */
+/* The Hopper family: one matmul or convolution of factors of 16 or 8 bits, and the pointwise operations and
+   reductions behind it, through the copy engine and wgmma. The host half decides and prints; kernels/hopper.cuh makes
+   tiles of the product, kernels/combine.cuh brings the parts of split sums together, and kernels/totals.cuh those of
+   reductions. What it declines, the contraction family takes. */
 #include "engines/cuda/hopper.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
@@ -10,9 +11,13 @@ enum {
     WARPGROUP = 128,
     GROUP_TILES = 8,    /* rows of tiles that are walked together, so that their factors meet in L2 */
     BARRIER_BYTES = 16, /* of a slot */
+    STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
+    PARTS_ALIGNMENT = 256,
     SKINNY_COLUMNS = 128,
     SHARED_MAX = 232448, /* all that a block can have */
 };
+
+static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
@@ -40,6 +45,23 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Parts of a split sum cannot be totalled: where splitting saves more than to read the result again, it is kept. */
+static weftStatus_t check_totals(const struct hopper *h, const struct device *device) {
+    struct hopper bare = *h;
+    const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
+    if (h->c.finish.reducer_count == 0 || !h->tile)
+        return WEFT_STATUS_SUCCESS;
+    bare.c.finish.reducer_count = 0;
+    for (int span = 0; span < SPANS; span++)
+        bare.c.finish.totals[span].count = 0;
+    hopper_plan(&bare, device, NULL);
+    double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_bytes(result) / (double)device->cuda.bandwidth;
+    if (apart < h->seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split into %d parts than totalled.",
+             descriptor_label(h->c.node->op), bare.splits);
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
     *h = (struct hopper){.is_turned = is_turned};
@@ -54,7 +76,7 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
     h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
-    return WEFT_STATUS_SUCCESS;
+    return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }
 
 /* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
@@ -116,7 +138,8 @@ static int shared_bytes(const struct hopper *h) {
     int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h);
     int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
     int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
-    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing;
+    int parts = math_groups(h) * 4 * h->c.finish.totals[SPAN_COLUMN].count * tile->columns * (int)sizeof(float);
+    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing + parts;
 }
 
 void hopper_fit(struct hopper *h) {
@@ -134,6 +157,28 @@ static bool stores_boxes(const struct hopper *h) {
            h->c.finish.digit_count[BATCH] <= 1;
 }
 
+/* Clusters that work at one time: a whole number of rows of tiles where each keeps to its column. */
+static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
+    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster;
+    clusters = tiles < clusters ? tiles : clusters;
+    return h->stays ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
+}
+
+/* Where parts of totals go: a line of columns per group of warps, of each tile or of all that it makes; a line of rows per
+   column of tiles; and what each warp has seen of all. */
+static void plan_totals(struct hopper *h, const struct device *device) {
+    const struct totals *totals = h->c.finish.totals;
+    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, tiles_n = hopper_tiles_along(h, COLUMN);
+    int64_t batches = digits_extent(&h->c.digits[BATCH]);
+    h->stays = totals[SPAN_COLUMN].count > 0 && !totals[SPAN_COLUMN].keeps_batch &&
+               clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
+    int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
+    int64_t rows_of_tiles = hopper_tiles_along(h, ROW) * h->tile->cluster * batches;
+    h->lines[SPAN_COLUMN] = (h->stays ? blocks / tiles_n : rows_of_tiles) * math_groups(h);
+    h->lines[SPAN_ROW] = tiles_n * batches;
+    h->lines[SPAN_ALL] = blocks * math_groups(h) * 4;
+}
+
 /* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
 static void plan_end(struct hopper *h) {
     h->store = h->splits > 1 ? NULL : finish_find_half(&h->c) ? finish_find_half(&h->c) : finish_find_staged(&h->c, 4);
@@ -142,8 +187,13 @@ static void plan_end(struct hopper *h) {
         h->c.finish.run = 2; /* as the sums lie */
     else if (h->c.finish.lead == ROW)
         h->c.finish.run = 1; /* neighbours of a column are in other threads */
+    else if (h->c.finish.reducer_count > 0)
+        h->c.finish.run = h->c.finish.run > 1 ? 2 : 1;
     hopper_fit(h);
 }
+
+/* Row by row, a number of clusters that the tiles of a row divide meets the same columns again. */
+static int group_tiles(const struct hopper *h) { return h->stays ? 1 : GROUP_TILES; }
 
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
@@ -160,7 +210,11 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "PARTS", tile->parts);
     print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
-    print_constant(print, "GROUP_TILES", GROUP_TILES);
+    print_constant(print, "GROUP_TILES", group_tiles(h));
+    print_constant(print, "STAYS", h->stays);
+    print_constant(print, "READS_MORE", hopper_operands(h) > 1);
+    print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
+    totals_print_kinds(print, &h->c);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
 }
@@ -176,14 +230,37 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64
     print_number(print, tiles_m, "tiles_m");
     print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
     print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
-    print_divisor(print, GROUP_TILES * tiles_n, "tiles_per_band");
+    print_divisor(print, group_tiles(h) * tiles_n, "tiles_per_band");
     print_divisor(print, batches, "batches");
+}
+
+/* Where parts of a span begin in the workspace. */
+static int64_t parts_offset(const struct hopper *h, enum span span) {
+    int64_t offset = 0;
+    for (int before = 0; before < (int)span; before++)
+        offset += (totals_bytes(&h->c, (enum span)before, h->lines[before]) + PARTS_ALIGNMENT - 1) / PARTS_ALIGNMENT *
+                  PARTS_ALIGNMENT;
+    return offset;
+}
+
+static void print_totals(struct kernel_print *print, const struct hopper *h) {
+    static const char *const names[] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
+    int64_t batches = digits_extent(&h->c.digits[BATCH]);
+    for (int span = 0; span < SPANS; span++) {
+        if (h->c.finish.totals[span].count == 0)
+            continue;
+        print_scratch(print, "float", parts_offset(h, (enum span)span), named("%s_parts", names[span]).text);
+        print_number(print, h->lines[span], named("%s_lines", names[span]).text);
+        print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", names[span]).text);
+        if (span == SPAN_COLUMN)
+            print_number(print, hopper_tiles_along(h, COLUMN), "tiles_n");
+    }
 }
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
-    int64_t blocks = (int64_t)tile->cluster * tile->parts, clusters = device->cuda.multiprocessors / blocks;
-    kernel->grid[0] = (uint32_t)((tiles < clusters || tile->parts > 1 ? tiles : clusters) * blocks);
+    int64_t blocks = (int64_t)tile->cluster * tile->parts, clusters = clusters_at_work(h, device, tiles);
+    kernel->grid[0] = (uint32_t)((tile->parts > 1 ? tiles : clusters) * blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
     kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
@@ -208,11 +285,24 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
                 !h->view[FACTOR_B].along_depth);
     hopper_print_walk(&print, h, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
                       digits_extent(&h->c.digits[COLUMN]));
+    print_totals(&print, h);
     contraction_print_end(&print, &h->c);
     if (h->store)
         hopper_print_result(&print, h);
     TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
     hopper_launch(kernel, h, device, hopper_tiles(h, h->tile) * h->splits);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The kernels that join parts of totals, one for each span. */
+static weftStatus_t build_totals(struct step *step, const struct hopper *h, struct arena *arena) {
+    struct cuda_step *state = step->state;
+    for (int span = 0; span < SPANS; span++)
+        if (h->c.finish.totals[span].count > 0)
+            TRY(totals_build(&state->kernels[state->count++], &h->c, (enum span)span, h->lines[span],
+                             parts_offset(h, (enum span)span), arena));
+    if (h->c.finish.reducer_count > 0)
+        step->workspace_bytes = parts_offset(h, SPANS);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -224,13 +314,13 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     return arena_print(
         arena, &step->detail,
-        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s, %d operations behind", tile->rows,
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
         tile->columns, h->is_turned ? " turned" : "", tile->parts > 1 ? " in two parts" : "", h->stages, tile->cluster,
         h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
         hopper_is_scaled(h) ? ", scaled by blocks"
         : h->promotes       ? ", promoted"
                             : "",
-        h->store ? ", staged" : "", behind);
+        h->store ? ", staged" : "", h->c.finish.reducer_count ? ", totals" : "", behind);
 }
 
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -248,8 +338,10 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
         step->workspace_bytes = (elements * h.splits * (int64_t)sizeof(float) + 63) / 64 * 64;
     }
     plan_end(&h); /* after the other kernel, which has runs of its own */
+    plan_totals(&h, device);
     TRY(build_tiles(&state->kernels[0], &h, device, arena));
     state->count = h.splits > 1 ? 2 : 1;
+    TRY(build_totals(step, &h, arena));
     return describe(step, &h, arena);
 }
 
@@ -271,7 +363,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of factors of 16 or 8 bits and the pointwise operations behind it, on Hopper's "
+    .doc = "a matmul or convolution of factors of 16 or 8 bits, pointwise operations and reductions behind it, on "
+           "Hopper's "
            "tensor cores",
     .knobs = knobs,
     .accepts = accepts,
@@ -286,7 +379,8 @@ const struct family cuda_hopper = {
 const struct family cuda_hopper_tf32 = {
     .name = "cuda.hopper.tf32",
     .narrows = true,
-    .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it, on Hopper",
+    .doc =
+        "a matmul or convolution of floats, narrowed to tf32, pointwise operations and reductions behind it, on Hopper",
     .knobs = knobs,
     .accepts = accepts_tf32,
     .build = build_tf32,

@@ -71,6 +71,8 @@ struct hopper {
     bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
     int stages, slabs_in_flight;  /* of the tile; of results */
+    bool stays;                   /* a block keeps to one column of tiles, whose totals it leaves once */
+    int64_t lines[SPANS];         /* of parts of totals in the workspace */
     int splits;
     int64_t steps, steps_per_split;
     double seconds;
@@ -102,6 +104,9 @@ enum { HOPPER_TILE_ROWS = 28, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
 /* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
+int64_t hopper_tiles_along(const struct hopper *h, enum index index);
+/* What sums meet in memory on their way. */
+int hopper_operands(const struct hopper *h);
 
 /* What `units` of work for a cluster take, each of `steps` along the depth, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,

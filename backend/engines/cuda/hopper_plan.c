@@ -44,6 +44,11 @@ int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
            tiles_along(digits_extent(&h->c.digits[COLUMN]), tile->columns);
 }
 
+int64_t hopper_tiles_along(const struct hopper *h, enum index index) {
+    int64_t rows = (int64_t)h->tile->rows * h->tile->cluster;
+    return tiles_along(digits_extent(&h->c.digits[index]), index == ROW ? rows : h->tile->columns);
+}
+
 static double memory_seconds(const struct hopper *h, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < FACTORS; f++)
@@ -93,6 +98,13 @@ static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_
     return 0;
 }
 
+int hopper_operands(const struct hopper *h) {
+    int count = 0;
+    for (int k = 0; k < h->c.finish.count; k++)
+        count += h->c.finish.at[k].role != FINISH_TOTAL;
+    return count;
+}
+
 /* Whether its sums leave registers for no more than their way out. */
 static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > 256; }
 
@@ -107,11 +119,26 @@ static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
            (digits_extent(&h->c.digits[ROW]) <= tile->rows || digits_extent(&h->c.digits[COLUMN]) <= tile->columns);
 }
 
+/* Totals on their way leave fewer registers for the sums. */
+static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
+    const struct totals *totals = h->c.finish.totals;
+    bool has_columns = totals[SPAN_COLUMN].count > 0, has_others = totals[SPAN_ROW].count + totals[SPAN_ALL].count > 0;
+    int columns = tile->row_blocks * tile->columns, groups = tile->rows / (tile->row_blocks * 64);
+    if (h->c.finish.reducer_count == 0)
+        return true;
+    if (is_deep(tile) || tile->parts > 1 || (has_columns && tile->columns % 32 != 0) ||
+        (has_columns && has_others && columns > 128))
+        return false;
+    return has_others ? tile->row_blocks == 1 || tile->columns < 128
+                      : groups <= 2 || columns < 192 || hopper_operands(h) < 2;
+}
+
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.finish.lead == ROW;
-    if ((!lead_is_row && tile->columns % 32 != 0) || (tile->cluster > 1 && h->view[FACTOR_B].is_image))
+    if (!totals_fit(h, tile) || (!lead_is_row && tile->columns % 32 != 0) ||
+        (tile->cluster > 1 && h->view[FACTOR_B].is_image))
         return false;
     if (tile->parts > 1 && (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS))
         return false;
@@ -121,9 +148,9 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     int64_t sharing = h->scales[FACTOR_B].outer;
     if (h->scales[FACTOR_B].exists && sharing % tile->columns != 0 && sharing < digits_extent(&h->c.digits[COLUMN]))
         return false;
-    if (is_deep(tile) && (h->c.finish.count > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
+    if (is_deep(tile) && (hopper_operands(h) > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
         return false;
-    if (tile->row_blocks > 1 && tile->columns >= 128 && h->c.finish.count > 2) /* two blocks of addresses, too */
+    if (tile->row_blocks > 1 && tile->columns >= 128 && hopper_operands(h) > 2) /* two blocks of addresses, too */
         return false;
     for (int f = 0; f < FACTORS; f++)
         if (!h->view[f].along_depth &&
@@ -133,8 +160,8 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
 }
 
 static bool split_fits(const struct hopper *h, int splits) {
-    return splits == 1 ||
-           (h->c.phase_count == 0 && h->steps / splits >= SPLITS_LEAST_STEPS && elements_of(h) * 4 * splits < 256e6);
+    return splits == 1 || (h->c.phase_count == 0 && h->c.finish.reducer_count == 0 &&
+                           h->steps / splits >= SPLITS_LEAST_STEPS && elements_of(h) * 4 * splits < 256e6);
 }
 
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
@@ -145,7 +172,8 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
         if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
             continue;
-        for (int splits = asked > 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX; splits++) {
+        for (int splits = asked > 0 && h->c.finish.reducer_count == 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX;
+             splits++) {
             double seconds = predict(h, device, &tiles[t], splits);
             if ((asked > 0 || split_fits(h, splits)) && (splits == 1 || (!is_deep(&tiles[t]) && tiles[t].parts == 1)) &&
                 (!h->tile || seconds < h->seconds)) {

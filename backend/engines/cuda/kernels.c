@@ -74,6 +74,8 @@ EMBED(attention_merge, "attention_merge.cuh")
 EMBED(lib_ptx_sm90, "lib/ptx_sm90.cuh")
 EMBED(lib_places, "lib/places.cuh")
 EMBED(lib_slabs, "lib/slabs.cuh")
+EMBED(lib_totals, "lib/totals.cuh")
+EMBED(totals, "totals.cuh")
 EMBED(hopper, "hopper.cuh")
 EMBED(stem, "stem.cuh")
 EMBED(patch_sm90, "patch_sm90.cuh")
@@ -88,6 +90,8 @@ static const struct program_header files[] = {
     {"lib/ptx_sm90.cuh", weft_kernel_lib_ptx_sm90},
     {"lib/places.cuh", weft_kernel_lib_places},
     {"lib/slabs.cuh", weft_kernel_lib_slabs},
+    {"lib/totals.cuh", weft_kernel_lib_totals},
+    {"totals.cuh", weft_kernel_totals},
     {"hopper.cuh", weft_kernel_hopper},
     {"stem.cuh", weft_kernel_stem},
     {"patch_sm90.cuh", weft_kernel_patch_sm90},

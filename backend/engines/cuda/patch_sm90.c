@@ -14,6 +14,7 @@ enum {
     PATCHES_LEAST = 3,
     PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
+    STAYING_TILES = 8, /* of filters, that blocks may keep to for totals */
     FILTERS_MOST = 9,
     TILE_HEIGHTS = 6,
     TILE_WIDTHS = 12,
@@ -123,7 +124,7 @@ static weftStatus_t check_types(const struct patch *h) {
 static weftStatus_t check_end(const struct patch *h) {
     const struct finish *finish = &h->c.finish;
     for (int k = 0; k < finish->count; k++) {
-        bool knows_pixels = finish->at[k].role != FINISH_LOAD;
+        bool knows_pixels = finish->at[k].role != FINISH_LOAD && finish->at[k].role != FINISH_TOTAL;
         for (int index = BATCH; index <= ROW; index++)
             for (int d = 0; d < finish->digit_count[index]; d++)
                 knows_pixels = knows_pixels || finish->at[k].strides[index][d] != 0;
@@ -133,6 +134,12 @@ static weftStatus_t check_end(const struct patch *h) {
                  "%s: only operations that read nothing, or a number per filter, are fused behind it here.",
                  descriptor_label(h->c.node->op));
     }
+    bool is_other = finish->totals[SPAN_ROW].count > 0 || finish->totals[SPAN_ALL].count > 0 || h->c.phase_count > 0 ||
+                    !totals_read_only(&h->c, h->store->value);
+    if (finish->reducer_count > 0 && (is_other || h->filters > STAYING_TILES * 64))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: reductions of its result, per filter, of at most %d filters and one phase, are fused behind it here.",
+             descriptor_label(h->c.node->op), STAYING_TILES * 64);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -293,7 +300,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the patch family runs on compute capability 9.0, '%s' has %d.%d",
              device->name, device->cuda.major, device->cuda.minor);
     *h = (struct patch){0};
-    TRY(contraction_find(&h->c, region));
+    TRY(contraction_find_totalled(&h->c, region));
     if (!conv_is(h->c.node->op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
     h->g = conv_geometry(h->c.node->op);
@@ -413,7 +420,7 @@ static void print_phases(struct kernel_print *print, const struct patch *h, bool
         }
 }
 
-static void print_numbers(struct kernel_print *print, const struct patch *h) {
+static void print_numbers(struct kernel_print *print, const struct patch *h, int64_t lines) {
     print_phases(print, h, false);
     print_number(print, h->axis[0].step, "step_r");
     print_number(print, h->axis[1].step, "step_s");
@@ -426,8 +433,32 @@ static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_number(print, h->items * phases_of(h), "items");
     print_divisor(print, h->items, "items_of_phase");
     print_divisor(print, h->filter_tiles, "filter_tiles");
+    print_number(print, h->g.n, "images");
+    print_number(print, h->out->size[1], "lines");
+    print_number(print, h->out->size[2], "positions");
+    if (h->c.finish.reducer_count > 0) {
+        print_scratch(print, "float", 0, "column_parts");
+        print_number(print, lines, "column_lines");
+    }
     print_divisor(print, h->tiles_p, "tiles_p");
     print_divisor(print, h->tiles_q, "tiles_q");
+}
+
+/* A block keeps resident filters, and those that it totals, for life. */
+static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
+    int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
+    if (h->is_resident || h->c.finish.reducer_count > 0)
+        blocks -= blocks % h->filter_tiles;
+    return items < blocks ? items : blocks;
+}
+
+/* The kernel that joins the parts of totals. */
+static weftStatus_t build_totals(struct step *step, const struct patch *h, int64_t lines, struct arena *arena) {
+    struct cuda_step *state = step->state;
+    if (h->c.finish.reducer_count == 0)
+        return WEFT_STATUS_SUCCESS;
+    step->workspace_bytes = (totals_bytes(&h->c, SPAN_COLUMN, lines) + 63) / 64 * 64;
+    return totals_build(&state->kernels[state->count++], &h->c, SPAN_COLUMN, lines, 0, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -436,6 +467,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct cuda_step *state;
     struct kernel_print print;
     TRY(analyse(&h, &step->region, device, knobs));
+    int64_t blocks = blocks_at_work(&h, device), lines = blocks / h.filter_tiles * MATH_GROUPS;
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -443,28 +475,27 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_structure(&print, &h);
     print_maps(&print, &h);
     print_phases(&print, &h, true);
-    print_numbers(&print, &h);
+    print_numbers(&print, &h, lines);
     wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
                 h.g.direction == CONV_DATA, false);
+    totals_print_kinds(&print, &h.c);
+    totals_print_stored(&print, &h.c, h.store);
     finish_print(&print, &h.c);
     text_add(&print.code, "DEVICE u32 bits_of(const finished& out) { return out.f%d.at[0].bits; }\n\n",
              (int)(h.store - h.c.finish.at));
     TRY(kernel_finish(&print, kernel, "patch_sm90.cuh", "patch_sm90", arena));
-    int64_t blocks = device->cuda.multiprocessors;
-    if (h.is_resident) /* a block keeps its filters for life */
-        blocks -= blocks % h.filter_tiles;
-    int64_t items = h.items * phases_of(&h);
-    kernel->grid[0] = (uint32_t)(items < blocks ? items : blocks);
+    kernel->grid[0] = (uint32_t)blocks;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(&h);
+    TRY(build_totals(step, &h, lines, arena));
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory, %d operations behind",
+        "memory%s, %d operations behind",
         h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
-        h.is_resident ? " resident" : "", step->region.count - 1);
+        h.is_resident ? " resident" : "", h.c.finish.reducer_count > 0 ? ", totals" : "", step->region.count - 1);
 }
 
 static const struct knob knobs[] = {

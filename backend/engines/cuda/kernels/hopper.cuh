@@ -18,10 +18,11 @@
    End       one result of 16 or 32 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
+   Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
-             IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+             ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
              instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
@@ -30,13 +31,14 @@
              the depth in each tile, 1 to 10 % slower; two or four steps loaded together, within noise; two blocks on a multiprocessor,
              2 % slower; two parts where no dimension fits into one tile, slower */
 
-constexpr int SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
+constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
+constexpr int MATH_GROUPS = BLOCK_M / GROUP_ROWS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
+constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
+#include "lib/totals.cuh"
 #include "lib/slabs.cuh"
 
 /* ---- What this kernel demands ---- */
 
-constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
-constexpr int MATH_GROUPS = BLOCK_M / GROUP_ROWS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
 constexpr int STEPS_PER_SLOT = 4;                        /* products of 32 bytes of k */
 constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
@@ -44,11 +46,14 @@ constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 constexpr u32 STAGING = STAGES * SLOT_BYTES;
 constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
-constexpr u32 BARRIERS = LANDING + LANDING_BYTES;
+constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
+constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES;
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
-static_assert(LEAD_IS_ROW || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
+static_assert(ENDS_IN_PAIRS || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
+static_assert(COLUMN_TOTALS == 0 || BLOCK_N % 32 == 0, "a warp shares out 32 columns");
+static_assert(!HAS_TOTALS || !IS_SPLIT, "parts of sums have no totals");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
 static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES), "each of two blocks ends one warpgroup's rows");
 static_assert(BARRIERS + STAGES * 16 + 8 <= 232448, "227 KB is all a block can have");
@@ -247,7 +252,7 @@ template <class P> struct ending<P, true> {
 };
 
 /* A thread ends its sums in pieces of neighbours: 8 of a row, after an exchange in its quad; or the pairs as they lie. */
-constexpr int PIECE = LEAD_IS_ROW ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
+constexpr int PIECE = ENDS_IN_PAIRS ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
 /* How many pieces' operands are read ahead of what is finished: what registers allow. */
 constexpr int PIECES_AHEAD = SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4 : SPARE_REGISTERS >= 50 ? 2 : 1;
 
@@ -256,7 +261,7 @@ struct piece {
     i32 row, column;
     DEVICE piece(i32 block_row, i32 block_column, int number)
         : row(block_row + (warp_index() % 4) * 16 + lane_index() / 4 + number % 2 * 8),
-          column(block_column + number / 2 * (LEAD_IS_ROW ? 8 : 32) + lane_index() % 4 * PIECE) {}
+          column(block_column + number / 2 * (ENDS_IN_PAIRS ? 8 : 32) + lane_index() % 4 * PIECE) {}
     template <class P> DEVICE bool is_inside(const P& p, const place& at, int r) const { return row < at.row_end && column + r * RUN < (i32)p.columns; }
 };
 
@@ -276,7 +281,7 @@ DEVICE void gather_octet(sum_t (&pair)[4][2]) {
 
 /* The sums of a piece, neighbours side by side. */
 DEVICE void take_piece(sum_t (&sums)[PIECE], const sum_t (&r_c)[BLOCK_N / 2], int number) {
-    if constexpr (LEAD_IS_ROW) {
+    if constexpr (ENDS_IN_PAIRS) {
         sums[0] = r_c[number * 2];
         sums[1] = r_c[number * 2 + 1];
     } else {
@@ -289,7 +294,7 @@ DEVICE void take_piece(sum_t (&sums)[PIECE], const sum_t (&r_c)[BLOCK_N / 2], in
     }
 }
 
-template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, i32 row) {
+template <class P, class T> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, i32 row, T& taken) {
     #pragma unroll
     for (int first = 0; first < PIECES; first += PIECES_AHEAD) {
         typename ending<P>::fetched in[PIECES_AHEAD][RUNS];
@@ -308,7 +313,13 @@ template <class P> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const 
                 run<sum_t, RUN> sum;
                 #pragma unroll
                 for (int e = 0; e < RUN; ++e) sum.at[e] = sums[r * RUN + e];
-                if (to.is_inside(p, at, r)) ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
+                if constexpr (HAS_TOTALS) {
+                    decltype(finish(p, at.z, to.row, to.column, sum, in[i][r])) out = {};
+                    if (to.is_inside(p, at, r)) out = finish(p, at.z, to.row, to.column + r * RUN, sum, in[i][r]);
+                    taken.take(p, at.z, to.row, to.column + r * RUN, (first + i) / 2, (first + i) % 2, out, r * RUN);
+                } else if (to.is_inside(p, at, r)) {
+                    ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
+                }
             }
         }
     }
@@ -341,7 +352,7 @@ DEVICE void add_sums(accumulators& r_c) {
     }
 }
 
-DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
+template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp, T& taken) {
     accumulators r_c;
     pipeline_cursor use;
     const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
@@ -364,12 +375,26 @@ DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp) {
             for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
             const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
             if (HAS_GROUPS && row >= at.row_end) continue;
-            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn);
-            else end_block(r_c[block], p, at, row);
+            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn, taken);
+            else end_block(r_c[block], p, at, row, taken);
+            taken.end_rows(p, at, row + math_warp % 4 * 16);
         }
+        taken.end_tile(p, at, math_warp / 4);
         if constexpr (PARTS > 1) break;
     }
     if constexpr (IS_STAGED) wait_stores_read<0>(); /* shared memory must outlive the stores that read it */
+}
+
+/* The math warps' work, with the totals that they take on the way. */
+template <class P> DEVICE void take_totals(const P& p, const tile_walk& at, u32 math_warp) {
+    if constexpr (HAS_TOTALS) {
+        taken_totals<P> taken(shared_address(s_memory) + TAKEN + math_warp * PARTS_BYTES);
+        multiply_tiles(p, at, math_warp, taken);
+        taken.end_all(p, at.column, math_warp);
+    } else {
+        no_totals nothing;
+        multiply_tiles(p, at, math_warp, nothing);
+    }
 }
 
 /* ---- The kernel ---- */
@@ -401,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
         if constexpr (PARTS > 1) { __syncwarp(); cluster_wait(); }
     } else {
         grow_registers<MATH_REGISTERS>();
-        multiply_tiles(p, at, warp - 4);
+        take_totals(p, at, warp - 4);
     }
     if constexpr (CLUSTER > 1) { __syncwarp(); cluster_sync(); } /* nobody leaves while a peer may still write or arrive here */
 }

@@ -11,6 +11,8 @@
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
+   Totals    per filter, of the result as it lies in the patch before it leaves (column_totals and elements_of are printed): a block keeps
+             to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
    Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
@@ -164,6 +166,56 @@ DEVICE u32 multiply_tile(sums& r_y, const arguments& p, const taps& seen, ring_c
     return last_patch;
 }
 
+/* What a thread has seen of two filters. Of 16 filters that a warp has written, four lanes in eight take every fourth pixel of each
+   pair, from 8 rows of 128 bytes in which no two lanes meet a bank. A template, so that what was not printed is not looked up. */
+template <class P> struct taken_totals {
+    static constexpr int COUNT = column_totals::COUNT;
+    float r_total[COUNT > 0 ? COUNT : 1][2];
+    const i32 pair = (i32)(warp_index() % 4 * 8 + lane_index() % 8); /* of filters; found by all lanes together */
+
+    DEVICE taken_totals() {
+        #pragma unroll
+        for (int i = 0; i < 2 * COUNT; ++i) r_total[i / 2][i % 2] = column_totals::none(i / 2);
+    }
+
+    DEVICE void take(const P& p, u32 word) {
+        #pragma unroll
+        for (int f = 0; f < 2; ++f) {
+            const auto out = elements_of(p, (u16)(f ? word >> 16 : word));
+            #pragma unroll
+            for (int t = 0; t < COUNT; ++t) r_total[t][f] = column_totals::joined(t, r_total[t][f], out.columns[t].at[0]);
+        }
+    }
+
+    /* Of the dense TILE_H x TILE_W box at s_y, the pixels that y has. */
+    DEVICE void take_tile(const P& p, const place& at, u32 s_y) {
+        const i32 lines = at.image < (i32)p.images ? (i32)p.lines - at.line : 0, columns = (i32)p.positions - at.column;
+        const i32 rows = (lines < TILE_H ? lines : TILE_H) * TILE_W, mine = lane_index() / 8 * 2;
+        #pragma unroll 4
+        for (i32 first = 0; first < rows; first += 8)
+            #pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+                const i32 row = first + mine + odd;
+                if (row < rows && (columns >= TILE_W || row % TILE_W < columns))
+                    take(p, load_shared_word(s_y + row * PIXEL_BYTES + (pair / 4 ^ (mine + odd)) * 16 + pair % 4 * 4));
+            }
+        __syncwarp();
+    }
+
+    DEVICE void end_all(const P& p, i32 filter, int group) {
+        const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group;
+        #pragma unroll
+        for (int i = 0; i < 2 * COUNT; ++i) {
+            const int t = i / 2, f = i % 2;
+            float total = r_total[t][f];
+            #pragma unroll
+            for (int mask = 8; mask <= 16; mask *= 2) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, mask));
+            const i32 column = filter + pair * 2 + f;
+            if (lane_index() < 8 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
+        }
+    }
+};
+
 /* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words 2j + h. A
    template, so that what is printed is looked up late. */
 template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sums& r_y, const P& p, i32 filter) {
@@ -184,7 +236,8 @@ template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sum
 
 /* Turning each block of 8 x 8 over makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of the pitch on
    the way: what is left is the dense TILE_H x TILE_W box of y. */
-DEVICE void write_tile(const sums& r_y, const arguments& p, i32 filter, u32 slot, int group, u32 tiles_written) {
+template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written, const place& at,
+                                          taken_totals<P>& taken) {
     const u32 lane = lane_index(), chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
     finish_sums(r_pairs, r_y, p, filter);
@@ -201,19 +254,22 @@ DEVICE void write_tile(const sums& r_y, const arguments& p, i32 filter, u32 slot
     }
     publish_to_async_proxy();
     __syncwarp();
+    if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, s_y); /* a warp reads what it wrote */
     release(result_written(group));
 }
 
-DEVICE void multiply_tiles(const arguments& p, int group) {
+template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     sums r_y;
+    taken_totals<P> taken;
     ring_cursor<PATCH_SLOTS> patch;
     ring_cursor<FILTER_SLOTS> filter;
     patch.advance(group);
     u32 tiles_written = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
         const u32 slot = multiply_tile(r_y, p, item.seen(p), patch, filter);
-        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++);
+        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++, item.locate(p, group), taken);
     }
+    if constexpr (taken_totals<P>::COUNT > 0) taken.end_all(p, item_walk(p).filter(p), group);
 }
 
 /* ---- The storers: one thread for each math warpgroup, which is at its next tile by then ---- */

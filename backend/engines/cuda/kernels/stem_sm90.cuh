@@ -133,6 +133,7 @@ DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
     use.advance(math_warp / 4);
     const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
     u32 turn = 0;
+    no_totals nothing;
     for (i32 tile = blockIdx.x + math_warp / 4 * gridDim.x; tile < (i32)p.tiles; tile += MATH_GROUPS * gridDim.x) {
         const place at = find_place(p, tile);
         wait(arrived(use.slot), use.phase);
@@ -143,7 +144,7 @@ DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
             const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
             const i32 first = (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
-            stage_block(r_y[block], p, 0, first + column + math_warp % 4 * 16, end, 0, staging, turn);
+            stage_block(r_y[block], p, 0, first + column + math_warp % 4 * 16, end, 0, staging, turn, nothing);
         }
     }
 }

@@ -104,6 +104,12 @@ template <> DEVICE float larger(float a, float b) {
     return y;
 }
 template <class A> DEVICE A smaller(A a, A b) { return a < b || a != a ? a : b; }
+template <> DEVICE float smaller(float a, float b) {
+    if constexpr (CHIP < 800) return a < b || a != a ? a : b;
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 
 template <class A> struct largest {
     A number;

@@ -41,9 +41,16 @@ DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
     }
 }
 
+/* Where no reductions follow: what is finished is not taken in. */
+struct no_totals {
+    template <class P, class F> DEVICE void take(const P&, index, i32, i32, int, int, const F&, int = 0) {}
+    template <class P, class L> DEVICE void end_rows(const P&, const L&, i32) {}
+    template <class P, class L> DEVICE void end_tile(const P&, const L&, int) {}
+};
+
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
-template <class P>
-DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn) {
+template <class P, class T>
+DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn, T& taken) {
     constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 100 ? PAIRS : 1;
     const u32 lane = lane_index();
     u64 line = 0;
@@ -69,7 +76,9 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
                 for (int i = 0; i < 4; ++i) {
                     const pair_place to(row, column, first + octets, i);
                     const int r = slab * (SLAB_N / 2) + (first + octets) * 8 + i * 2;
-                    packed[i] = pair_of(evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[octets][i]));
+                    const auto out = evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[octets][i]);
+                    packed[i] = pair_of(out);
+                    taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
                 }
                 if constexpr (RESULT_BYTES == 2)
                     store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + octets) * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16, packed);

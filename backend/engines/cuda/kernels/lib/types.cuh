@@ -217,12 +217,58 @@ template <class A> struct same<A, A> { static constexpr bool value = true; };
 
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
+/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for a read of what is
+   not made yet, and serialises the products. */
+template <class T> DEVICE u32 rounded_pair(float low, float high);
+template <> DEVICE u32 rounded_pair<bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <> DEVICE u32 rounded_pair<f16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <> DEVICE float rounded<bf16, float>(float x) {
+    if constexpr (CHIP < 800) return to_float(from<bf16>::number(x));
+    return __uint_as_float(rounded_pair<bf16>(x, 0.0f) << 16);
+}
+template <> DEVICE float rounded<f16, float>(float x) {
+    if constexpr (CHIP < 800) return to_float(from<f16>::number(x));
+    return to_float(f16{(u16)rounded_pair<f16>(x, 0.0f)});
+}
 
 /* ---- Runs of elements: up to 16 bytes in one access ---- */
 
 template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) run { T at[N]; };
 
 template <class T, int N> DEVICE run<T, N> load_run(const T* p) { return *(const run<T, N>*)p; }
+/* What memory of type T keeps of a run of numbers, and what is read there then. */
+template <class T, int N> struct kept_run {
+    run<T, N> stored;
+    run<float, N> number;
+};
+template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N>& x) {
+    kept_run<T, N> kept;
+    #pragma unroll
+    for (int i = 0; i < N; i += 2)
+        if constexpr (CHIP >= 800 && (same<T, bf16>::value || same<T, f16>::value)) {
+            const u32 pair = rounded_pair<T>(x.at[i], i + 1 < N ? x.at[i + 1] : 0.0f);
+            if constexpr (N % 2 == 0) ((u32*)kept.stored.at)[i / 2] = pair;
+            else kept.stored.at[i].bits = (u16)pair;
+            for (int e = 0; e < 2 && i + e < N; e++)
+                kept.number.at[i + e] = same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000 : pair << 16)
+                                                             : to_float(f16{(u16)(e ? pair >> 16 : pair)});
+        } else {
+            for (int e = i; e < i + 2 && e < N; e++) {
+                kept.stored.at[e] = from<T>::number(x.at[e]);
+                kept.number.at[e] = as<float>::of(kept.stored.at[e]);
+            }
+        }
+    return kept;
+}
+
 /* By words: the compiler takes runs of bytes apart where it copies them. */
 template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk { u32 words[BYTES / 4]; };
 template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) {

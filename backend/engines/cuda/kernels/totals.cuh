@@ -1,0 +1,39 @@
+/* totals: what reductions behind a product come to                                                  sum_t float; sm_90a
+   Formula   parts that tiles left in the workspace, [COUNT][entries][lines][along], are joined over the lines, threads' shares first
+             and then in pairs, so that every run gives the same bits; conclude() is printed
+   Tile      a block takes LANES neighbours of one entry; THREADS / LANES threads share the lines of each
+   Params    THREADS LANES SPAN_IS_ROW totals index conclude */
+
+constexpr int SHARES = THREADS / LANES, AT_ONCE = 8; /* reads in flight */
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) totals_of_parts(const __grid_constant__ arguments p) {
+    __shared__ float s_shares[totals::COUNT][THREADS];
+    const u32 entry = divide(blockIdx.x, p.blocks), lane = threadIdx.x % LANES, share = threadIdx.x / LANES;
+    const i64 at = (i64)(blockIdx.x - entry * p.blocks.value) * LANES + lane;
+    const float* from = p.parts + entry * p.lines * p.along + at;
+    float total[totals::COUNT];
+    begin_overlapped();
+    #pragma unroll
+    for (int t = 0; t < totals::COUNT; ++t, from += p.entries * p.lines * p.along) {
+        total[t] = totals::none(t);
+        for (i64 first = share; first < p.lines && at < p.along; first += AT_ONCE * SHARES) {
+            float part[AT_ONCE];
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const i64 line = first + i * SHARES;
+                part[i] = line < p.lines ? from[line * p.along] : totals::none(t);
+            }
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) total[t] = totals::joined(t, total[t], part[i]);
+        }
+        s_shares[t][threadIdx.x] = total[t];
+    }
+    #pragma unroll
+    for (int half = SHARES / 2; half > 0; half /= 2) {
+        __syncthreads();
+        #pragma unroll
+        for (int t = 0; t < totals::COUNT && share < half; ++t)
+            s_shares[t][threadIdx.x] = total[t] = totals::joined(t, total[t], s_shares[t][threadIdx.x + half * LANES]);
+    }
+    if (share == 0 && at < p.along) conclude(p, (index)entry, SPAN_IS_ROW ? (index)at : 0, SPAN_IS_ROW ? 0 : (index)at, total);
+}
