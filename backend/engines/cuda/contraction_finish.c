@@ -68,7 +68,7 @@ static weftStatus_t add_finisher(struct contraction *c, struct finisher **added,
 /* An operand in memory: its strides over the digits, 0 where it broadcasts. */
 static weftStatus_t add_memory(struct contraction *c, enum finisher_role role, int value) {
     const struct tensor *tensor = tensor_at(c, value);
-    struct finisher *finisher;
+    struct finisher *finisher = NULL;
     if (!cuda_type_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, whose elements have no address",
              descriptor_label(c->node->op), descriptor_label(&tensor->base),
@@ -87,7 +87,7 @@ static weftStatus_t add_memory(struct contraction *c, enum finisher_role role, i
 
 /* A coordinate of the result, as the value of GEN_INDEX or to be held below a bound. */
 static weftStatus_t add_coordinate(struct contraction *c, enum finisher_role role, int value, int64_t dim) {
-    struct finisher *finisher;
+    struct finisher *finisher = NULL;
     TRY(add_finisher(c, &finisher, role, value));
     finisher->bound = tensor_at(c, c->result)->dims.at[dim];
     for (int index = BATCH; index < DEPTH; index++)
