@@ -331,9 +331,11 @@ static void print_values(struct kernel_print *print, const struct contraction *c
     const struct finish *finish = &c->finish;
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
+        bool is_late = finisher->type == WEFT_DATA_BFLOAT16;
         if (finisher->role == FINISH_LOAD)
-            text_add(&print->code, "        const %s v%d = in.f%d.at[%s];\n", cuda_type_name(finisher->type),
-                     finisher->value, k, lead_stride(finish, finisher) ? "e" : "0");
+            text_add(&print->code, "        const %s v%d = %s(in.f%d.at[%s]);\n",
+                     is_late ? "float" : cuda_type_name(finisher->type), finisher->value,
+                     is_late ? "to_float_late" : "", k, lead_stride(finish, finisher) ? "e" : "0");
         if (finisher->role == FINISH_INDEX) {
             text_add(&print->code, "        const i64 v%d = 0", finisher->value);
             finish_print_offset(print, finish, k);

@@ -36,6 +36,8 @@ DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(double x) { return (float)x; }
 DEVICE float to_float(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+/* The same, but not before it is used: what is read ahead would take twice the registers. */
+DEVICE float to_float_late(bf16 x) { float y; asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits)); return y; }
 DEVICE float to_float(i8 x) { return (float)x; }
 DEVICE float to_float(u8 x) { return (float)x; }
 DEVICE float to_float(i32 x) { return (float)x; }
