@@ -121,6 +121,7 @@ static const struct family_case hopper_cases[] = {
      "wgmma, tiles of 64x256, 5 stages, clusters of 1, 64 experts, staged"},
     {&cuda_grouped_sm90, few_rows_to_float, "few rows, wgmma",
      "wgmma, tiles of 64x128, 8 stages, clusters of 1, 64 experts"},
+    {&cuda_grouped_sm90, gathered, "gathered, wgmma", "8 experts, staged, rows gathered first"},
     {&cuda_grouped_sm90, scattered, "scattered, wgmma", "8 experts, staged"},
     {&cuda_grouped_sm90, gradient_bf16, "gradient, wgmma", "64 experts, staged"},
     {&cuda_grouped_sm90, gradient_to_float, "gradient to float, wgmma",

@@ -5,7 +5,7 @@
 #include "engines/cuda/grouped.h"
 #include "engines/cuda/families.h"
 
-enum { LIST_THREADS = 256, CLEAR_BLOCKS = 1024, GROUP_TILE_BYTES = 16 };
+enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES = 16 };
 
 /* Large tiles where experts fill them; sums of 8 bytes leave room for small ones alone. */
 static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};
@@ -160,6 +160,7 @@ static void print_indices(struct kernel_print *print, const struct moe_op *op) {
 }
 
 void grouped_print(struct kernel_print *print, const struct grouped *g) {
+    print_constant(print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
     print_constant(print, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     text_add(&print->constants, "#include \"lib/groups.cuh\"\n");
     print_type(print, "y_t", (weftDataType_t)g->y->type);
@@ -179,18 +180,29 @@ void grouped_print(struct kernel_print *print, const struct grouped *g) {
 
 int64_t grouped_list_bytes(const struct grouped *g) { return (g->most * GROUP_TILE_BYTES + 63) / 64 * 64; }
 
+static void print_copies(struct kernel_print *print, const struct grouped *g) {
+    const struct tensor *token = g->forward->token;
+    print_tensor(print, token, "tokens_at");
+    print_number(print, token->strides.at[1], "token_row");
+    print_number(print, g->copies / g->group_rows / WORDS_BYTES, "row_words");
+    print_scratch(print, "chunk<16>", grouped_list_bytes(g), "gathered");
+}
+
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
-    bool scatters = g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
-    int64_t blocks = g->group_rows < CLEAR_BLOCKS ? g->group_rows : CLEAR_BLOCKS;
+    bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
+    int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
     kernel_print_init(&print, g->c.region->graph);
     print_constant(&print, "THREADS", LIST_THREADS);
     print_constant(&print, "BLOCK_M", g->rows);
     grouped_print(&print, g);
     print_number(&print, g->columns, "columns");
     print_number(&print, g->most, "most");
+    print_constant(&print, "COPIES", g->copies > 0);
+    if (g->copies)
+        print_copies(&print, g);
     TRY(kernel_finish(&print, kernel, "grouped_list.cuh", "grouped_list", arena));
-    kernel->grid[0] = scatters ? (uint32_t)blocks + 1 : 1;
+    kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = LIST_THREADS;
     return WEFT_STATUS_SUCCESS;
@@ -223,7 +235,6 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct group
                              g->most};
     contraction_print_tile(&print, &g->c);
     print_constant(&print, "FORWARD", g->forward != NULL);
-    print_constant(&print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
     print_constant(&print, "RUN", g->c.finish.run);
     print_constant(&print, "IS_SPLIT", 0);
     grouped_print(&print, g);

@@ -17,6 +17,7 @@ struct grouped {
     int64_t rows, columns, depth, most; /* of a batch entry; entries at most */
     int a_dims[2], b_dims[2];           /* the tensor's dims that are the factor's own index and the depth */
     bool lead_is_row;
+    int64_t copies; /* forward: bytes of gathered rows behind the list; 0: rows are read where they are */
 };
 
 /* The product of a region, without tile and access; NOT_SUPPORTED and a sentence where there is none. */
@@ -27,7 +28,7 @@ void grouped_set_rows(struct grouped *g, int64_t rows);
 int grouped_run_along(const struct tensor *tensor, int dim);
 /* What lib/groups.cuh reads, and the result. */
 void grouped_print(struct kernel_print *print, const struct grouped *g);
-/* Forward: the kernel that lists the tiles, and the workspace it writes. */
+/* Forward: the kernel that lists the tiles and copies rows, and the workspace it writes: the list, then the rows. */
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena);
 int64_t grouped_list_bytes(const struct grouped *g);
 

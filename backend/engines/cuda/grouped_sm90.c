@@ -44,8 +44,6 @@ static weftStatus_t check_types(const struct product *p) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are.",
              descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
-    if (g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: the copy engine does not gather rows.", descriptor_label(g->c.node->op));
     const int64_t most = INT32_MAX - 512;
     if (g->group_rows == 0 || g->depth == 0 || g->group_rows > most || g->columns > most || g->depth > most)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
@@ -94,6 +92,19 @@ static void find_sides(struct product *p) {
     g->columns = g->y->dims.at[p->y.inner];
 }
 
+/* The copy engine takes neighbours, so rows that are gathered are copied first. */
+static weftStatus_t plan_copies(struct product *p) {
+    struct grouped *g = &p->g;
+    int64_t bytes = g->depth * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
+    if (!g->forward || g->forward->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
+        return WEFT_STATUS_SUCCESS;
+    if (p->a.inner != 2 || bytes % MAP_ALIGNMENT != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows are gathered here where they are whole and contiguous.",
+             descriptor_label(g->c.node->op));
+    g->copies = g->group_rows * bytes;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* ---- Tile --------------------------------------------------------------------------------------------------------- */
 
 static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
@@ -103,7 +114,7 @@ static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + blo
 /* Experts have about as many rows each; the last tile of one is half full. */
 static double predict(const struct product *p, const struct device *device, const struct hopper_tile *tile) {
     const struct grouped *g = &p->g;
-    double bytes = 0, rows = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
+    double bytes = 2 * (double)g->copies, rows = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
     for (int k = 0; k < g->c.node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[g->c.node->operands[k]].tensor);
     double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
@@ -156,6 +167,7 @@ static weftStatus_t analyse(struct product *p, const struct region *region, cons
     TRY(check_side(p, &p->a));
     TRY(check_side(p, &p->b));
     TRY(check_side(p, &p->y));
+    TRY(plan_copies(p));
     p->is_staged = dtype_bytes((weftDataType_t)p->g.y->type, 1) == 2 && p->g.columns % 8 == 0;
     return choose_tile(p, device, knobs);
 }
@@ -205,7 +217,14 @@ static void print_maps(struct kernel_print *print, const struct product *p) {
     struct cuda_map a = map_of(p, &p->a, SLAB_ELEMENTS, p->a.along_depth ? (uint32_t)tile->rows : SLAB_ELEMENTS);
     struct cuda_map b =
         map_of(p, &p->b, SLAB_ELEMENTS, p->b.along_depth ? (uint32_t)(tile->columns / tile->cluster) : SLAB_ELEMENTS);
-    print_map_of(print, p->a.tensor, &a, "a_map");
+    if (p->g.copies) { /* from behind the list in the workspace */
+        a.form.dims[1] = (uint64_t)p->g.group_rows;
+        a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
+        a.offset = grouped_list_bytes(&p->g);
+        print_map(print, -1, &a, "a_map");
+    } else {
+        print_map_of(print, p->a.tensor, &a, "a_map");
+    }
     print_map_of(print, p->b.tensor, &b, "b_map");
     if (p->h.stores_boxes) {
         struct cuda_map y = map_of(p, &p->y, (uint32_t)slab, 16);
@@ -282,12 +301,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     hopper_fit(&p.h);
     if (p.g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
-        step->workspace_bytes = grouped_list_bytes(&p.g);
+        step->workspace_bytes = grouped_list_bytes(&p.g) + (p.g.copies + 63) / 64 * 64;
     }
     TRY(build_product(&state->kernels[state->count++], &p, device, arena));
-    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d, %d stages, clusters of %d, %lld experts%s",
+    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d, %d stages, clusters of %d, %lld experts%s%s",
                        p.h.tile->rows, p.h.tile->columns, p.h.stages, p.h.tile->cluster, (long long)p.g.experts,
-                       p.is_staged ? ", staged" : "");
+                       p.is_staged ? ", staged" : "", p.g.copies ? ", rows gathered first" : "");
 }
 
 static const struct knob knobs[] = {

@@ -1,9 +1,10 @@
 /* grouped_list: what goes before the product of a mixture of experts: tiles of rows, none of two experts        any chip, any type
    Formula   group e has ceil(rows of e / BLOCK_M) tiles, behind those of all groups before it
    Tile      block 0 makes the list, a thread per group, THREADS groups at a time; it ends with tiles of no rows
-             other blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product
+             other blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product; or they copy
+             the tokens to where GATHERS wants them, for a copy engine that takes neighbours (COPIES)
    Memory    a running sum of each group's tiles
-   Params    THREADS BLOCK_M SCATTERS y_t */
+   Params    THREADS BLOCK_M GATHERS SCATTERS COPIES y_t */
 
 /* Sums what the threads give, each with all before it. */
 DEVICE i64 sum_up(i64 (&sums)[THREADS], i64 mine) {
@@ -35,8 +36,17 @@ DEVICE void list_tiles(const arguments& p) {
     for (i64 at = listed + threadIdx.x; at < p.most; at += THREADS) p.list[at] = group_tile{0, 0, -1};
 }
 
+/* A template, so that fields that are not printed are not looked up. */
+template <class P> DEVICE void copy_row(const P& p, i64 row) {
+    const i64 token = find_token(p, row);
+    for (i64 at = threadIdx.x; at < p.row_words; at += THREADS)
+        p.gathered[row * p.row_words + at] = token < 0 ? chunk<16>{} : ((const chunk<16>*)(p.tokens_at + token * p.token_row))[at];
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) grouped_list(const __grid_constant__ arguments p) {
     if (blockIdx.x == 0) list_tiles(p);
+    if constexpr (COPIES)
+        for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1) copy_row(p, row);
     if constexpr (SCATTERS)
         for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1)
             for (i64 column = threadIdx.x; column < p.columns; column += THREADS) p.y[row * p.y_row + column * p.y_column] = convert<y_t>(0.0f);

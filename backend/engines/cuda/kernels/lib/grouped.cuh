@@ -1,7 +1,7 @@
 /* grouped: places of the factors and of the result of a mixture of experts, as contraction_mma.cuh and contraction_fma.cuh ask for them.
    Forward, a batch entry is one tile of rows, which grouped_list.cuh found; for the gradient of the weights it is an expert, whose
    rows are the depth.
-     Params   FORWARD GATHERS SCATTERS LEAD_IS_ROW RUN A_RUN B_RUN A_ALONG_DEPTH B_ALONG_DEPTH a_t b_t y_t a_staged b_staged */
+     Params   FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_ALONG_DEPTH B_ALONG_DEPTH a_t b_t y_t a_staged b_staged */
 
 /* What reads fields that not every form has is a template: the others do not look them up. */
 
@@ -23,15 +23,6 @@ template <class P> DEVICE batch find_batch(const P& p, index z) {
 struct grouped_place {
     i64 offset;
 };
-
-/* The token that a row is made of; NOWHERE is as a row of zeros. */
-template <class P> DEVICE i64 find_token(const P& p, i64 row) {
-    if constexpr (GATHERS) {
-        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride));
-        return token >= 0 && token < p.tokens ? token : -1;
-    }
-    return row;
-}
 
 DEVICE grouped_place a_outer(const arguments& p, const batch& g, index row) {
     if (row >= g.rows) return {NOWHERE};

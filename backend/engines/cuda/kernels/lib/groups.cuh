@@ -1,6 +1,6 @@
 /* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a group of
    their own, -1, which has no weight.
-     Params   SCATTERS */
+     Params   GATHERS SCATTERS */
 
 /* A tile of rows of one group; rows 0: none. */
 struct group_tile {
@@ -21,6 +21,15 @@ template <class P> DEVICE i64 find_row(const P& p, i64 row) {
         const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)), k = to_integer(*(p.token_ks + row * p.token_ks_stride));
         const bool fits = token >= 0 && token < p.group_rows && k >= 0 && k < p.top_k;
         return fits && token * p.top_k + k < p.group_rows ? token * p.top_k + k : -1;
+    }
+    return row;
+}
+
+/* The token that a row is made of, or -1, which is as a row of zeros. */
+template <class P> DEVICE i64 find_token(const P& p, i64 row) {
+    if constexpr (GATHERS) {
+        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride));
+        return token >= 0 && token < p.tokens ? token : -1;
     }
     return row;
 }
