@@ -10,11 +10,13 @@
 enum {
     ROWS_MAX = 64,
     WARPS = 8,
-    BLOCKS_MAX = 4,
+    BLOCKS_MAX = 2,
     SUMS_MAX = 16,
     ROWS_OF_FRAGMENT = 8,
     COLUMNS_OF_BLOCK = 16,
-    ACCESS_BYTES = 16
+    ACCESS_BYTES = 16,
+    STAGES_MAX = 6,
+    SHARED_BYTES = 96 * 1024,
 };
 
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
@@ -191,6 +193,26 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
+/* Whether what a step reads of A waits with its weights. */
+static bool stages_a(const struct weight_only *w) { return w->tokens * w->length / 8 <= 4; }
+
+static int stage_bytes(const struct weight_only *w) {
+    int slots = 2 * w->blocks + (stages_a(w) ? w->tokens * w->length / 8 : 0);
+    return slots * WARPS * 32 * ACCESS_BYTES;
+}
+
+static int stages(const struct weight_only *w) {
+    int fit = SHARED_BYTES / stage_bytes(w);
+    return fit < STAGES_MAX ? fit : STAGES_MAX;
+}
+
+/* At the end sums of 8 rows are there, in lines that are not a multiple of all banks. */
+static int shared_bytes(const struct weight_only *w) {
+    int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
+    int sums = WARPS / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
+    return ring > sums ? ring : sums;
+}
+
 static void print_structure(struct kernel_print *print, const struct weight_only *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     int sums = w->tokens * w->blocks * 4 * (w->scales_sums ? 2 : 1);
@@ -204,7 +226,9 @@ static void print_structure(struct kernel_print *print, const struct weight_only
     print_constant(print, "BLOCKS", w->blocks);
     print_constant(print, "WARPS_ACROSS", w->across);
     print_constant(print, "WARPS_DEEP", WARPS / w->across);
-    print_constant(print, "RESIDENT", w->blocks > 2 || sums >= 32 ? 1 : 2);
+    print_constant(print, "RESIDENT", sums > 32 || w->tokens > 4 ? 1 : 2);
+    print_constant(print, "STAGES", stages(w));
+    print_constant(print, "STAGES_A", stages_a(w));
     print_constant(print, "SCALES_SUMS", w->scales_sums);
     print_constant(print, "IS_NEGATIVE", w->weights->is_negative);
 }
@@ -253,6 +277,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[0] = (uint32_t)((w.columns + columns - 1) / columns);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = WARPS * 32;
+    kernel->shared_bytes = (uint32_t)shared_bytes(&w);
+    kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,
                        "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,
                        w.tokens * ROWS_OF_FRAGMENT, w.rest.count - 1);
