@@ -121,6 +121,7 @@ static const struct family_case hopper_cases[] = {
      "wgmma, tiles of 64x256, 5 stages, clusters of 1, 64 experts, staged"},
     {&cuda_grouped_sm90, few_rows_to_float, "few rows, wgmma",
      "wgmma, tiles of 64x128, 8 stages, clusters of 1, 64 experts"},
+    {&cuda_grouped_sm90, fp8_to_bf16, "fp8, wgmma", "8 experts, staged"},
     {&cuda_grouped_sm90, gathered, "gathered, wgmma", "8 experts, staged, rows gathered first"},
     {&cuda_grouped_sm90, scattered, "scattered, wgmma", "8 experts, staged"},
     {&cuda_grouped_sm90, gradient_bf16, "gradient, wgmma", "64 experts, staged"},
@@ -153,7 +154,7 @@ static const struct refused_case refusals[] = {
      "moe_grouped_matmul: nothing is fused with it here, pointwise needs a kernel of its own."},
     {&cuda_grouped_sm90, odd_float,
      "moe_grouped_matmul: products of f32 and f32 are not multiplied here; two halves or two bfloat16 summed in float "
-     "are."},
+     "are, and, forward, FP8."},
     {&cuda_grouped_sm90, odd_half,
      "moe_grouped_matmul: tensor (uid 4) must have one dimension without gaps, which are not the rows that experts "
      "share "

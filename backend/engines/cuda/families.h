@@ -17,7 +17,7 @@ extern const struct family cuda_stem_sm90;    /* forward convolutions of 8 chann
 extern const struct family cuda_patch_sm90;   /* convolutions of stride 1 on Hopper, images read once */
 extern const struct family cuda_depthwise;    /* convolutions with one channel per group */
 extern const struct family cuda_grouped;      /* products of a mixture of experts */
-extern const struct family cuda_grouped_sm90; /* the same of 16-bit factors on Hopper */
+extern const struct family cuda_grouped_sm90; /* the same of 16 or 8 bits on Hopper */
 extern const struct family cuda_attention;    /* scaled dot-product attention, forward and backward */
 
 /* What memory bounds. */

@@ -6,7 +6,7 @@
 #include "engines/cuda/grouped.h"
 #include "engines/cuda/hopper.h"
 
-enum { MAP_ALIGNMENT = 16, SLAB_ELEMENTS = 64, TILES = 7 };
+enum { MAP_ALIGNMENT = 16, TILES = 7, RUN_MAX = 8 };
 
 /* As of the Hopper family; low ones for experts with few rows. */
 static const struct hopper_tile tiles[TILES] = {
@@ -29,20 +29,25 @@ struct product {
     struct grouped g;
     struct hopper h; /* tile, stages and slabs */
     struct side a, b, y;
-    bool is_staged;
+    bool is_fp8, is_staged;
     double seconds;
 };
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t check_types(const struct product *p) {
+static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static weftStatus_t check_types(struct product *p) {
     const struct grouped *g = &p->g;
     weftDataType_t a = (weftDataType_t)g->c.factor[FACTOR_A].tensor->type;
     weftDataType_t b = (weftDataType_t)g->c.factor[FACTOR_B].tensor->type;
-    bool is_half = a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16;
-    if (a != b || !is_half || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
+    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16);
+    p->is_fp8 = is_fp8(a) && is_fp8(b) && g->forward;
+    p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
+    if ((!is_half && !p->is_fp8) || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-             "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are.",
+             "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are, and, "
+             "forward, FP8.",
              descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     const int64_t most = INT32_MAX - 512;
     if (g->group_rows == 0 || g->depth == 0 || g->group_rows > most || g->columns > most || g->depth > most)
@@ -72,6 +77,19 @@ static weftStatus_t check_side(const struct product *p, const struct side *side)
 static struct side side_of(const struct tensor *tensor, int own, int depth) {
     bool along_depth = tensor->strides.at[depth] == 1 && tensor->dims.at[depth] > 1;
     return (struct side){tensor, along_depth ? depth : own, along_depth ? own : depth, along_depth, false};
+}
+
+/* What 128 bytes hold. */
+static int slab_elements(const struct product *p) { return p->is_fp8 ? 128 : 64; }
+
+/* Tensor cores take FP8 along the depth alone. */
+static weftStatus_t check_fp8(const struct product *p) {
+    if (p->is_fp8 && (!p->a.along_depth || !p->b.along_depth))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: FP8 is multiplied here where tokens and weights are contiguous along "
+             "the summed dimension.",
+             descriptor_label(p->g.c.node->op));
+    return WEFT_STATUS_SUCCESS;
 }
 
 static void find_sides(struct product *p) {
@@ -120,10 +138,10 @@ static double predict(const struct product *p, const struct device *device, cons
     double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
     if (g->forward) {
         units *= rows / (double)height_of(tile) + 0.5;
-        steps = (double)tiles_along(g->depth, SLAB_ELEMENTS);
+        steps = (double)tiles_along(g->depth, slab_elements(p));
     } else {
         units *= (double)tiles_along(g->rows, height_of(tile));
-        steps = rows / SLAB_ELEMENTS + 0.5;
+        steps = rows / slab_elements(p) + 0.5;
     }
     return (g->forward ? LIST_SECONDS : 0) +
            hopper_seconds(tile, device, units, steps, bytes / (double)device->cuda.bandwidth);
@@ -131,7 +149,9 @@ static double predict(const struct product *p, const struct device *device, cons
 
 static bool fits(const struct product *p, const struct hopper_tile *tile) {
     bool is_deep = tile->row_blocks * tile->columns > 256;
-    return (p->b.along_depth || tile->columns % (SLAB_ELEMENTS * tile->cluster) == 0) && (!is_deep || p->is_staged);
+    if (p->h.promotes && !hopper_can_promote(tile))
+        return false;
+    return (p->b.along_depth || tile->columns % (slab_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
 }
 
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
@@ -164,6 +184,7 @@ static weftStatus_t analyse(struct product *p, const struct region *region, cons
     TRY(grouped_find(&p->g, region, device));
     TRY(check_types(p));
     find_sides(p);
+    TRY(check_fp8(p));
     TRY(check_side(p, &p->a));
     TRY(check_side(p, &p->b));
     TRY(check_side(p, &p->y));
@@ -214,9 +235,9 @@ static void print_map_of(struct kernel_print *print, const struct tensor *tensor
 static void print_maps(struct kernel_print *print, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
     int slab = tile->columns % 64 == 0 ? 64 : 32;
-    struct cuda_map a = map_of(p, &p->a, SLAB_ELEMENTS, p->a.along_depth ? (uint32_t)tile->rows : SLAB_ELEMENTS);
-    struct cuda_map b =
-        map_of(p, &p->b, SLAB_ELEMENTS, p->b.along_depth ? (uint32_t)(tile->columns / tile->cluster) : SLAB_ELEMENTS);
+    const uint32_t row = (uint32_t)slab_elements(p);
+    struct cuda_map a = map_of(p, &p->a, row, p->a.along_depth ? (uint32_t)tile->rows : row);
+    struct cuda_map b = map_of(p, &p->b, row, p->b.along_depth ? (uint32_t)(tile->columns / tile->cluster) : row);
     if (p->g.copies) { /* from behind the list in the workspace */
         a.form.dims[1] = (uint64_t)p->g.group_rows;
         a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
@@ -241,8 +262,8 @@ static void print_sides(struct kernel_print *print, const struct product *p) {
         char letter = "AB"[f];
         bool along_depth = sides[f]->along_depth;
         print_constant(print, named("%c_ALONG_DEPTH", letter).text, along_depth);
-        print_constant(print, named("%c_BOXES", letter).text, along_depth ? shared[f] : blocks[f] / SLAB_ELEMENTS);
-        print_constant(print, named("%c_SLAB", letter).text, along_depth ? 0 : HOPPER_DEPTH_BYTES * SLAB_ELEMENTS);
+        print_constant(print, named("%c_BOXES", letter).text, along_depth ? shared[f] : blocks[f] / slab_elements(p));
+        print_constant(print, named("%c_SLAB", letter).text, along_depth ? 0 : HOPPER_DEPTH_BYTES * slab_elements(p));
         print_constant(print, named("%c_STEP", letter).text, along_depth ? 2 : 128);
     }
 }
@@ -254,9 +275,10 @@ static void print_structure(struct kernel_print *print, const struct product *p)
         print_constant(print, none[i], 0);
     print_constant(print, "HAS_PHASES", 1);
     print_constant(print, "HAS_GROUPS", 1);
-    print_constant(print, "STORED_BYTES", 2);
+    print_constant(print, "STORED_BYTES", HOPPER_DEPTH_BYTES / slab_elements(p));
     print_constant(print, "FORWARD", p->g.forward != NULL);
-    print_constant(print, "RUN", p->is_staged ? 2 : grouped_run_along(p->g.y, p->y.inner));
+    int run = grouped_run_along(p->g.y, p->y.inner);
+    print_constant(print, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
     hopper_print_tile(print, &p->h);
     print_sides(print, p);
 }
@@ -295,7 +317,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (tensor_elements(p.g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     p.h.splits = 1;
-    p.h.steps = tiles_along(p.g.depth, SLAB_ELEMENTS);
+    p.h.steps = tiles_along(p.g.depth, slab_elements(&p));
     p.h.store = p.is_staged ? &staged : NULL;
     p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     hopper_fit(&p.h);

@@ -108,6 +108,8 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index);
 /* What sums meet in memory on their way. */
 int hopper_operands(const struct hopper *h);
 
+/* Whether registers hold the sums, and beside them those of a step of one block of rows. */
+bool hopper_can_promote(const struct hopper_tile *tile);
 /* What `units` of work for a cluster take, each of `steps` along the depth, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double moving);

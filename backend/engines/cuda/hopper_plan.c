@@ -108,8 +108,7 @@ int hopper_operands(const struct hopper *h) {
 /* Whether its sums leave registers for no more than their way out. */
 static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > 256; }
 
-/* Whether registers hold the sums, and beside them those of a step of one block of rows. */
-static bool can_promote(const struct hopper_tile *tile) {
+bool hopper_can_promote(const struct hopper_tile *tile) {
     return (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
 }
 
@@ -142,7 +141,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     if (tile->parts > 1 && (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS))
         return false;
-    if (h->promotes && !can_promote(tile))
+    if (h->promotes && !hopper_can_promote(tile))
         return false;
     /* A tile's columns share one scale, and rows have a scale each in registers. */
     int64_t sharing = h->scales[FACTOR_B].outer;
