@@ -84,11 +84,12 @@ static struct hopper_tile promoted(const struct hopper_tile *tile) {
     return made;
 }
 
-static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits) {
+static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
+                      double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
     const struct hopper_tile used = h->promotes ? promoted(tile) : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
-                                      (double)tiles_along(h->steps, splits), memory_seconds(h, device));
+                                      (double)tiles_along(h->steps, splits), moving);
 }
 
 static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
@@ -167,21 +168,24 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_DEPTH_BYTES / dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
     h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
+    double moving = memory_seconds(h, device);
     h->tile = NULL;
+    if (chosen > HOPPER_TILE_ROWS) /* a row of another family's table */
+        chosen = 0;
+    if (h->c.finish.reducer_count > 0) /* which parts of sums cannot feed */
+        asked = 0;
     for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
         if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
             continue;
-        for (int splits = asked > 0 && h->c.finish.reducer_count == 0 ? (int)asked : 1; splits <= HOPPER_SPLITS_MAX;
+        int most = asked > 0 ? (int)asked : is_deep(&tiles[t]) || tiles[t].parts > 1 ? 1 : HOPPER_SPLITS_MAX;
+        for (int splits = asked > 0 ? (int)asked : 1; splits <= most && (asked > 0 || split_fits(h, splits));
              splits++) {
-            double seconds = predict(h, device, &tiles[t], splits);
-            if ((asked > 0 || split_fits(h, splits)) && (splits == 1 || (!is_deep(&tiles[t]) && tiles[t].parts == 1)) &&
-                (!h->tile || seconds < h->seconds)) {
+            double seconds = predict(h, device, &tiles[t], splits, moving);
+            if ((splits == 1 || (!is_deep(&tiles[t]) && tiles[t].parts == 1)) && (!h->tile || seconds < h->seconds)) {
                 h->seconds = seconds;
                 h->tile = &tiles[t];
                 h->splits = splits;
             }
-            if (asked > 0)
-                break;
         }
     }
     if (!h->tile)
