@@ -287,7 +287,7 @@ def attend() -> tuple[weft.Graph, float, float]:
     import numpy as np
 
     random = np.random.default_rng(SEED)
-    graph = attention_graph()
+    graph = attention_graph().deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])
     arrays: dict[str, Any] = {}
     for slot in graph.plan.slots:
         if not slot.is_output:

@@ -58,9 +58,14 @@ def scaled_matmul(_: Any, t: Arrays) -> Arrays:
 
 def block_scaled_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
     """C = A B, whose elements share scales: of A those of a row's block, of B those of a square."""
-    row, square = xp.ones((1, 1, block), dtype=xp.float64), xp.ones((1, block, block), dtype=xp.float64)
+
+    def spread(scale: Any, rows: int, columns: int) -> Any:
+        _, i, j = scale.shape
+        ones = xp.ones((1, 1, rows, 1, columns), dtype=xp.float64)
+        return (scale[:, :, None, :, None] * ones).reshape(1, i * rows, j * columns)
+
     (_, m, k), (_, _, n) = t["A"].shape, t["B"].shape
-    a, b = xp.kron(t["A_scale"], row)[:, :m, :k], xp.kron(t["B_scale"], square)[:, :k, :n]
+    a, b = spread(t["A_scale"], 1, block)[:, :m, :k], spread(t["B_scale"], block, block)[:, :k, :n]
     return {"C": (t["A"] * a) @ (t["B"] * b)}
 
 
