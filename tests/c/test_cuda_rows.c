@@ -114,7 +114,7 @@ static void fused_rms_norm(struct model *m) {
 }
 
 static void norm_backward_in(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length,
-                             weftDataType_t type) {
+                             weftDataType_t type, bool has_statistics) {
     struct norm norm = {.mode = mode};
     norm.x = typed(m, DIMS(rows, length), type);
     norm.dy = typed(m, DIMS(rows, length), type);
@@ -122,13 +122,13 @@ static void norm_backward_in(struct model *m, weftBackendNormMode_t mode, int64_
     norm.scale = typed(m, DIMS(1, length), type);
     norm.dscale = typed(m, DIMS(1, length), type);
     norm.dbias = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(1, length), type);
-    norm.mean = mode == WEFT_RMS_NORM ? NULL : typed(m, DIMS(rows, 1), F32);
-    norm.inv = typed(m, DIMS(rows, 1), F32);
+    norm.mean = mode == WEFT_RMS_NORM || !has_statistics ? NULL : typed(m, DIMS(rows, 1), F32);
+    norm.inv = has_statistics ? typed(m, DIMS(rows, 1), F32) : NULL;
     add_norm_backward(m, &norm);
 }
 
 static void norm_backward_of(struct model *m, weftBackendNormMode_t mode, int64_t rows, int64_t length) {
-    norm_backward_in(m, mode, rows, length, BF16);
+    norm_backward_in(m, mode, rows, length, BF16, true);
 }
 
 static void layer_backward(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 16384, 4096); }
@@ -136,6 +136,7 @@ static void layer_backward_short(struct model *m) { norm_backward_of(m, WEFT_LAY
 static void layer_backward_8192(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 8192, 8192); }
 static void layer_backward_12288(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 1024, 12288); }
 static void rms_backward_16384(struct model *m) { norm_backward_of(m, WEFT_RMS_NORM, 4096, 16384); }
+static void layer_backward_anew(struct model *m) { norm_backward_in(m, WEFT_LAYER_NORM, 16384, 1024, BF16, false); }
 static void layer_backward_long(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 256, 262144); }
 
 static void batch_norm_in(struct model *m, weftDataType_t type, int64_t batch, int64_t channels, int64_t side,
@@ -292,6 +293,7 @@ static const struct family_case cases[] = {
     {&cuda_rows, layer_backward_8192, "layer norm backward 8192x8192", "rows in shared memory"},
     {&cuda_rows, layer_backward_12288, "layer norm backward 1024x12288", "rows in shared memory"},
     {&cuda_rows, rms_backward_16384, "RMS norm backward 4096x16384", "rows in shared memory"},
+    {&cuda_rows, layer_backward_anew, "layer norm backward 16384x1024, statistics anew", "rows in registers"},
     {&cuda_rows, layer_backward_long, "layer norm backward 256x262144", "rows streamed"},
     {&cuda_rows, batch_norm_nhwc, "batch norm NHWC", "rows side by side streamed"},
     {&cuda_rows, batch_norm_nchw, "batch norm NCHW", "rows streamed"},
@@ -370,7 +372,10 @@ static struct {
 static void swept_softmax(struct model *m) { softmax_of(m, DIMS(swept.rows, swept.length), 1, swept.type); }
 static void swept_layer_norm(struct model *m) { layer_norm_of(m, swept.rows, swept.length, swept.type, F32); }
 static void swept_backward(struct model *m) {
-    norm_backward_in(m, WEFT_LAYER_NORM, swept.rows, swept.length, swept.type);
+    norm_backward_in(m, WEFT_LAYER_NORM, swept.rows, swept.length, swept.type, true);
+}
+static void swept_backward_anew(struct model *m) {
+    norm_backward_in(m, WEFT_LAYER_NORM, swept.rows, swept.length, swept.type, false);
 }
 static void swept_sum(struct model *m) {
     reduce_of(m, WEFT_REDUCE_TENSOR_ADD, F32, DIMS(swept.rows, swept.length), DIMS(swept.rows, 1), swept.type, F32);
@@ -396,6 +401,18 @@ static int64_t constant_in(const char *text, const char *name) {
     return strtoll(at + length, NULL, 10);
 }
 
+/* Each sum of places takes one value in, in one of the passes. */
+static bool sums_differ(const char *text) {
+    bool differ = true;
+    for (int64_t k = 0; k < constant_in(text, "COLUMN_TOTALS"); k++) {
+        char line[48];
+        snprintf(line, sizeof line, "columns->at[%d].at[e] += ", (int)k);
+        const char *at = strstr(text, line);
+        differ = differ && at && !strstr(at + 1, line);
+    }
+    return differ;
+}
+
 /* The static assertions of rows.cuh and rows_pipe.cuh, without a compiler. */
 static bool is_legal(const char *text) {
     int64_t team = constant_in(text, "TEAM"), across = constant_in(text, "ACROSS"), run = constant_in(text, "RUN");
@@ -414,8 +431,8 @@ static bool is_legal(const char *text) {
 
 /* Whatever the sizes, the walk is one that its kernel takes. */
 static void sweep_walks(void) {
-    static void (*const fills[])(struct model *m) = {swept_softmax, swept_layer_norm, swept_backward, swept_widening,
-                                                     swept_sum};
+    static void (*const fills[])(struct model *m) = {swept_softmax,       swept_layer_norm, swept_backward,
+                                                     swept_backward_anew, swept_widening,   swept_sum};
     static const int64_t lengths[] = {1,    8,    100,  250,  512,   1000,  1024,  2048,  2056,   4096,
                                       4097, 5120, 8192, 8200, 12288, 16384, 20000, 32768, 131072, 262144};
     static const int64_t counts[] = {1, 100, 1024, 4096, 65536};
@@ -432,9 +449,9 @@ static void sweep_walks(void) {
         swept.length = lengths[rest % COUNT(lengths)], rest /= COUNT(lengths);
         DO(build(&built, &cuda_rows, fills[rest], &device));
         for (int i = 0; built.step.state && i < state_of(&built)->count; i++)
-            CHECK(is_legal(state_of(&built)->kernels[i].program), "graph %lld, %lld rows of %lld %s for sm_%d: %s",
-                  (long long)rest, (long long)swept.rows, (long long)swept.length, dtype_of(swept.type)->name,
-                  archs[arch][0] * 10, built.step.detail);
+            CHECK(is_legal(state_of(&built)->kernels[i].program) && sums_differ(state_of(&built)->kernels[i].program),
+                  "graph %lld, %lld rows of %lld %s for sm_%d: %s", (long long)rest, (long long)swept.rows,
+                  (long long)swept.length, dtype_of(swept.type)->name, archs[arch][0] * 10, built.step.detail);
         release(&built);
     }
 }

@@ -662,11 +662,13 @@ static void print_element_results(struct printer *p, int pass) {
     for (int k = 0, column = 0; k < rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
         const struct term *term = rows_find(rows, operand->value);
-        if (operand->is_store && is_column(term) && pass == term->stage)
-            text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column++, rows->terms[term->uses[0]].name);
+        bool is_summed = operand->is_store && is_column(term);
+        if (is_summed && pass == term->stage)
+            text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column, rows->terms[term->uses[0]].name);
         else if (stores_elements(p, k, pass))
             text_add(p->code, "    w%d[u].at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
                      operand->value);
+        column += is_summed; /* those of other passes count, too */
     }
 }
 
