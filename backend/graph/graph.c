@@ -182,17 +182,31 @@ static weftStatus_t sort_nodes(struct graph *graph) {
     return WEFT_STATUS_SUCCESS;
 }
 
+bool graph_needs(const struct graph *graph, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &graph->values[node->operands[i]];
+        if (node->is_output[i] && (value_is_slot(value) || value->readers > 0))
+            return true;
+    }
+    return false;
+}
+
+/* A node that nobody needs does not run, and so reads nothing. From the last node on, all readers of what a node makes
+   are known before it. */
 static void note_readers(struct graph *graph) {
-    for (int n = 0; n < graph->node_count; n++)
-        for (int i = 0; i < graph->nodes[n].operand_count; i++) {
-            struct value *value = &graph->values[graph->nodes[n].operands[i]];
-            if (graph->nodes[n].is_output[i])
+    for (int n = graph->node_count; n-- > 0;) {
+        const struct node *node = &graph->nodes[n];
+        bool runs = graph_needs(graph, node);
+        for (int i = 0; i < node->operand_count && runs; i++) {
+            struct value *value = &graph->values[node->operands[i]];
+            if (node->is_output[i])
                 continue;
             value->readers++;
-            value->last_reader = n;
-            if (value->first_reader < 0)
-                value->first_reader = n;
+            value->first_reader = n;
+            if (value->last_reader < 0)
+                value->last_reader = n;
         }
+    }
 }
 
 static weftStatus_t check_values(const struct graph *graph) {

@@ -9,7 +9,7 @@
 struct value {
     struct tensor *tensor;
     int producer;     /* node, or -1 for an input of the graph */
-    int readers;      /* how many operands of nodes read it */
+    int readers;      /* how many operands of nodes that are needed read it */
     int first_reader; /* node, or -1 */
     int last_reader;  /* node, or -1 */
 };
@@ -50,6 +50,9 @@ static inline bool value_is_dead(const struct value *value) { return value->tens
 static inline bool value_is_slot(const struct value *value) {
     return !value->tensor->is_virtual && !value->tensor->is_constant;
 }
+
+/* Whether the user or a node that is needed reads something that a node makes. */
+bool graph_needs(const struct graph *graph, const struct node *node);
 
 double graph_flops(const struct graph *graph);
 

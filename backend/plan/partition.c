@@ -24,18 +24,8 @@ struct partitioning {
 /* ---- Which nodes matter ------------------------------------------------------------------------------------------ */
 
 static void drop_needless_nodes(struct partitioning *p) {
-    const struct graph *graph = p->graph;
-    for (int n = graph->node_count - 1; n >= 0; n--) {
-        const struct node *node = &graph->nodes[n];
-        bool needed = false;
-        for (int i = 0; i < node->operand_count; i++)
-            needed = needed || (node->is_output[i] && value_is_slot(&graph->values[node->operands[i]]));
-        for (int later = n + 1; later < graph->node_count && !needed; later++)
-            for (int i = 0; i < graph->nodes[later].operand_count && p->owner[later] != NOT_NEEDED; i++)
-                needed = needed || (!graph->nodes[later].is_output[i] &&
-                                    graph->values[graph->nodes[later].operands[i]].producer == n);
-        p->owner[n] = needed ? UNASSIGNED : NOT_NEEDED;
-    }
+    for (int n = 0; n < p->graph->node_count; n++)
+        p->owner[n] = graph_needs(p->graph, &p->graph->nodes[n]) ? UNASSIGNED : NOT_NEEDED;
 }
 
 /* ---- Views ------------------------------------------------------------------------------------------------------- */

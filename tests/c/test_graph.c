@@ -331,9 +331,10 @@ static void test_order_and_dead_ends(void) {
         CHECK((desc)inside->nodes[i].op == sorted[i],
               "node %d: among operations that are ready the first one given runs first", i);
     const struct value *value_a = &inside->values[graph_find_uid(inside, 5)];
-    CHECK(value_a->producer == 0 && value_a->readers == 2 && value_a->first_reader == 1 && value_a->last_reader == 3,
-          "a: producer %d, readers %d, first %d, last %d", value_a->producer, value_a->readers, value_a->first_reader,
-          value_a->last_reader);
+    CHECK(value_a->producer == 0 && value_a->readers == 1 && value_a->first_reader == 3 && value_a->last_reader == 3,
+          "a: what nobody needs reads nothing: producer %d, readers %d, first %d, last %d", value_a->producer,
+          value_a->readers, value_a->first_reader, value_a->last_reader);
+    CHECK(value_is_dead(&inside->values[graph_find_uid(inside, 6)]), "dead is dead");
     CHECK(value_is_dead(&inside->values[graph_find_uid(inside, 7)]), "deader is dead");
     CHECK(graph_find_uid(inside, 3) == -1 && graph_find_uid(inside, 100) == -1, "uids that there are not");
 

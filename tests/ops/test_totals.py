@@ -194,8 +194,8 @@ def test_gradients_of_batch_norm_behind_a_data_gradient(stride: int) -> None:
 # ---- One region --------------------------------------------------------------------------------------------
 
 
-def families(build: Any) -> list[str]:
-    """Who serves what is built, on a described GPU."""
+def steps(build: Any) -> list[Any]:
+    """What serves what is built, on a described GPU."""
     g = weft.Graph(**BF16, device_property=DeviceProperties(H200))
     for made in build(g):
         made.set_output(True)
@@ -204,7 +204,11 @@ def families(build: Any) -> list[str]:
     g.create_execution_plans([weft.heur_mode.A])
     g.check_support()
     g.build_plans()
-    return [step["family"] for step in g.plan.report["steps"]]
+    return list(g.plan.report["steps"])
+
+
+def families(build: Any) -> list[str]:
+    return [step["family"] for step in steps(build)]
 
 
 def image(g: Any, *dims: int) -> Any:
@@ -232,3 +236,16 @@ def test_one_step_for_product_and_reductions() -> None:
         )
 
     assert families(totals) == ["cuda.hopper"]
+
+
+def test_what_nobody_needs_reads_nothing() -> None:
+    """A result that only a needless operation reads has no memory, so that nothing may store it."""
+
+    def totals(g: Any) -> Any:
+        c = g.relu(g.matmul(g.tensor([512, 256], [256, 1]), g.tensor([256, 128], [128, 1])))
+        g.mul(g.reduction(c, "MAX").set_dim([512, 1]), 2.0)
+        return [g.reduction(c, "ADD").set_dim([1, 128]).set_data_type("f32")]
+
+    (step,) = steps(totals)
+    assert "totals" in step["detail"]
+    assert "staged" not in step["detail"]
