@@ -241,6 +241,18 @@ struct descriptor *descriptor_retain(struct descriptor *descriptor) {
     return descriptor;
 }
 
+weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source) {
+    enum { BEFORE = offsetof(struct descriptor, holders), BEHIND = offsetof(struct descriptor, schema) };
+    size_t bytes = source->schema->size;
+    struct descriptor *copy;
+    TRY(arena_alloc(arena, &copy, bytes));
+    memcpy(copy, source, BEFORE);
+    atomic_init(&copy->holders, 1);
+    memcpy((char *)copy + BEHIND, (const char *)source + BEHIND, bytes - BEHIND);
+    memcpy(out, &copy, sizeof copy);
+    return WEFT_STATUS_SUCCESS;
+}
+
 void descriptor_release(struct descriptor *descriptor) {
     if (!descriptor || atomic_fetch_sub_explicit(&descriptor->holders, 1, memory_order_acq_rel) > 1)
         return;

@@ -16,6 +16,9 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements);
 weftStatus_t descriptor_finalize(struct descriptor *descriptor);
 
+/* A copy that lives with an arena and that nobody holds or releases. Others may take and leave the source meanwhile. */
+weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source);
+
 /* Fills an empty descriptor with what another of its kind holds. */
 weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source);
 

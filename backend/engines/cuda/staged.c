@@ -39,7 +39,7 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
 static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
                                struct arena *arena) {
     struct tensor like = *tensor, *plain;
-    TRY(arena_copy(arena, &plain, tensor, sizeof *tensor));
+    TRY(descriptor_mirror(arena, &plain, &tensor->base));
     plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
     plain->is_by_value = plain->is_constant = false;
@@ -111,7 +111,7 @@ static void exchange(const struct staged *staged, struct tensor **tensor) {
 /* A copy of an operation on the plain tensors. */
 static weftStatus_t exchange_operands(const struct staged *staged, struct node *node, struct arena *arena) {
     struct descriptor *op;
-    TRY(arena_copy(arena, &op, node->op, node->op->schema->size));
+    TRY(descriptor_mirror(arena, &op, node->op));
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
         void *field = (char *)op + row->offset;
@@ -132,7 +132,7 @@ static weftStatus_t exchange_operands(const struct staged *staged, struct node *
 
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
     struct graph *graph;
-    TRY(arena_copy(arena, &graph, region->graph, sizeof *graph));
+    TRY(descriptor_mirror(arena, &graph, &region->graph->base));
     TRY(arena_copy(arena, &graph->nodes, graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
     TRY(arena_copy(arena, &graph->values, graph->values, (size_t)graph->value_count * sizeof *graph->values));
     for (int k = 0; k < staged->count; k++)
