@@ -499,7 +499,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 static const struct knob knobs[] = {
-    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0, "lines and columns of a tile; 0 chooses"},
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0,
+     "tile: 1 + 12 l + c, l and c counting tile_lines and tile_columns; 0 chooses"},
     {0},
 };
 
