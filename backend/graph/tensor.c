@@ -182,6 +182,13 @@ int64_t tensor_bytes(const struct tensor *tensor) {
     return dtype_bytes((weftDataType_t)tensor->type, (last + 1) * tensor->vector_count);
 }
 
+struct tensor tensor_mirror(const struct tensor *tensor) {
+    enum { BEHIND = offsetof(struct tensor, base) + offsetof(struct descriptor, schema) };
+    struct tensor copy = {.base.magic = tensor->base.magic};
+    memcpy((char *)&copy + BEHIND, (const char *)tensor + BEHIND, sizeof copy - BEHIND);
+    return copy;
+}
+
 bool tensor_is_packed(const struct tensor *tensor) {
     int64_t expected = 1;
     if (tensor->vector_count > 1)

@@ -36,6 +36,9 @@ int64_t tensor_bytes(const struct tensor *tensor);
 /* Refuses dims and strides that reach farther than memory does; all arithmetic on sizes relies on it. */
 weftStatus_t tensor_check_reach(const struct tensor *tensor);
 
+/* A copy that nobody holds or releases. Others may take and leave the source meanwhile. */
+struct tensor tensor_mirror(const struct tensor *tensor);
+
 /* Row-major without gaps, in this order of dims. */
 bool tensor_is_packed(const struct tensor *tensor);
 

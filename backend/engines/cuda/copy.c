@@ -21,7 +21,7 @@ struct small_graph {
 /* A value after `tensor`; values are told apart, and sorted, by uids. */
 static int add_value(struct small_graph *small, const struct tensor *tensor) {
     int value = small->graph.value_count++;
-    small->tensors[value] = *tensor;
+    small->tensors[value] = tensor_mirror(tensor);
     small->tensors[value].uid = value + 1;
     small->values[value] = (struct value){.tensor = &small->tensors[value], .producer = -1};
     return value;

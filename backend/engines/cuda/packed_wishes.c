@@ -30,10 +30,11 @@ static weftStatus_t add_wish(struct wishes *wishes, int at, const struct region 
     if (tensor->is_by_value || tensor->is_constant || tensor->vector_count != 1 || tensor_elements(tensor) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is empty, vectorised or not in memory.",
              descriptor_label(wishes->node->op), descriptor_label(&tensor->base));
-    *wish = (struct wish){.value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = *tensor};
+    *wish = (struct wish){
+        .value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = tensor_mirror(tensor)};
     wish->packed.is_virtual = false;
     wish->packed.alignment = ROW_BYTES;
-    wish->tensor_view = *tensor;
+    wish->tensor_view = tensor_mirror(tensor);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -137,7 +138,7 @@ enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
    or the one that is the group's own, which in a merged filter lies on the diagonal. */
 static struct tensor filter_view(const struct tensor *tensor, const struct conv_geometry *g, int64_t merged,
                                  bool has_blocks, bool is_diagonal) {
-    struct tensor view = *tensor;
+    struct tensor view = tensor_mirror(tensor);
     int64_t filter = tensor->strides.at[0], channel = tensor->strides.at[1];
     const int64_t dims[] = {g->groups / merged, merged, g->k, has_blocks ? merged : 1, g->c};
     const int64_t strides[] = {merged * g->k * filter, g->k * filter + (is_diagonal ? g->c * channel : 0), filter,

@@ -38,7 +38,7 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
 
 static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
                                struct arena *arena) {
-    struct tensor like = *tensor, *plain;
+    struct tensor like = tensor_mirror(tensor), *plain;
     TRY(descriptor_mirror(arena, &plain, &tensor->base));
     plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
