@@ -168,14 +168,12 @@ static void batch_norm_of(struct model *m, int64_t channels, int64_t side, bool 
 
 static void batch_norm_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, false); }
 static void batch_norm_nchw(struct model *m) { batch_norm_of(m, 256, 56, false, false); }
-static void batch_norm_middle(struct model *m) { batch_norm_in(m, BF16, 32, 256, 14, true, false); }
-static void batch_norm_small(struct model *m) { batch_norm_in(m, BF16, 32, 2048, 7, true, false); }
+static void batch_norm_small(struct model *m) { batch_norm_of(m, 2048, 7, true, false); }
 static void batch_backward_nhwc(struct model *m) { batch_norm_of(m, 256, 56, true, true); }
 static void batch_backward_nchw(struct model *m) { batch_norm_of(m, 256, 56, false, true); }
-static void batch_backward_middle(struct model *m) { batch_norm_in(m, BF16, 32, 256, 14, true, true); }
-static void batch_backward_small(struct model *m) { batch_norm_in(m, BF16, 32, 2048, 7, true, true); }
-static void batch_norm_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 15, true, false); }
-static void batch_backward_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 15, true, true); }
+static void batch_backward_small(struct model *m) { batch_norm_of(m, 2048, 7, true, true); }
+static void batch_norm_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 33, true, false); }
+static void batch_backward_float(struct model *m) { batch_norm_in(m, F32, 32, 96, 33, true, true); }
 static void batch_norm_few(struct model *m) { batch_norm_in(m, F16, 64, 8, 56, true, false); }
 static void batch_norm_odd(struct model *m) { batch_norm_in(m, BF16, 64, 66, 56, true, false); }
 static void batch_norm_double(struct model *m) { batch_norm_in(m, F64, 32, 64, 56, true, false); }
@@ -183,7 +181,7 @@ static void batch_norm_tiny(struct model *m) { batch_norm_in(m, BF16, 4, 64, 7, 
 
 /* A mask in front of the gradient. */
 static void masked_batch_backward(struct model *m) {
-    struct extents dims = DIMS(32, 256, 14, 14), channel = DIMS(1, 256, 1, 1), order = NHWC(32, 256, 14, 14);
+    struct extents dims = DIMS(128, 256, 14, 14), channel = DIMS(1, 256, 1, 1), order = NHWC(128, 256, 14, 14);
     struct norm norm = {.mode = WEFT_BATCH_NORM};
     norm.x = strided(m, dims, order, BF16, 16);
     norm.dy = inner(m);
@@ -199,7 +197,7 @@ static void masked_batch_backward(struct model *m) {
 
 /* Added to a residual, which only the second pass reads. */
 static void batch_norm_residual(struct model *m) {
-    struct extents dims = DIMS(32, 512, 14, 14), channel = DIMS(1, 512, 1, 1), order = NHWC(32, 512, 14, 14);
+    struct extents dims = DIMS(128, 512, 28, 28), channel = DIMS(1, 512, 1, 1), order = NHWC(128, 512, 28, 28);
     struct norm norm = {.mode = WEFT_BATCH_NORM};
     norm.x = strided(m, dims, order, BF16, 16);
     norm.scale = typed(m, channel, F32);
@@ -322,12 +320,12 @@ static const struct family_case cases[] = {
 };
 
 static const struct family_case channels_cases[] = {
-    {&cuda_channels, batch_norm_middle, "channels: batch norm, ReLU", "slabs of 64 channels"},
-    {&cuda_channels, batch_backward_middle, "channels: batch norm backward", "slabs of 64 channels"},
+    {&cuda_channels, batch_norm_nhwc, "channels: batch norm, ReLU", "slabs of 128 channels, 66 blocks for each"},
+    {&cuda_channels, batch_backward_nhwc, "channels: batch norm backward", "slabs of 128 channels, 66 blocks for each"},
     {&cuda_channels, batch_norm_small, "channels: batch norm of 7x7", "slabs of 64 channels, 4 blocks for each"},
     {&cuda_channels, batch_backward_small, "channels: batch norm backward of 7x7",
      "slabs of 64 channels, 4 blocks for each"},
-    {&cuda_channels, batch_norm_residual, "channels: batch norm, residual, ReLU", "slabs of 64 channels"},
+    {&cuda_channels, batch_norm_residual, "channels: batch norm, residual, ReLU", "slabs of 128 channels"},
     {&cuda_channels, masked_batch_backward, "channels: mask, batch norm backward", "slabs of 64 channels"},
     {&cuda_channels, batch_norm_float, "channels: batch norm of floats", "slabs of 32 channels"},
     {&cuda_channels, batch_backward_float, "channels: batch norm backward of floats", "slabs of 32 channels"},
@@ -361,10 +359,6 @@ static const struct refused_case refusals[] = {
     {&cuda_channels, batch_norm_odd, "threads take 4 neighbouring channels or more, here they could take 2"},
     {&cuda_channels, batch_norm_tiny,
      "1 slabs of 64 channels with 2 batches of 128 places would not keep 132 multiprocessors busy"},
-    {&cuda_channels, batch_norm_nhwc,
-     "a block would have 96 batches, of which shared memory holds 12. Only what stays there is served."},
-    {&cuda_channels, batch_backward_nhwc,
-     "a block would have 191 batches, of which shared memory holds 12. Only what stays there is served."},
     {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
 };
 

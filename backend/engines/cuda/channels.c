@@ -178,11 +178,6 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "shared memory holds %d batches of %lld bytes, of %d at least", c->depth, (long long)batch_bytes(walk),
              DEPTH_LEAST);
-    /* Forward results differed from run to run where slots of the ring were filled again. */
-    if (ceiling(c->batches, c->blocks) > c->depth)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "a block would have %lld batches, of which shared memory holds %d. Only what stays there is served.",
-             (long long)ceiling(c->batches, c->blocks), c->depth);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -13,13 +13,9 @@
    Cache     copies leave the second cache first, but for a.stay batches that pass 1 begins with
    Meeting   counters live in the module and are 0 between launches: a cooperative launch runs all its blocks at once or
              none, and takes more than half of the multiprocessors, so no two of them overlap
-   Limits    ACROSS is a power of two up to 32; a run has 4 channels at least; all totals are closed by pass 0. Blocks with
-             more than DEPTH batches are declined: see Open
+   Limits    ACROSS is a power of two up to 32; a run has 4 channels at least; all totals are closed by pass 0
    Params    RUN ACROSS TEAM THREADS UNROLL DEPTH FLOW SLOTS HELD_BYTES BETWEEN
-   Measured  H200, bf16: 128x2048x7x7 forward 18.6 us, 32x256x14x14 forward 7.8 and backward 9.2
-   Open      with more batches than slots, forward of 128x64x112x112 and 128x256x56x56 took 151 us and backward 239, but
-             forward was up to 1.7 times as far off as rounding, and two runs differed; the reason is not known. Backward was
-             right, though its results would hardly tell of totals that are 1 % off
+   Measured  H200, bf16: 128x64x112x112 forward 151 us, backward 239; 128x256x56x56 151 and 238; 128x2048x7x7 18.6 and 28
    Tried     (H200) each thread copying its own runs: 154 us, not 151; one of the threads that calculate asking for copies:
              168; means joined by Chan's formula, and rows opened by every thread: 8 us more at the meeting; batches that
              stay in registers: 1 us less of 168; half the second cache asked to keep what is more than it holds: backward
@@ -152,6 +148,7 @@ template <class P> DEVICE void load_batch(typename P::inputs (&in)[UNROLL], cons
 DEVICE void take(held (&own)[UNROLL], int pass, int slot) {
     #pragma unroll
     for (int u = 0; u < UNROLL; u++) take_held(own[u], (const char*)s_ring + slot * BATCH_BYTES, u * THREADS + threadIdx.x);
+    loads_before_copies();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(shared_address(&s_freed[pass][slot]));
 }

@@ -252,9 +252,10 @@ template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filte
         const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
         store_matrices_transposed(s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16, blocks);
     }
-    publish_to_async_proxy();
     __syncwarp();
     if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, s_y); /* a warp reads what it wrote */
+    publish_to_async_proxy(); /* also makes sure that it has read */
+    __syncwarp();
     release(result_written(group));
 }
 

@@ -196,6 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
             pass<1>::taken none[1];
             walk<pass<1>>(none, w, slot_of(w, stage_behind), all, now, columns, a, at);
             if (HAS_ROW_STORES && w.lane == 0 && w.part == 0) store_rows(&now, a, at);
+            loads_before_copies();
             __syncwarp(); // all lanes have read the slot
             fill_slot(w, a, behind + RING * w.stride, stage_behind);
         }

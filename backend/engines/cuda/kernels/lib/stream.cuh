@@ -149,6 +149,10 @@ DEVICE void copy_bulk(void* shared, const void* p, u32 bytes, u64* arrival) {
                  : "memory");
 }
 
+/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way to
+   memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
+DEVICE void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 /* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
 DEVICE void await_arrival(u64* arrival, u32 turn) {
     asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
