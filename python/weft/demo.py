@@ -246,6 +246,7 @@ def train(epochs: int = EPOCHS) -> tuple[Training, dict[str, list[float]]]:
 def attention_graph() -> weft.Graph:
     """A block of causal attention with its projections; query heads share fewer heads of keys and values."""
     with weft.Graph("attention", io_data_type="f32") as g:
+        g.deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])  # products keep all bits
         x = g.tensor([B, S, E], name="x")
         heads = {"q": HEADS, "k": GROUPS, "v": GROUPS}
         parts = []
@@ -287,7 +288,7 @@ def attend() -> tuple[weft.Graph, float, float]:
     import numpy as np
 
     random = np.random.default_rng(SEED)
-    graph = attention_graph().deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])
+    graph = attention_graph()
     arrays: dict[str, Any] = {}
     for slot in graph.plan.slots:
         if not slot.is_output:

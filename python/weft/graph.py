@@ -452,26 +452,22 @@ class Graph(Sugar):
     def select_numeric_notes(self, notes: Iterable[enums.numerical_note]) -> Graph:
         """Keeps only engines that have all of these notes; call it before check_support, like all filters."""
         wanted = set(notes)
-        self._filters.append(lambda c: "" if wanted <= c.numerical_notes else "its numerical notes")
-        return self
+        return self._filter(lambda c: "" if wanted <= c.numerical_notes else "its numerical notes")
 
     def deselect_numeric_notes(self, notes: Iterable[enums.numerical_note]) -> Graph:
         """Drops engines that have one of these notes."""
         barred = set(notes)
-        self._filters.append(lambda c: "its numerical notes" if barred & c.numerical_notes else "")
-        return self
+        return self._filter(lambda c: "its numerical notes" if barred & c.numerical_notes else "")
 
     def select_behavior_notes(self, notes: Iterable[enums.behavior_note]) -> Graph:
         """Keeps only engines that have all of these notes."""
         wanted = set(notes)
-        self._filters.append(lambda c: "" if wanted <= c.behavior_notes else "its behavior notes")
-        return self
+        return self._filter(lambda c: "" if wanted <= c.behavior_notes else "its behavior notes")
 
     def deselect_behavior_notes(self, notes: Iterable[enums.behavior_note]) -> Graph:
         """Drops engines that have one of these notes."""
         barred = set(notes)
-        self._filters.append(lambda c: "its behavior notes" if barred & c.behavior_notes else "")
-        return self
+        return self._filter(lambda c: "its behavior notes" if barred & c.behavior_notes else "")
 
     def deselect_engines(self, names: Iterable[str]) -> Graph:
         """Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts.
@@ -483,14 +479,21 @@ class Graph(Sugar):
         'cpu.reference'
         """
         texts = list(names)
-        self._filters.append(lambda c: "its name" if any(t in c.tag or t in c.name for t in texts) else "")
-        return self
+        return self._filter(lambda c: "its name" if any(t in c.tag or t in c.name for t in texts) else "")
 
     def deselect_workspace_greater_than(self, workspace: int) -> Graph:
         """Drops plans that need more bytes of workspace."""
-        self._filters.append(
+        return self._filter(
             lambda c: f"its workspace of {c.workspace_size} bytes" if c.workspace_size > workspace else ""
         )
+
+    def _filter(self, refuse: Callable[[Candidate], str]) -> Graph:
+        """Drops the candidates for which refuse gives a reason."""
+        if self._plan is not None:
+            raise BadParameterError(
+                f"{self._label}: it is built, and filters would not change its plan. Filter before build()."
+            )
+        self._filters.append(refuse)
         return self
 
     def check_support(self) -> None:

@@ -31,7 +31,7 @@ def run(folder: Path) -> dict[str, int]:
     """The cache's counts after a process that builds a graph."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env=os.environ | {"WEFT_CACHE": "rw", "WEFT_CACHE_DIR": str(folder)},
+        env=os.environ | {"WEFT_CACHE": "rw", "WEFT_CACHE_DIR": str(folder), "NVIDIA_TF32_OVERRIDE": "0"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -426,6 +426,16 @@ def test_filters_keep_what_fits() -> None:
     assert g.build().plan
 
 
+def test_filters_come_before_the_plan() -> None:
+    g, *_ = small(name="mlp")
+    g.build()
+    with pytest.raises(weft.BadParameterError) as caught:
+        g.deselect_engines(["cpu."])
+    assert str(caught.value).endswith(
+        "graph 'mlp': it is built, and filters would not change its plan. Filter before build()."
+    )
+
+
 def test_workspace_limit_filters() -> None:
     g, _, _, y = small()
     g.relu(y)
