@@ -131,6 +131,52 @@ def test_cuda_graph() -> None:
         check(memory)
 
 
+def batch_norm_plan(handle: Any) -> tuple[weft.Graph, dict[str, Any]]:
+    """A plan of one kernel whose blocks wait for each other, and memory for it by name."""
+    x = normal(64, 56, 56, 128).bfloat16().permute(0, 3, 1, 2)
+    memory = {"x": x, "scale": normal(1, 128, 1, 1), "bias": normal(1, 128, 1, 1), "y": torch.empty_like(x)}
+    g = weft.Graph(handle=handle)
+    tensors = {name: g.tensor_like(memory[name], name=name) for name in ("x", "scale", "bias")}
+    y, *_ = g.batchnorm(*tensors.values(), epsilon=1e-5)
+    y.set_name("y").set_output(True)
+    g.build()
+    assert "cuda.channels" in g.explain()
+    return g, memory
+
+
+def check_batch_norm(memory: dict[str, Any]) -> None:
+    x, scale, bias = (memory[name].double() for name in ("x", "scale", "bias"))
+    want = torch.nn.functional.batch_norm(x, None, None, scale.flatten(), bias.flatten(), True, 0, 1e-5)
+    torch.testing.assert_close(memory["y"].double(), want, rtol=2**-8, atol=1e-4)
+
+
+def test_blocks_that_wait_for_each_other() -> None:
+    """On two streams at once, where neither kernel may take room that the other waits for; and captured."""
+    plans = []
+    for _ in range(2):
+        handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
+        handle.set_stream(stream.cuda_stream)
+        g, memory = batch_norm_plan(handle)
+        plans.append((g, memory, workspace_of(g), stream))
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for g, memory, workspace, _ in plans:
+            g.execute(memory, workspace)
+    torch.cuda.synchronize()
+    for _, memory, _, _ in plans:
+        check_batch_norm(memory)
+    g, memory, workspace, stream = plans[0]
+    memory["y"].fill_(-77)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=stream):
+        g.execute(memory, workspace)
+    assert (memory["y"] == -77).all()
+    memory["x"].copy_(normal(64, 56, 56, 128).permute(0, 3, 1, 2))
+    captured.replay()
+    torch.cuda.synchronize()
+    check_batch_norm(memory)
+
+
 def test_a_graph_captured_before_the_first_run() -> None:
     """Kernels are on the device when the plan is built, so that capturing may be the first use."""
     g, given = weft.Graph(), normal(77, 131)
