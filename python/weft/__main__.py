@@ -62,6 +62,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--peer", default="", metavar="MODULES", help="time these beside: cudnn, torch or cudnn,torch"
     )
+    tiles = "instead, how near the chosen tiles come to the best ones"
+    bench.add_argument("--tiles", action="store_true", help=tiles)
     bench.add_argument("--csv", type=Path, help="write the table into this file")
     bench.add_argument("--svg", type=Path, help="draw the roofline into this file")
     shown = "show tables that --csv wrote instead of measuring; groups stand before it"

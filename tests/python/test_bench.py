@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import weft
 from weft.__main__ import main
-from weft.bench import cases, measure, norms, products, results, roofline, streams
+from weft.bench import cases, measure, norms, products, results, roofline, streams, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.results import Roof, Row, Table
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand, Pool, Window
+from weft.bench.tiles import Choice
 
 SVG = "{http://www.w3.org/2000/svg}"
 MILLION = 1 << 20
@@ -492,6 +493,30 @@ def test_a_case_that_fails_shows_in_the_status(
     assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
 
 
+def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "tiles.csv"
+    words = ["matmul", "--device", "cpu", "--only", "m16", "--tiles", "--quick", "--csv", str(written)]
+    assert main(["bench", *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["case", "chosen", "best", "ratio", "tiles", "the", "best", "one"]
+    assert said[2].startswith("matmul/f32_m16_n1024_k1024 ")
+    assert said[-1].startswith("chosen time / best time is 1.")
+    with written.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["case"] == "matmul/f32_m16_n1024_k1024"
+    assert float(row["chosen_us"]) >= float(row["best_us"]) > 0
+
+
+def test_the_best_tile() -> None:
+    near, far = Choice("matmul/a", {"x": 1e-6, "y": 2e-6}, 2), Choice("matmul/b", {"x": 4e-6, "y": 1e-6}, 9)
+    assert (near.chosen, near.best, near.ratio, far.chosen, far.best, far.ratio) == ("x", "x", 1, "x", "y", 4)
+    assert tiles.line(near).split() == ["matmul/a", "1.0", "µs", "1.0", "µs", "1.000", "2"]
+    assert tiles.line(far).split() == ["matmul/b", "4.0", "µs", "1.0", "µs", "4.000", "9", "y"]
+    assert tiles.summary([near, far]) == (
+        "chosen time / best time is 2.000 in the geometric mean of 2 cases, 4.000 in the worst (matmul/b)"
+    )
+
+
 def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     strange = tmp_path / "strange.csv"
     strange.write_text("case,weft_us,peer_us,ratio,error,device,date\nmatmul/new,1,2,2,,Chip,\n")
@@ -518,7 +543,12 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ),
         (
             ["--csv", "x", "--from", "y"],
-            "bench: --from shows tables; --csv, --peer and --list have no use with it. Leave them or it out.",
+            "bench: --from shows tables; --csv, --peer, --list and --tiles have no use with it. "
+            "Leave them or it out.",
+        ),
+        (
+            ["--tiles", "--device", "cpu", "--peer", "cudnn"],
+            "bench: --tiles times Weft alone. Leave --peer and --svg out.",
         ),
     ],
 )

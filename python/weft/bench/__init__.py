@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import weft
-from weft.bench import cases, results, roofline
+from weft.bench import cases, results, roofline, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
@@ -29,6 +29,7 @@ class Options:
     peer: str = ""
     quick: bool = False
     list: bool = False
+    tiles: bool = False
     csv: Path | None = None
     svg: Path | None = None
     tables: Sequence[Path] = ()
@@ -43,7 +44,7 @@ def run(options: Options) -> int:
     if options.list:
         print("\n".join(listing(chosen.values())))
         return 0
-    return _measure(kind, chosen, options)
+    return (_measure_tiles if options.tiles else _measure)(kind, chosen, options)
 
 
 def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
@@ -100,11 +101,28 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     return int(any(row.weft is None for row in rows if row.case in chosen))
 
 
+def _measure_tiles(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
+    """Prints how near the chosen tiles come to the best ones."""
+    if options.peer or options.svg:
+        raise BadParameterError("bench: --tiles times Weft alone. Leave --peer and --svg out.")
+    bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
+    print("\n".join([bench.device, tiles.header()]), flush=True)
+    choices = []
+    for case in chosen.values():
+        choices.append(tiles.measure(bench, case))
+        print(tiles.line(choices[-1]), flush=True)
+        if options.csv:
+            tiles.write_csv(options.csv, choices, bench.device, bench.date)
+    print("\n".join(["", tiles.summary(choices)]))
+    return 0
+
+
 def _show(options: Options) -> int:
     """Tables that were measured before, on any machine."""
-    if options.csv or options.peer or options.list:
+    if options.csv or options.peer or options.list or options.tiles:
         raise BadParameterError(
-            "bench: --from shows tables; --csv, --peer and --list have no use with it. Leave them or it out."
+            "bench: --from shows tables; --csv, --peer, --list and --tiles have no use with it. "
+            "Leave them or it out."
         )
     rows = [row for path in options.tables for row in results.read_csv(path)]
     known = cases.cpu() | cases.gpu()

@@ -65,6 +65,11 @@ class Side:
         g.build([module.heur_mode.A, module.heur_mode.FALLBACK])
         self._workspace = machine.scratch(g.get_workspace_size())
 
+    def use(self, index: int) -> None:
+        """Chooses one of the graph's plans."""
+        self.graph.build_plan_at_index(index)
+        self._workspace = self._machine.scratch(self.graph.get_workspace_size())
+
     def run(self, memory: Mapping[str, Any]) -> None:
         """Enqueues the graph once."""
         self._library.module.set_stream(handle=self._library.handle, stream=self._machine.stream())
@@ -80,7 +85,7 @@ class Bench:
         self.machine, self.rounds = machine, rounds
         self._weft = Library("weft", weft, weft.create_handle(machine.kind))
         self._peers = [_peer(name, machine) for name in peers]
-        self._date = datetime.date.today().isoformat()
+        self.date = datetime.date.today().isoformat()
         self.device = ", ".join([machine.name, *map(_version, self._peers)])
 
     def ceilings(self) -> list[Row]:
@@ -89,17 +94,14 @@ class Bench:
 
     def _ceiling(self, ceiling: Ceiling) -> Row:
         seconds = self.machine.ceiling(ceiling, self.rounds)
-        return Row(ceiling.name, peer=seconds, device=self.device, date=self._date)
+        return Row(ceiling.name, peer=seconds, device=self.device, date=self.date)
 
     def row(self, case: Case) -> Row:
         """A case: checked first, then timed."""
-        inputs = self._inputs(case)
+        inputs = self.inputs(case)
         with self.machine.here():
             wanted = case.oracle(self.machine.xp, self._doubles(case, inputs))
-        memory = inputs | {name: self.machine.poisoned(operand) for name, operand in case.outputs.items()}
-        sets = [memory]
-        while len(sets) < sets_of(case, self.machine):
-            sets.append({name: self.machine.copy(array) for name, array in memory.items()})
+        sets = self.sets(case, inputs)
         seconds, error, notes = self._time(self._weft, case, sets, wanted)
         beside = None
         for peer in self._peers:
@@ -107,9 +109,21 @@ class Bench:
             notes += refusal
             if beside is not None:
                 break
-        return Row(case.name, seconds, beside, error, self.device, self._date, tuple(notes))
+        return Row(case.name, seconds, beside, error, self.device, self.date, tuple(notes))
 
-    def _inputs(self, case: Case) -> Memory:
+    def side(self, case: Case) -> Side:
+        """The case as Weft builds it."""
+        return Side(self._weft, case, self.machine)
+
+    def sets(self, case: Case, inputs: Memory) -> list[Memory]:
+        """Inputs and poisoned outputs, as often as executions rotate over them."""
+        memory = inputs | {name: self.machine.poisoned(operand) for name, operand in case.outputs.items()}
+        sets = [memory]
+        while len(sets) < sets_of(case, self.machine):
+            sets.append({name: self.machine.copy(array) for name, array in memory.items()})
+        return sets
+
+    def inputs(self, case: Case) -> Memory:
         """Random values, and those that follow from them."""
         machine = self.machine
         found = {name: machine.random(operand) for name, operand in case.inputs.items()}

@@ -1,0 +1,129 @@
+"""How well tiles are chosen: the plan that heuristics advise for a case, beside plans with every other tile
+of its kernel family. Results are not checked here."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.bench.case import Case
+from weft.bench.measure import Bench
+from weft.enums import knob_type
+from weft.errors import WeftError
+
+COLUMNS = ("case", "chosen_us", "best_us", "ratio", "tiles", "chosen", "best", "device", "date")
+FINALISTS = 4  # which of all that were timed in one round are timed in all rounds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was timed of a case; seconds."""
+
+    case: str
+    times: Mapping[str, float]
+    """The chosen plan, then the fastest of the others, by what they say of themselves."""
+    count: int
+    """How many tiles there are to choose from."""
+
+    @property
+    def chosen(self) -> str:
+        """The plan that heuristics advise."""
+        return next(iter(self.times))
+
+    @property
+    def best(self) -> str:
+        """The fastest plan."""
+        return min(self.times, key=self.times.__getitem__)
+
+    @property
+    def ratio(self) -> float:
+        """The time of the chosen plan in units of the best one's."""
+        return self.times[self.chosen] / self.times[self.best]
+
+
+def measure(bench: Bench, case: Case) -> Choice:
+    """Times the chosen plan and every other tile, first in one round each, then the fastest in all."""
+    side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
+    plans = _build(side.graph)
+
+    def seconds(index: int, rounds: int) -> float:
+        side.use(index)
+        return bench.machine.seconds(lambda i: side.run(sets[i]), len(sets), rounds)
+
+    first = {what: seconds(index, 1) for what, index in plans.items()}
+    chosen, *others = first
+    finalists = [chosen, *sorted(others, key=first.__getitem__)[:FINALISTS]]
+    return Choice(case.name, {what: seconds(plans[what], bench.rounds) for what in finalists}, len(first))
+
+
+def _build(graph: Any) -> dict[str, int]:
+    """The indices of the plans to time, by what they say of themselves; the chosen one first."""
+    engine = next(answer["index"] for answer in graph.support() if answer["supported"])
+    start = graph.get_execution_plan_count()
+    for knob in graph.get_knobs_for_engine(engine):
+        if knob.type is knob_type.TILE_SIZE:
+            for value in range(max(knob.min, 1), knob.max + 1):
+                with suppress(WeftError):  # a tile that does not fit
+                    graph.create_execution_plan(engine, {knob.type: value})
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compilers run side by side
+        built = [0, *pool.map(lambda i: _try(graph, i), range(start, graph.get_execution_plan_count()))]
+    plans: dict[str, int] = {}
+    for index in built:
+        if index is not None:
+            graph.build_plan_at_index(index)
+            steps = graph.plan.report["steps"]
+            plans.setdefault("; ".join(step["detail"] or step["family"] for step in steps), index)
+    return plans
+
+
+def _try(graph: Any, index: int) -> int | None:
+    """The index, if that plan can be built."""
+    try:
+        graph.build_plan_at_index(index)
+    except WeftError:
+        return None
+    return index
+
+
+# ---- Telling -----------------------------------------------------------------------------------------------
+
+
+def header() -> str:
+    """Above the lines."""
+    return f"{'case':38} {'chosen':>10} {'best':>10} {'ratio':>6} {'tiles':>5}  the best one"
+
+
+def line(choice: Choice) -> str:
+    """A case, and which tile would have been better."""
+    chosen, best = (f"{choice.times[what] * 1e6:.1f} µs" for what in (choice.chosen, choice.best))
+    better = "" if choice.best == choice.chosen else choice.best
+    return f"{choice.case:38} {chosen:>10} {best:>10} {choice.ratio:6.3f} {choice.count:5}  {better}".rstrip()
+
+
+def summary(choices: Sequence[Choice]) -> str:
+    """The geometric mean and the worst of the ratios."""
+    mean = math.exp(sum(math.log(choice.ratio) for choice in choices) / len(choices))
+    worst = max(choices, key=lambda choice: choice.ratio)
+    count = f"{len(choices)} case{'' if len(choices) == 1 else 's'}"
+    return (
+        f"chosen time / best time is {mean:.3f} in the geometric mean of {count}, "
+        f"{worst.ratio:.3f} in the worst ({worst.case})"
+    )
+
+
+def write_csv(path: Path, choices: Iterable[Choice], device: str, date: str) -> None:
+    """Writes the table: times in µs."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for choice in choices:
+            times = [f"{choice.times[what] * 1e6:.2f}" for what in (choice.chosen, choice.best)]
+            words = [f"{choice.ratio:.3f}", choice.count, choice.chosen, choice.best, device, date]
+            writer.writerow([choice.case, *times, *words])
