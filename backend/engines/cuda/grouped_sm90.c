@@ -295,7 +295,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     print_number(&print, g->y->strides.at[p->y.outer], "y_line");
     print_number(&print, p->h.steps, "steps_per_split");
     int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->most * height_of(tile) : g->rows;
-    hopper_print_walk(&print, &p->h, entries, rows, g->columns);
+    hopper_print_walk(&print, &p->h, device, entries, rows, g->columns);
     text_add(&print.code,
              "#include \"lib/gather.cuh\"\n#include \"lib/places.cuh\"\n#include \"lib/grouped_sm90.cuh\"\n\n");
     wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,

@@ -9,7 +9,6 @@
 
 enum {
     WARPGROUP = 128,
-    GROUP_TILES = 8,    /* rows of tiles that are walked together, so that their factors meet in L2 */
     BARRIER_BYTES = 16, /* of a slot */
     STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
     PARTS_ALIGNMENT = 256,
@@ -192,9 +191,6 @@ static void plan_end(struct hopper *h) {
     hopper_fit(h);
 }
 
-/* Row by row, a number of clusters that the tiles of a row divide meets the same columns again. */
-static int group_tiles(const struct hopper *h) { return h->stays ? 1 : GROUP_TILES; }
-
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     bool is_wide = math_groups(h) > 2, is_deep = (tile->row_blocks + h->promotes) * tile->columns > 256;
@@ -210,7 +206,6 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "PARTS", tile->parts);
     print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
-    print_constant(print, "GROUP_TILES", group_tiles(h));
     print_constant(print, "STAYS", h->stays);
     print_constant(print, "READS_MORE", hopper_operands(h) > 1);
     print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
@@ -219,18 +214,20 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
 }
 
-void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64_t batches, int64_t rows,
-                       int64_t columns) {
+void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const struct device *device, int64_t batches,
+                       int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
     int64_t height = (int64_t)tile->rows * tile->cluster;
     int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
+    int64_t band = hopper_band(h, device, tiles_m, tiles_n);
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");
     print_number(print, h->steps, "steps");
     print_number(print, tiles_m, "tiles_m");
     print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
     print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
-    print_divisor(print, group_tiles(h) * tiles_n, "tiles_per_band");
+    print_number(print, band, "band_tiles");
+    print_divisor(print, band * tiles_n, "tiles_per_band");
     print_divisor(print, batches, "batches");
 }
 
@@ -283,7 +280,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
                 (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
                 !h->view[FACTOR_B].along_depth);
-    hopper_print_walk(&print, h, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
+    hopper_print_walk(&print, h, device, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
                       digits_extent(&h->c.digits[COLUMN]));
     print_totals(&print, h);
     contraction_print_end(&print, &h->c);

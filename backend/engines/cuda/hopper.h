@@ -105,6 +105,10 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
 /* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 int64_t hopper_tiles_along(const struct hopper *h, enum index index);
+/* Rows of tiles that are walked together, in bands of about equal height: so many that what is at work at one time has
+   few rows and columns, whose factors stay in L2. One where blocks keep to their columns: row by row, a number of
+   clusters that the tiles of a row divide meets the same columns again. */
+int64_t hopper_band(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
 /* What sums meet in memory on their way. */
 int hopper_operands(const struct hopper *h);
 
@@ -120,8 +124,8 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
 void hopper_fit(struct hopper *h);
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h);
 /* How tiles are numbered. */
-void hopper_print_walk(struct kernel_print *print, const struct hopper *h, int64_t batches, int64_t rows,
-                       int64_t columns);
+void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const struct device *device, int64_t batches,
+                       int64_t rows, int64_t columns);
 /* Grid, block and shared memory for so many tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
 

@@ -49,6 +49,21 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index) {
     return tiles_along(digits_extent(&h->c.digits[index]), index == ROW ? rows : h->tile->columns);
 }
 
+int64_t hopper_band(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n) {
+    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, least = INT64_MAX, best = 1;
+    for (int64_t band = 1; band <= tiles_m && band <= clusters && !h->stays; band++) {
+        int64_t across = tiles_along(clusters, band) < tiles_n ? tiles_along(clusters, band) : tiles_n;
+        int64_t down = tiles_along(clusters, band * across) * band;
+        int64_t lines = down * h->tile->rows * h->tile->cluster + across * h->tile->columns;
+        if (lines < least) {
+            least = lines;
+            best = band;
+        }
+    }
+    int64_t bands = (2 * tiles_m + best) / (2 * best);
+    return tiles_along(tiles_m, bands > 1 ? bands : 1);
+}
+
 static double memory_seconds(const struct hopper *h, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < FACTORS; f++)

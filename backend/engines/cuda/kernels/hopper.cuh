@@ -20,7 +20,7 @@
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES GROUP_TILES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
              B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
              ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
@@ -81,7 +81,7 @@ struct tile_walk : place {
     DEVICE bool more(const arguments& p) const { return tile < (i32)p.tiles; }
     DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER_BLOCKS; locate(p); }
 
-    /* Tiles are numbered by split, batch entry, bands of GROUP_TILES rows of tiles, columns, rows: what is at work at one time is
+    /* Tiles are numbered by split, batch entry, bands of rows of tiles, columns, rows: what is at work at one time is
        near a square, whose factors stay in L2. Divisions take hundreds of clocks: this is called while others are waited for. */
     DEVICE void locate(const arguments& p) {
         const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
@@ -89,8 +89,9 @@ struct tile_walk : place {
         z = (index)(whole - split * p.batches.value);
         if constexpr (HAS_PHASES) z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
         const u32 band = divide(within, p.tiles_per_band), inside = within - band * p.tiles_per_band.value;
-        const u32 left = (u32)p.tiles_m - band * GROUP_TILES, height = left - 1 < GROUP_TILES ? left : GROUP_TILES;
-        row = (i32)((band * GROUP_TILES + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
+        const u32 first = band * (u32)p.band_tiles, left = (u32)p.tiles_m - first;
+        const u32 height = left < (u32)p.band_tiles ? left : (u32)p.band_tiles;
+        row = (i32)((first + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
         column = (i32)(inside / height) * BLOCK_N;
         row_end = (i32)p.rows;
         find_entry(p, *this);
