@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { POOL_SHARE = 16 }; /* of a GPU's memory a handle keeps one in so many bytes, at most */
+
 size_t weftGetVersion(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
 
 const char *weftGetErrorString(weftStatus_t status) { return status_name(status); }
@@ -29,7 +31,15 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static void free_context(struct shared *shared) { free(shared); }
+static void free_context(struct shared *shared) {
+    struct weftContext *context = (struct weftContext *)shared;
+    struct device_scope scope;
+    if (context->pool.count && !device_enter(&scope, &context->device)) {
+        pool_empty(&context->pool, scope.driver);
+        device_leave(&scope);
+    }
+    free(context);
+}
 
 weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal) {
     status_clear();
@@ -49,6 +59,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
         return trace_failure(status);
     }
     shared_init(&context->shared, free_context);
+    pool_init(&context->pool, (size_t)context->device.cuda.memory_bytes / POOL_SHARE);
     context->magic = CONTEXT_MAGIC;
     *handle = context;
     return WEFT_STATUS_SUCCESS;

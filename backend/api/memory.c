@@ -22,23 +22,43 @@ static weftStatus_t allocate_on_host(void **address, size_t bytes) {
     return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
 }
 
-weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address) {
-    status_clear();
-    struct device_scope scope;
+/* stream: whose kept memory will do; NULL: none. */
+static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, const struct driver *driver, size_t bytes,
+                                       const weftStream_t *stream) {
     uint64_t made = 0;
+    weftStatus_t status;
+    do {
+        status_clear();
+        status = stream ? pool_take(&made, &handle->pool, driver, bytes, *stream) : memory_make(&made, driver, bytes);
+    } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED && pool_empty(&handle->pool, driver));
+    *address = (void *)(uintptr_t)made;
+    return status;
+}
+
+static weftStatus_t allocate(void **address, weftHandle_t handle, size_t bytes, const weftStream_t *stream,
+                             const char *where) {
+    struct device_scope scope;
     if (!address)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftAllocate: address is NULL. Give the address of a pointer.");
-    TRY(enter(&scope, handle, "weftAllocate"));
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: address is NULL. Give the address of a pointer.", where);
+    TRY(enter(&scope, handle, where));
     *address = NULL;
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (bytes && scope.driver)
-        status = memory_make(&made, scope.driver, bytes);
+        status = allocate_on_device(address, handle, scope.driver, bytes, stream);
     else if (bytes)
         status = allocate_on_host(address, bytes);
-    if (made)
-        *address = (void *)(uintptr_t)made;
     device_leave(&scope);
     return trace_failure(status);
+}
+
+weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address) {
+    status_clear();
+    return allocate(address, handle, bytes, NULL, "weftAllocate");
+}
+
+weftStatus_t weftAllocateOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void **address) {
+    status_clear();
+    return allocate(address, handle, bytes, &stream, "weftAllocateOnStream");
 }
 
 weftStatus_t weftFree(weftHandle_t handle, void *address) {
@@ -49,6 +69,18 @@ weftStatus_t weftFree(weftHandle_t handle, void *address) {
         memory_free(scope.driver, (uint64_t)(uintptr_t)address);
     else
         free(address);
+    device_leave(&scope);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void *address) {
+    status_clear();
+    struct device_scope scope;
+    TRY(enter(&scope, handle, "weftFreeOnStream"));
+    if (!scope.driver)
+        free(address);
+    else if (address)
+        pool_give(&handle->pool, scope.driver, (uint64_t)(uintptr_t)address, bytes, stream);
     device_leave(&scope);
     return WEFT_STATUS_SUCCESS;
 }

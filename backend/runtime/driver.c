@@ -59,6 +59,7 @@ static const struct {
     ENTRY(memset_d32_async, "cuMemsetD32Async"),
     ENTRY(memcpy_async, "cuMemcpyAsync"),
     ENTRY(stream_synchronize, "cuStreamSynchronize"),
+    ENTRY(stream_is_capturing, "cuStreamIsCapturing"),
     ENTRY(event_create, "cuEventCreate"),
     ENTRY(event_destroy, "cuEventDestroy"),
     ENTRY(event_record, "cuEventRecord"),

@@ -17,6 +17,7 @@ enum {
     CUDA_INVALID_VALUE = 1,
     CUDA_NO_DEVICE = 100,
     CUDA_NOT_SUPPORTED = 801,
+    CUDA_CAPTURE_UNSUPPORTED = 900,
 };
 
 enum cuda_device_attribute {
@@ -55,6 +56,7 @@ enum cuda_launch_attribute_id {
 enum { CUDA_JIT_ERROR_LOG_BUFFER = 5, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 enum { CUDA_CAPTURE_MODE_RELAXED = 2 };
 enum { CUDA_EVENT_DEFAULT = 0 };
+#define CUDA_STREAM_PER_THREAD ((void *)2)
 
 struct cuda_launch_attribute {
     uint32_t id, pad;
@@ -113,6 +115,7 @@ struct driver {
     int (*memset_d32_async)(uint64_t address, unsigned value, size_t count, void *stream);
     int (*memcpy_async)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
     int (*stream_synchronize)(void *stream);
+    int (*stream_is_capturing)(void *stream, int *status); /* 0: it is not */
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);

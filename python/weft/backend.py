@@ -283,6 +283,19 @@ def allocate(handle: Handle, size: int) -> Any:
     return ffi.gc(pointer[0], partial(library().weftFree, handle.pointer), size)
 
 
+def allocate_on_stream(handle: Handle, size: int, stream: int) -> Any:
+    """The same for work on one stream, by which freed memory serves again."""
+    pointer, queue = ffi.new("void **"), ffi.cast("void *", stream)
+    check(library().weftAllocateOnStream(handle.pointer, size, queue, pointer))
+    return ffi.gc(pointer[0], partial(library().weftFreeOnStream, handle.pointer, size, queue), size)
+
+
+def own_without_stream(handle: Handle, pointer: Any) -> Any:
+    """What owns memory of allocate_on_stream from now on, and frees it behind the work of all streams."""
+    ffi.gc(pointer, None)
+    return ffi.gc(ffi.cast("void *", pointer), partial(library().weftFree, handle.pointer))
+
+
 def copy(handle: Handle, destination: int, source: int, size: int, stream: int) -> None:
     """Copies bytes between host and device, behind the work of a stream, and waits until it is done."""
     to, of = ffi.cast("void *", destination), ffi.cast("void *", source)

@@ -18,7 +18,7 @@ from weft.devices import DeviceProperties, KernelCache, default_handle, device_o
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
 from weft.lowering import Lowering, Operation, Shape
-from weft.memory import stream_of
+from weft.memory import stream_of, use_on
 from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner, Wrapper
 from weft.progress import Waiting
@@ -778,8 +778,10 @@ class Graph(Sugar):
             bound.add(i)
         if len(bound) < len(slots):
             self._bind_rest(plan, slots, bound)
+        stream = stream_of(handle or plan.handle)
+        use_on(variant_pack.values(), stream)
         if overrides is None:
-            plan.launch(workspace, stream_of(handle or plan.handle))
+            plan.launch(workspace, stream)
         else:
             plan.launch_overridden(overrides, workspace, plan.handle_on_stream(handle))
 

@@ -7,7 +7,7 @@ serves workspaces, and its current stream is the one that work is enqueued on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft_cffi._weft import ffi
@@ -24,13 +24,27 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory:
-    """Bytes on a handle's device, given back when nobody holds them any more."""
+    """Bytes on a handle's device, given back when nobody holds them any more.
 
-    def __init__(self, handle: backend.Handle, size: int) -> None:
-        self.size = size
+    stream: the one that all work on them is on, until use_on is told of another; then the next call on it
+    that needs memory may have them while that work is still under way. None: giving them back waits for the
+    device."""
+
+    def __init__(self, handle: backend.Handle, size: int, stream: int | None = None) -> None:
+        self.size, self.stream = size, stream
         # The process's own handle: the caller may close theirs before the memory goes.
-        self._pointer = backend.allocate(default_handle(handle.device, handle.ordinal), size)
+        self._handle = default_handle(handle.device, handle.ordinal)
+        if stream is None:
+            self._pointer = backend.allocate(self._handle, size)
+        else:
+            self._pointer = backend.allocate_on_stream(self._handle, size, stream)
         self.address = int(ffi.cast("uintptr_t", self._pointer))
+
+    def use_on(self, stream: int | None) -> None:
+        """Tells of work on a stream; None: on one that is not known."""
+        if self.stream is not None and self.stream != stream:
+            self._pointer = backend.own_without_stream(self._handle, self._pointer)
+            self.stream = None
 
 
 class DeviceArray:
@@ -147,6 +161,7 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.handle.device is not device_kind.CUDA:
             raise AttributeError("__cuda_array_interface__: the array is in host memory")
+        self._memory.use_on(None)
         return {
             "version": 3,
             "shape": self.dims,
@@ -161,6 +176,25 @@ class DeviceArray:
         return f"DeviceArray({called}, {self.handle.device.name.lower()}:{self.handle.ordinal})"
 
 
+def _result(
+    dims: tuple[int, ...], strides: tuple[int, ...], type_: Any, handle: backend.Handle, stream: int | None
+) -> DeviceArray:
+    """A new array for the results of work on a stream."""
+    made = object.__new__(DeviceArray)
+    made.dims, made.strides, made.dtype = buffers.stored(dims, strides, type_)
+    made.handle = handle
+    made._memory = DeviceMemory(handle, made._size, stream)
+    made._address = made._memory.address
+    return made
+
+
+def use_on(arrays: Iterable[Any], stream: int | None) -> None:
+    """Tells the memory of DeviceArrays among some arrays which stream they are used on; None: on any."""
+    for array in arrays:
+        if type(array) is DeviceArray:
+            array._memory.use_on(stream)
+
+
 def _form(array: DeviceArray) -> tuple[Any, ...]:
     return array.dtype, array.dims, array.strides, array.handle.device, array.handle.ordinal
 
@@ -169,13 +203,19 @@ buffers.add_quick_kind(DeviceArray, buffers.QuickKind(_form, lambda array: array
 
 
 def empty_like_kind(
-    dims: tuple[int, ...], strides: tuple[int, ...], type_: Any, like: Any, handle: backend.Handle
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    type_: Any,
+    like: Any,
+    handle: backend.Handle,
+    stream: int | None,
 ) -> Any:
     """A new array of the library and on the device of another one; see buffers.empty. A library whose
-    allocator is not known, as with DLPack, gets a DeviceArray."""
+    allocator is not known, as with DLPack, gets a DeviceArray. stream: all work on it that is known of, if
+    that is on one."""
     is_foreign = like is not None and not buffers.can_allocate(like, type_)
     if isinstance(like, DeviceArray) or (is_foreign and buffers.device_of(like) is not None):
-        return DeviceArray(dims, type_, strides, handle)
+        return _result(dims, strides, type_, handle, stream)
     return buffers.empty(dims, strides, type_, like)
 
 
@@ -193,7 +233,10 @@ def stream_of(handle: backend.Handle, like: Any = None) -> int:
 def current_stream(ordinal: int, like: Any = None) -> int:
     """The stream that an array names as the one of its pending work, else torch's current stream, else
     CuPy's; 0, the default stream, when neither is in use."""
-    if like is not None and not buffers.is_torch(like):
+    if isinstance(like, DeviceArray):  # says at little cost what its interface says
+        if like.handle.is_stream_set:
+            return like.handle.stream
+    elif like is not None and not buffers.is_torch(like):
         named = (getattr(like, "__cuda_array_interface__", None) or {}).get("stream")
         if named is not None:
             return int(named)

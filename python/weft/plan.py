@@ -17,7 +17,7 @@ from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, data_type, descriptor_type, device_kind
 from weft.errors import BadParameterError
 from weft.frame import Frame, Thread, is_known, known_of
-from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of
+from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of, use_on
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -170,6 +170,7 @@ class Plan:
         """The same with arrays by slot."""
         frame, stream, address, held = Frame(len(self.slots)), stream_of(self.handle), 0, None
         owners = self._fill(frame, given, self._first_array(given), stream, None)
+        use_on(given.values(), None)  # which streams it will run on is not known
         if self.workspace_size:
             address, held = self._workspace(frame.scratch, workspace, self.workspace_size, stream)
         return BoundPlan(self, frame, address, self._results(given), (given, owners, held))
@@ -184,10 +185,12 @@ class Plan:
     ) -> list[Any]:
         """Puts the address of every slot's memory into a frame, with outputs allocated that are not given;
         returns what keeps the memory alive."""
+        use_on(given.values(), stream)
         for i in self._written:
             if i not in given:
                 slot = self.slots[i]
-                given[i] = empty_like_kind(slot.dims, slot.strides, slot.data_type, like, self.handle)
+                shape = slot.dims, slot.strides
+                given[i] = empty_like_kind(*shape, slot.data_type, like, self.handle, stream)
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
             kind = buffers.quick_kind_of(given.get(i))
@@ -442,6 +445,7 @@ class Plan:
             return given, None
         if given is not None and not isinstance(given, int):
             address = self._given_workspace(given, needed)
+            use_on((given,), stream)
             if self._place is not None or address % HOST_ALIGNMENT == 0:
                 return address, given
         if self._place is not None:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weftAllocate, weftFree, weftCopy, weftSynchronize and weftMeasure on the CPU and on a fake GPU: what they give, what they
+/* weftAllocate, weftFree, their forms for streams, weftCopy, weftSynchronize and weftMeasure on the CPU and on a fake GPU: what they give, what they
    refuse by exact words, and every call to the driver failing in turn, which must leave nothing behind. */
 #define _GNU_SOURCE
 #include "scenario.h"
@@ -32,12 +32,21 @@ static void check_memory(weftHandle_t handle) {
     CHECK(!none, "no bytes are no memory");
     MUST(weftCopy(handle, NULL, NULL, 0, NULL));
     MUST(weftFree(handle, NULL));
+    MUST(weftAllocateOnStream(handle, sizeof words, NULL, &memory));
+    CHECK((uintptr_t)memory % 64 == 0, "%p", memory);
+    MUST(weftCopy(handle, memory, words, sizeof words, NULL));
+    MUST(weftFreeOnStream(handle, sizeof words, NULL, memory));
+    MUST(weftAllocateOnStream(handle, 0, NULL, &none));
+    CHECK(!none, "no bytes are no memory");
+    MUST(weftFreeOnStream(handle, 0, NULL, NULL));
 }
 
 static void check_refusals(weftHandle_t handle) {
     char byte = 0;
     REFUSED(weftAllocate(handle, 8, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftAllocate: address is NULL. Give the address of a pointer.");
+    REFUSED(weftAllocateOnStream(handle, 8, NULL, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+            "weftAllocateOnStream: address is NULL. Give the address of a pointer.");
     REFUSED(weftCopy(handle, NULL, &byte, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
             "weftCopy: the destination is NULL. Give the address of 1 bytes.");
     REFUSED(weftCopy(handle, &byte, NULL, 1, NULL), WEFT_STATUS_BAD_PARAM_NULL_POINTER,
@@ -61,10 +70,131 @@ static void on_a_gpu(void) {
     check_memory(handle);
     check_refusals(handle);
     fake->counts(&counts);
-    CHECK(counts.allocations == 0 && counts.current == 0, "%d allocations, %d current", counts.allocations,
+    CHECK(counts.allocations == 1 && counts.current == 0, "%d allocations, %d current", counts.allocations,
           counts.current);
     CHECK(fake->misuses(text, sizeof text) == 0, "%s", text);
     MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* ---- Memory of streams -------------------------------------------------------------------------------------------- */
+
+static int allocations(void) {
+    struct fake_counts counts;
+    fake->counts(&counts);
+    return counts.allocations;
+}
+
+static void *made_on(weftHandle_t handle, size_t bytes, weftStream_t stream) {
+    void *made = NULL;
+    MUST(weftAllocateOnStream(handle, bytes, stream, &made));
+    return made;
+}
+
+/* Freed memory serves its stream alone, and sizes near its own. */
+static void check_reuse(weftHandle_t handle) {
+    weftStream_t stream = (weftStream_t)0x100, other = (weftStream_t)0x200, per_thread = (weftStream_t)2;
+    void *first = made_on(handle, 1000, stream), *second = made_on(handle, 1000, stream);
+    MUST(weftFreeOnStream(handle, 1000, stream, first));
+    MUST(weftFreeOnStream(handle, 1000, stream, second));
+    void *elsewhere = made_on(handle, 1000, other), *larger = made_on(handle, 1025, stream);
+    CHECK(elsewhere != first && elsewhere != second && larger != first && larger != second, "not of this kind");
+    int64_t before = fake->calls();
+    CHECK(made_on(handle, 700, stream) == second, "what was freed last comes first");
+    CHECK(fake->calls() == before + 4, "%lld calls",
+          (long long)(fake->calls() - before)); /* entering, captured?, leaving */
+    CHECK(made_on(handle, 1024, stream) == first, "the other one");
+    MUST(weftFreeOnStream(handle, 1000, other, elsewhere));
+    CHECK(made_on(handle, 900, other) == elsewhere, "of its stream");
+    MUST(weftFree(handle, elsewhere));
+    MUST(weftFree(handle, larger));
+    MUST(weftFree(handle, first));
+    MUST(weftFreeOnStream(handle, 1024, per_thread, second)); /* in each thread another stream: nothing is kept */
+    CHECK(allocations() == 0, "%d allocations", allocations());
+}
+
+/* No more than 64 blocks, and no more than a sixteenth of the fake's 16 GiB; the oldest go first. */
+static void check_limits(weftHandle_t handle) {
+    enum { BLOCKS = 70, KEPT = 64 };
+    void *made[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++)
+        made[i] = made_on(handle, 4096, NULL);
+    for (int i = 0; i < BLOCKS; i++)
+        MUST(weftFreeOnStream(handle, 4096, NULL, made[i]));
+    CHECK(allocations() == KEPT, "%d allocations", allocations());
+    for (int i = BLOCKS - 1; i >= BLOCKS - KEPT; i--)
+        CHECK(made_on(handle, 4096, NULL) == made[i], "block %d", i);
+    for (int i = BLOCKS - 1; i >= BLOCKS - KEPT; i--)
+        MUST(weftFree(handle, made[i]));
+    const size_t half = (size_t)512 << 20;
+    for (int i = 0; i < 3; i++)
+        made[i] = made_on(handle, half, NULL);
+    for (int i = 0; i < 3; i++)
+        MUST(weftFreeOnStream(handle, half, NULL, made[i]));
+    CHECK(allocations() == 2, "%d allocations", allocations());
+    made[0] = made_on(handle, half * 4, NULL);
+    MUST(weftFreeOnStream(handle, half * 4, NULL, made[0])); /* more than all that is kept */
+    CHECK(allocations() == 2, "%d allocations", allocations());
+    fake->fail_at(3, 2); /* out of memory: what is kept goes, and the driver is asked again */
+    MUST(weftAllocate(handle, 8, &made[0]));
+    CHECK(allocations() == 1, "%d allocations", allocations());
+    MUST(weftFree(handle, made[0]));
+    fake->fail_at(3, 2);
+    REFUSED(weftAllocate(handle, 8, &made[0]), WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
+            "allocating 8 bytes of device memory: the CUDA driver answered CUDA_ERROR_OUT_OF_MEMORY (2: words for 2). "
+            "Free device memory, or set a smaller workspace limit.");
+}
+
+static void check_captures(weftHandle_t handle) {
+    weftStream_t stream = (weftStream_t)0x100;
+    void *kept = made_on(handle, 64, stream), *none = kept;
+    MUST(weftFreeOnStream(handle, 64, stream, kept));
+    fake->capture(stream);
+    CHECK(weftAllocateOnStream(handle, 64, stream, &none) == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER && !none, "%p",
+          none);
+    CHECK(strstr(last_error(), "allocating 64 bytes for a stream: ") == last_error() &&
+              strstr(last_error(), "The stream is being captured: do this before the capture."),
+          "%s", last_error());
+    CHECK(weftAllocateOnStream(handle, 64, NULL, &none) == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s",
+          last_error());
+    fake->capture(NULL);
+    CHECK(made_on(handle, 64, stream) == kept, "it was not lost");
+    MUST(weftFree(handle, kept));
+}
+
+static void on_streams(void) {
+    open_fake();
+    weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
+    check_reuse(handle);
+    check_limits(handle);
+    check_captures(handle);
+    MUST(weftFreeOnStream(handle, 64, NULL, made_on(handle, 64, NULL)));
+    CHECK(allocations() == 1, "%d allocations", allocations());
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* Each call to the driver failing in turn: an error is told, and nothing is lost. */
+static void failing_on_streams(void) {
+    open_fake();
+    weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
+    const char *failed = "";
+    for (int64_t nth = 1; failed; nth++) {
+        void *made = NULL, *again = NULL;
+        fake->fail_at(nth, 999);
+        weftStatus_t status = weftAllocateOnStream(handle, 5000, NULL, &made), freed = status;
+        if (!status)
+            status = freed = weftFreeOnStream(handle, 5000, NULL, made);
+        if (!status)
+            status = weftAllocateOnStream(handle, 5000, NULL, &again);
+        failed = fake->failed_call();
+        fake->fail_at(0, 0);
+        CHECK(!failed || strstr(failed, "Pop") || status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", failed,
+              weftGetErrorString(status));
+        MUST(weftFree(handle, freed ? made : again));
+    }
+    MUST(weftDestroy(handle));
+    CHECK(allocations() == 0, "%d allocations", allocations());
 }
 
 /* ---- Measuring --------------------------------------------------------------------------------------------------- */
@@ -160,6 +290,8 @@ int main(void) {
     on_the_cpu();
     measuring();
     IN_CHILD(on_a_gpu, driver);
+    IN_CHILD(on_streams, driver);
+    IN_CHILD(failing_on_streams, driver);
     IN_CHILD(measuring_on_a_gpu, driver, compiler);
     IN_CHILD(describing, driver, compiler);
     IN_CHILD(describing_without_a_driver, "WEFT_LIBCUDA=/nowhere/libcuda.so.1", compiler);

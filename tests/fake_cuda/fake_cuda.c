@@ -637,6 +637,12 @@ static int cuStreamSynchronize(void *stream) {
     return leave(OK);
 }
 
+static int cuStreamIsCapturing(void *stream, int *status) {
+    ENTER(false, true);
+    *status = captured && stream == captured;
+    return leave(captured && !stream ? CAPTURE_IMPLICIT : OK);
+}
+
 static int cuEventCreate(void **event, unsigned flags) {
     ENTER(true, true);
     *event = make_alive(EVENT, 0);
@@ -760,6 +766,7 @@ static const struct {
     NAMED(cuMemsetD32Async, ),
     NAMED(cuMemcpyAsync, ),
     NAMED(cuStreamSynchronize, ),
+    NAMED(cuStreamIsCapturing, ),
     NAMED(cuEventCreate, ),
     NAMED(cuEventDestroy, _v2),
     NAMED(cuEventRecord, ),

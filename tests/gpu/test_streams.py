@@ -205,6 +205,45 @@ def test_execute_allocates_nothing() -> None:
     check(memory)
 
 
+def test_results_take_the_memory_of_dropped_ones() -> None:
+    """As soon as these are dropped, behind the work that still uses it."""
+    handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
+    handle.set_stream(stream.cuda_stream)
+    g = weft.Graph(handle=handle, io_data_type="f32")
+    g.mul(g.tensor([1 << 16], name="x"), 2.0).set_name("y").set_output(True)
+    g.build()
+    values = torch.arange(1 << 16).float().numpy()
+    x, z = (weft.DeviceArray([1 << 16], handle=handle).copy_from(values) for _ in range(2))
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY_CYCLES)
+    first = g.plan(x=x)
+    address = first._address
+    g.plan(x=first, out={"y": z})
+    del first
+    second = g.plan(x=z)
+    assert second._address == address
+    assert not stream.query()
+    assert (z.numpy() == 4 * values).all()
+    assert (second.numpy() == 8 * values).all()
+
+
+def test_results_are_not_allocated_in_a_capture() -> None:
+    """A graph would go on writing to memory that others come to use. The capture itself goes on."""
+    g = weft.Graph(io_data_type="f32")
+    g.mul(g.tensor([64], name="x"), 2.0).set_name("y").set_output(True)
+    g.build()
+    x, y = weft.DeviceArray([64]).copy_from(torch.ones(64).numpy()), weft.DeviceArray([64])
+    assert (g.plan(x=x).numpy() == 2).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(weft.WeftError, match="The stream is being captured: do this before the capture"):
+            g.plan(x=x)
+        g.plan(x=x, out={"y": y})
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y.numpy() == 2).all()
+
+
 def test_beside_torchs_allocator() -> None:
     """Workspaces that Weft takes from torch may be reused at once: the stream keeps the order."""
     g, memory = attention_plan()

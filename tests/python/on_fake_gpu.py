@@ -160,11 +160,15 @@ def allocations() -> int:
 
 
 def test_memory_is_given_back() -> None:
-    g, before = doubled(), allocations()
+    g, x, before = doubled(), on_device(X), allocations()
+    g.plan.handle.set_stream(7)  # for which other tests have left no memory
     for _ in range(3):
-        y = g.plan(x=on_device(X))
-        del y
+        y = g.plan(x=x)
+        _ = y.__cuda_array_interface__  # its reader may use it on any stream
+        del y, _
         assert allocations() == before
+    del x
+    before -= 1
     g.plan(x=X)  # what stands for host arrays is kept by the plan
     kept = allocations()
     assert kept > before
@@ -174,6 +178,41 @@ def test_memory_is_given_back() -> None:
     assert allocations() == kept + 2
     del run, g
     assert allocations() == before
+
+
+def test_memory_of_results_serves_again() -> None:
+    """On the same stream, unless others know of it."""
+    g, x = doubled(), on_device(X)
+    first = g.plan(x=x, stream=1)
+    address = first._address
+    second = g.plan(x=x, stream=1)
+    assert second._address != address
+    del first
+    other = g.plan(x=x, stream=3)
+    assert other._address != address
+    first = g.plan(x=x, stream=1)
+    assert first._address == address
+    uses = [
+        lambda y: y.__cuda_array_interface__,
+        lambda y: g.plan(x=y, stream=3),
+        lambda y: g.execute({"x": x, "y": y}),
+        lambda y: g.execute({"x": y, "y": x}),
+        lambda y: g.plan.bind(x=y),
+        lambda y: g.plan.bind(x=x, out={"y": y}),
+        lambda y: y.view(0, [2, 3]).__cuda_array_interface__,
+    ]
+    for use in uses:
+        y, before = g.plan(x=x, stream=1), allocations()
+        use(y)
+        kept = allocations()
+        del y
+        assert allocations() == kept - 1, before
+    for use in (lambda y: g.plan(x=y, stream=1), lambda y: y.numpy(), lambda y: y.copy_from(X)):
+        y = g.plan(x=x, stream=1)
+        address = y._address
+        use(y)
+        del y
+        assert g.plan(x=x, stream=1)._address == address
 
 
 def test_out_of_memory_is_told() -> None:

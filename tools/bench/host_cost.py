@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import datetime
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +47,23 @@ def cost_in_c(plan: bytes, folder: Path, library: Path, device: str) -> float:
     return float(subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout)
 
 
-def arrays(handle: Any) -> dict[str, tuple[Any, Any]]:
-    """Memory for input and output, by what it is called: torch's where it is installed."""
+def arrays(handle: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What arrays are called, with memory for input and output: first without torch in the process, then
+    torch's where it is installed."""
     import numpy as np
     import weft
 
     on_gpu = handle.device is weft.device_kind.CUDA
-    found: dict[str, tuple[Any, Any]] = {}
     if on_gpu:
-        found["DeviceArray"] = (weft.DeviceArray([4], handle=handle), weft.DeviceArray([4], handle=handle))
+        yield "DeviceArray", weft.DeviceArray([4], handle=handle), weft.DeviceArray([4], handle=handle)
     else:
-        found["NumPy"] = (np.ones(4, np.float32), np.ones(4, np.float32))
+        yield "NumPy", np.ones(4, np.float32), np.ones(4, np.float32)
     try:
         import torch
     except ImportError:
-        return found
+        return
     place = f"cuda:{handle.ordinal}" if on_gpu else "cpu"
-    found["torch"] = (torch.ones(4, device=place), torch.ones(4, device=place))
-    return found
+    yield "torch", torch.ones(4, device=place), torch.ones(4, device=place)
 
 
 def measure(handle: Any) -> dict[str, float]:
@@ -81,7 +81,7 @@ def measure(handle: Any) -> dict[str, float]:
     def wait() -> None:
         backend.synchronize(handle, 0)
 
-    for kind, (given, made) in arrays(handle).items():
+    for kind, given, made in arrays(handle):
         pack, run = {x: given, y: made}, g.plan.bind(x=given, out={"y": made})
         rows[f"Python, {kind}: run = plan.bind(...); run()"] = cost(run, wait)
         rows[f"Python, {kind}: graph.execute({{...}})"] = cost(lambda pack=pack: g.execute(pack), wait)  # type: ignore[misc]
@@ -106,9 +106,9 @@ def main() -> None:
     if given.csv:
         with given.csv.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(["call", "device", "microseconds"])
-            device = handle.device.name.lower()
-            table.writerows([what, device, f"{each / 1e3:.2f}"] for what, each in rows.items())
+            table.writerow(["call", "device", "microseconds", "date"])
+            device, date = handle.device.name.lower(), datetime.date.today().isoformat()
+            table.writerows([what, device, f"{each / 1e3:.2f}", date] for what, each in rows.items())
 
 
 if __name__ == "__main__":

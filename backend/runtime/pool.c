@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/pool.h"
+#include "runtime/launch.h"
+
+#include <string.h>
+
+enum { STEP_BYTES = 512, STEPS = 8 /* at least, in a block: no more than an eighth is beyond what was asked for */ };
+
+void pool_init(struct pool *pool, size_t bytes_max) {
+    *pool = (struct pool){.bytes_max = bytes_max};
+    pthread_mutex_init(&pool->lock, NULL);
+}
+
+/* Blocks are of few sizes, so that one fits again where another size is asked for. */
+static size_t block_bytes(size_t bytes) {
+    size_t step = STEP_BYTES;
+    while (bytes / STEPS / 2 >= step)
+        step *= 2;
+    return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
+}
+
+/* Takes block i off the list. */
+static uint64_t remove_block(struct pool *pool, int i) {
+    uint64_t address = pool->blocks[i].address;
+    pool->bytes -= pool->blocks[i].bytes;
+    pool->count--;
+    memmove(&pool->blocks[i], &pool->blocks[i + 1], (size_t)(pool->count - i) * sizeof pool->blocks[0]);
+    return address;
+}
+
+/* The block that was freed last, for it may still lie in the second cache; 0: none fits. */
+static uint64_t find_block(struct pool *pool, size_t bytes, weftStream_t stream) {
+    uint64_t found = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (int i = pool->count - 1; i >= 0 && !found; i--)
+        if (pool->blocks[i].bytes == bytes && pool->blocks[i].stream == stream)
+            found = remove_block(pool, i);
+    pthread_mutex_unlock(&pool->lock);
+    return found;
+}
+
+weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver *driver, size_t bytes,
+                       weftStream_t stream) {
+    int capture = 0, result = driver->stream_is_capturing(stream, &capture);
+    *address = 0;
+    if (result || capture)
+        return driver_fail(result ? result : CUDA_CAPTURE_UNSUPPORTED, "allocating %zu bytes for a stream", bytes);
+    size_t whole = block_bytes(bytes);
+    *address = find_block(pool, whole, stream);
+    return *address ? WEFT_STATUS_SUCCESS : memory_make(address, driver, whole);
+}
+
+void pool_give(struct pool *pool, const struct driver *driver, uint64_t address, size_t bytes, weftStream_t stream) {
+    size_t whole = block_bytes(bytes);
+    /* The name of the default stream per thread means another stream in each. */
+    bool is_kept = stream != CUDA_STREAM_PER_THREAD && whole <= pool->bytes_max;
+    pthread_mutex_lock(&pool->lock);
+    while (is_kept && (pool->count == POOL_BLOCKS_MAX || pool->bytes > pool->bytes_max - whole))
+        memory_free(driver, remove_block(pool, 0));
+    if (is_kept) {
+        pool->blocks[pool->count].address = address;
+        pool->blocks[pool->count].bytes = whole;
+        pool->blocks[pool->count++].stream = stream;
+        pool->bytes += whole;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (!is_kept)
+        memory_free(driver, address);
+}
+
+bool pool_empty(struct pool *pool, const struct driver *driver) {
+    pthread_mutex_lock(&pool->lock);
+    bool was_kept = pool->count > 0;
+    while (pool->count)
+        memory_free(driver, remove_block(pool, pool->count - 1));
+    pthread_mutex_unlock(&pool->lock);
+    return was_kept;
+}
