@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from weft.dtypes import DataTypeLike
+    from weft.slots import Slot
 
 
 class DeviceMemory:
@@ -116,6 +117,11 @@ class DeviceArray:
         return made
 
     @property
+    def ordinal(self) -> int | None:
+        """Of the GPU that has the memory; None for the host."""
+        return self.handle.ordinal if self.handle.device is device_kind.CUDA else None
+
+    @property
     def _size(self) -> int:
         """Bytes from the first element to the last, both included."""
         return buffers.span(self.dims, self.strides) * self._item
@@ -176,14 +182,12 @@ class DeviceArray:
         return f"DeviceArray({called}, {self.handle.device.name.lower()}:{self.handle.ordinal})"
 
 
-def _result(
-    dims: tuple[int, ...], strides: tuple[int, ...], type_: Any, handle: backend.Handle, stream: int | None
-) -> DeviceArray:
-    """A new array for the results of work on a stream."""
+def _result(slot: Slot, handle: backend.Handle, stream: int) -> DeviceArray:
+    """A new array for what work on a stream writes into a slot."""
     made = object.__new__(DeviceArray)
-    made.dims, made.strides, made.dtype = buffers.stored(dims, strides, type_)
+    made.dims, made.strides, made.dtype = buffers.stored(slot.dims, slot.strides, slot.data_type)
     made.handle = handle
-    made._memory = DeviceMemory(handle, made._size, stream)
+    made._memory = DeviceMemory(handle, slot.span, stream)
     made._address = made._memory.address
     return made
 
@@ -202,21 +206,15 @@ def _form(array: DeviceArray) -> tuple[Any, ...]:
 buffers.add_quick_kind(DeviceArray, buffers.QuickKind(_form, lambda array: array._address, None))
 
 
-def empty_like_kind(
-    dims: tuple[int, ...],
-    strides: tuple[int, ...],
-    type_: Any,
-    like: Any,
-    handle: backend.Handle,
-    stream: int | None,
-) -> Any:
-    """A new array of the library and on the device of another one; see buffers.empty. A library whose
-    allocator is not known, as with DLPack, gets a DeviceArray. stream: all work on it that is known of, if
-    that is on one."""
-    is_foreign = like is not None and not buffers.can_allocate(like, type_)
-    if isinstance(like, DeviceArray) or (is_foreign and buffers.device_of(like) is not None):
-        return _result(dims, strides, type_, handle, stream)
-    return buffers.empty(dims, strides, type_, like)
+def empty_like_kind(slot: Slot, like: Any, handle: backend.Handle, stream: int) -> Any:
+    """A new array for a slot, of the library and on the device of another one; see buffers.empty. A library
+    whose allocator is not known, as with DLPack, gets a DeviceArray. stream: of the work that writes it."""
+    if isinstance(like, DeviceArray):
+        return _result(slot, handle, stream)
+    is_foreign = like is not None and not buffers.can_allocate(like, slot.data_type)
+    if is_foreign and buffers.device_of(like) is not None:
+        return _result(slot, handle, stream)
+    return buffers.empty(slot.dims, slot.strides, slot.data_type, like)
 
 
 # ---- Streams -----------------------------------------------------------------------------------------------

@@ -188,9 +188,7 @@ class Plan:
         use_on(given.values(), stream)
         for i in self._written:
             if i not in given:
-                slot = self.slots[i]
-                shape = slot.dims, slot.strides
-                given[i] = empty_like_kind(*shape, slot.data_type, like, self.handle, stream)
+                given[i] = empty_like_kind(self.slots[i], like, self.handle, stream)
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
             kind = buffers.quick_kind_of(given.get(i))
@@ -222,9 +220,11 @@ class Plan:
         for i, value in given.items():
             if isinstance(value, (int, float)) or self.slots[i].is_by_value:
                 continue
-            if self._place is not None and buffers.device_of(value) is not None:
+            is_ours = isinstance(value, DeviceArray)
+            place = value.ordinal if is_ours else buffers.device_of(value)
+            if self._place is not None and place is not None:
                 return value
-            if found is None and (buffers.is_torch(value) or isinstance(value, DeviceArray)):
+            if found is None and (is_ours or buffers.is_torch(value)):
                 found = value
         return found
 
