@@ -51,12 +51,9 @@ static const struct {
     ENTRY(func_set_attribute, "cuFuncSetAttribute"),
     {"cuFuncGetParamInfo", 12040, offsetof(struct driver, func_get_param_info), true},
     ENTRY(occupancy_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor"),
-    ENTRY(occupancy_clusters, "cuOccupancyMaxActiveClusters"),
     ENTRY(launch_kernel_ex, "cuLaunchKernelEx"),
     ENTRY(mem_alloc, "cuMemAlloc"),
     ENTRY(mem_free, "cuMemFree"),
-    ENTRY(memset_d8_async, "cuMemsetD8Async"),
-    ENTRY(memset_d32_async, "cuMemsetD32Async"),
     ENTRY(memcpy_async, "cuMemcpyAsync"),
     ENTRY(stream_synchronize, "cuStreamSynchronize"),
     ENTRY(stream_is_capturing, "cuStreamIsCapturing"),
@@ -67,7 +64,6 @@ static const struct {
     ENTRY(event_elapsed_time, "cuEventElapsedTime"),
     ENTRY(tensor_map_encode_tiled, "cuTensorMapEncodeTiled"),
     ENTRY(tensor_map_encode_im2col, "cuTensorMapEncodeIm2col"),
-    ENTRY(tensor_map_replace_address, "cuTensorMapReplaceAddress"),
 };
 #undef ENTRY
 

@@ -106,13 +106,10 @@ struct driver {
     int (*func_set_attribute)(void *function, enum cuda_function_attribute attribute, int value);
     int (*func_get_param_info)(void *function, size_t index, size_t *offset, size_t *bytes); /* NULL before 12.4 */
     int (*occupancy_blocks)(int *blocks, void *function, int threads, size_t shared_bytes);
-    int (*occupancy_clusters)(int *clusters, void *function, const struct cuda_launch_config *config);
     int (*launch_kernel_ex)(const struct cuda_launch_config *config, void *function, void **arguments, void **extra);
 
     int (*mem_alloc)(uint64_t *address, size_t bytes);
     int (*mem_free)(uint64_t address);
-    int (*memset_d8_async)(uint64_t address, unsigned char value, size_t count, void *stream);
-    int (*memset_d32_async)(uint64_t address, unsigned value, size_t count, void *stream);
     int (*memcpy_async)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
     int (*stream_synchronize)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status); /* 0: it is not */
@@ -130,7 +127,6 @@ struct driver {
                                     const uint64_t *dims, const uint64_t *strides, const int *lower, const int *upper,
                                     uint32_t channels, uint32_t pixels, const uint32_t *element_strides, int interleave,
                                     int swizzle, int promotion, int fill);
-    int (*tensor_map_replace_address)(struct cuda_tensor_map *map, uint64_t address);
 };
 
 /* The driver with at least one device, loaded on the first call; every later call gives the same answer. Fails with

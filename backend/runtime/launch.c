@@ -81,29 +81,10 @@ weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
                   : WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t launch_clusters_that_fit(int *clusters, const struct launch *launch) {
-    const struct kernel *kernel = launch->kernel;
-    struct configuration c;
-    configure(&c, launch, NULL);
-    int result = kernel->driver->occupancy_clusters(clusters, kernel->function, &c.config);
-    return result ? driver_fail(result, "cuda:%d: asking how many clusters of kernel '%s' fit", (int)kernel->ordinal,
-                                kernel->name)
-                  : WEFT_STATUS_SUCCESS;
-}
-
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static weftStatus_t answer(int result, const char *what) {
     return result ? driver_fail(result, "%s", what) : WEFT_STATUS_SUCCESS;
-}
-
-weftStatus_t launch_fill(const struct driver *driver, uint64_t dst, uint8_t value, size_t bytes, weftStream_t stream) {
-    return bytes ? answer(driver->memset_d8_async(dst, value, bytes, stream), "filling memory") : WEFT_STATUS_SUCCESS;
-}
-
-weftStatus_t launch_fill_words(const struct driver *driver, uint64_t dst, uint32_t value, size_t words,
-                               weftStream_t stream) {
-    return words ? answer(driver->memset_d32_async(dst, value, words, stream), "filling memory") : WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream) {
@@ -188,14 +169,6 @@ weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver 
                                                   form->strides, form->lower, form->upper, form->channels, form->pixels,
                                                   steps, 0, (int)form->swizzle, (int)form->promotion, 0);
     return answer_map(result, form, address, false);
-}
-
-weftStatus_t tensor_map_move(struct cuda_tensor_map *map, const struct driver *driver, uint64_t address) {
-    if (address % 16)
-        FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-             "tensor map: an address must be a multiple of 16 bytes, got 0x%llx. Align the tensor.",
-             (unsigned long long)address);
-    return answer(driver->tensor_map_replace_address(map, address), "moving a tensor map");
 }
 
 /* ---- Autotuning, tests, doctor ----------------------------------------------------------------------------------- */

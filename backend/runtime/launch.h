@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work on a stream: launching kernels, filling and copying memory, tensor maps, and timing. Functions of the first three
+/* Work on a stream: launching kernels, copying memory, tensor maps, and timing. Functions of the first three
    parts allocate nothing, take no lock and do not wait, so that plans may call them while they execute and while their stream
    is captured. All need the device entered (device_enter) and report failures as driver_fail does. */
 #ifndef WEFT_RUNTIME_LAUNCH_H
@@ -25,14 +25,7 @@ struct launch {
 /* Enqueues the kernel. Fails with NOT_SUPPORTED_BAD_LAUNCH_PARAM for a grid, block or shared memory beyond the limits. */
 weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream);
 
-/* How many clusters of the launch the device runs at once: what persistent kernels size their grid by. */
-weftStatus_t launch_clusters_that_fit(int *clusters, const struct launch *launch);
-
 /* ---- Memory ---- */
-
-weftStatus_t launch_fill(const struct driver *driver, uint64_t dst, uint8_t value, size_t bytes, weftStream_t stream);
-weftStatus_t launch_fill_words(const struct driver *driver, uint64_t dst, uint32_t value, size_t words,
-                               weftStream_t stream);
 
 /* Host or device on either side; pageable host memory makes the call wait. */
 weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream);
@@ -72,9 +65,6 @@ weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *
                               const struct tensor_map_form *form, uint64_t address);
 weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver *driver,
                                const struct tensor_map_form *form, uint64_t address);
-
-/* The same array elsewhere: cheap enough for execution. The address must be a multiple of 16. */
-weftStatus_t tensor_map_move(struct cuda_tensor_map *map, const struct driver *driver, uint64_t address);
 
 /* ---- For autotuning, tests and the doctor, never for execution ---- */
 

@@ -582,17 +582,6 @@ static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle
     return leave(OK);
 }
 
-static int cuOccupancyMaxActiveClusters(int *clusters, void *handle, const struct config *config) {
-    struct fake_launch launch = {0};
-    ENTER(true, true);
-    const struct function *function = find_function(handle);
-    if (!function)
-        return leave(INVALID_HANDLE);
-    int result = check_launch(&launch, config, function);
-    *clusters = launch.cluster[0] ? 4 / (int)launch.cluster[0] : 4;
-    return leave(result);
-}
-
 /* ---- Memory, streams, events --------------------------------------------------------------------------------------- */
 
 static int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
@@ -605,23 +594,6 @@ static int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 static int cuMemFree_v2(uint64_t address) {
     ENTER(true, true);
     return leave(end_life((const char *)(uintptr_t)address - offsetof(struct module, memory), MEMORY));
-}
-
-static int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *stream) {
-    (void)stream;
-    ENTER(false, true);
-    memset((void *)(uintptr_t)address, value, count);
-    return leave(OK);
-}
-
-static int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void *stream) {
-    (void)stream;
-    ENTER(false, true);
-    if (address % 4)
-        return leave(INVALID_VALUE);
-    for (size_t i = 0; i < count; i++)
-        ((uint32_t *)(uintptr_t)address)[i] = value;
-    return leave(OK);
 }
 
 static int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream) {
@@ -716,12 +688,6 @@ static int cuTensorMapEncodeIm2col(uint64_t *map, int type, uint32_t rank, uint6
     return leave(result);
 }
 
-static int cuTensorMapReplaceAddress(uint64_t *map, uint64_t address) {
-    ENTER(false, false);
-    map[0] = address;
-    return leave(address % 16 ? INVALID_VALUE : OK);
-}
-
 /* ---- What the library exports ------------------------------------------------------------------------------------ */
 
 int cuDriverGetVersion(int *out);
@@ -758,12 +724,9 @@ static const struct {
     NAMED(cuFuncSetAttribute, ),
     NAMED(cuFuncGetParamInfo, ),
     NAMED(cuOccupancyMaxActiveBlocksPerMultiprocessor, ),
-    NAMED(cuOccupancyMaxActiveClusters, ),
     NAMED(cuLaunchKernelEx, ),
     NAMED(cuMemAlloc, _v2),
     NAMED(cuMemFree, _v2),
-    NAMED(cuMemsetD8Async, ),
-    NAMED(cuMemsetD32Async, ),
     NAMED(cuMemcpyAsync, ),
     NAMED(cuStreamSynchronize, ),
     NAMED(cuStreamIsCapturing, ),
@@ -774,7 +737,6 @@ static const struct {
     NAMED(cuEventElapsedTime, ),
     NAMED(cuTensorMapEncodeTiled, ),
     NAMED(cuTensorMapEncodeIm2col, ),
-    NAMED(cuTensorMapReplaceAddress, ),
 };
 
 int cuGetProcAddress_v2(const char *name, void **address, int asked, uint64_t flags, int *found);

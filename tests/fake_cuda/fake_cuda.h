@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA driver without a GPU, chosen by WEFT_LIBCUDA: it checks what it is asked as the real one does, keeps count of
-   what is alive, records launches, and fails on demand. Kernels do not run; memory is host memory, and fills and copies
+   what is alive, records launches, and fails on demand. Kernels do not run; memory is host memory, and copies
    happen at once. Tests steer it through the table that the library exports as `fake_cuda`. Before it is asked anything it
    reads
      FAKE_CUDA_VERSION   what it says it speaks; 13000

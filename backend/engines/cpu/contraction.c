@@ -6,6 +6,7 @@
 #include "engines/cpu/depthwise.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/threads.h"
+#include "engines/product.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
@@ -28,28 +29,6 @@ static int result_of(const struct node *node) {
 }
 
 /* ---- What a region must be --------------------------------------------------------------------------------------- */
-
-/* The one node that is no pointwise operation. */
-static weftStatus_t find_contraction(const struct region *region, const struct node **found) {
-    *found = NULL;
-    for (int i = 0; i < region->count; i++) {
-        const struct node *node = region_node(region, i);
-        if (node_is_pointwise(node))
-            continue;
-        if (!kind_of(node))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
-                 descriptor_label(node->op));
-        if (*found)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
-                 descriptor_label((*found)->op), descriptor_label(node->op));
-        *found = node;
-    }
-    if (!*found)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
-             descriptor_label(region_node(region, 0)->op));
-    return WEFT_STATUS_SUCCESS;
-}
 
 static weftStatus_t check_operands(const struct region *region, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
@@ -80,7 +59,7 @@ static const struct gemm_kernel *kernel_of(const struct product *product) {
 }
 
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
-    TRY(find_contraction(region, node));
+    TRY(region_find_product(node, region, node_is_pointwise));
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
     struct product product = kind_of(*node)->product(*node);

@@ -4,8 +4,7 @@
    product, kernels/direct.cuh single elements of small ones, kernels/combine.cuh brings the parts of split sums together. */
 #include "engines/cuda/contraction.h"
 #include "engines/cuda/families.h"
-#include "graph/ops/convolution.h"
-#include "graph/ops/matmul.h"
+#include "engines/product.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,40 +21,21 @@ static const int64_t GRID_MAX = INT32_MAX;
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 
-static bool is_contraction(const struct node *node) { return op_of(node->op) == &matmul_op || conv_is(node->op); }
-
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
-static weftStatus_t find_contraction(const struct region *region, bool takes_scales, bool takes_totals,
-                                     const struct node **found) {
-    *found = NULL;
-    for (int i = 0; i < region->count; i++) {
-        const struct node *node = region_node(region, i);
-        if (op_of(node->op) == &pointwise_op || (takes_scales && is_scaling(node)) ||
-            (takes_totals && totals_serve(node)))
-            continue;
-        if (!is_contraction(node))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
-                 descriptor_label(node->op));
-        if (*found)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
-                 descriptor_label((*found)->op), descriptor_label(node->op));
-        *found = node;
-    }
-    if (!*found)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
-             descriptor_label(region_node(region, 0)->op));
-    return WEFT_STATUS_SUCCESS;
-}
+static bool goes_behind(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
-static weftStatus_t check_operands(const struct region *region, bool takes_scales, const struct node *node) {
+static bool goes_behind_or_totals(const struct node *node) { return goes_behind(node) || totals_serve(node); }
+
+static bool goes_around(const struct node *node) { return goes_behind_or_totals(node) || is_scaling(node); }
+
+/* Nodes that go with the product may be in front of it if they scale its factors. */
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
         bool is_made_here = value->producer >= 0 && region_has(region, value->producer);
-        if (!node->is_output[i] && is_made_here &&
-            !(takes_scales && is_scaling(&region->graph->nodes[value->producer])))
+        if (!node->is_output[i] && is_made_here && !is_scaling(&region->graph->nodes[value->producer]))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
@@ -71,20 +51,21 @@ static weftStatus_t check_operands(const struct region *region, bool takes_scale
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t find(struct contraction *c, const struct region *region, bool takes_scales, bool takes_totals) {
+static weftStatus_t find(struct contraction *c, const struct region *region,
+                         bool (*goes_with)(const struct node *node)) {
     const struct node *node;
     *c = (struct contraction){.region = region};
-    TRY(find_contraction(region, takes_scales, takes_totals, &node));
-    TRY(check_operands(region, takes_scales, node));
+    TRY(region_find_product(&node, region, goes_with));
+    TRY(check_operands(region, node));
     return contraction_shape(c, node);
 }
 
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
-    return find(c, region, false, false);
+    return find(c, region, goes_behind);
 }
 
 weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region) {
-    return find(c, region, false, true);
+    return find(c, region, goes_behind_or_totals);
 }
 
 /* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
@@ -111,7 +92,7 @@ static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, i
 
 weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region) {
     int taken = 0;
-    TRY(find(c, region, true, true));
+    TRY(find(c, region, goes_around));
     for (int f = 0; f < FACTORS; f++)
         TRY(take_scaling(c, &c->factor[f], &taken));
     for (int i = 0; i < region->count; i++)
@@ -357,7 +338,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
 bool contraction_may_alias(const struct region *region, int in, int out) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        for (int k = 0; k < node->operand_count && (is_contraction(node) || is_scaling(node)); k++)
+        for (int k = 0; k < node->operand_count && (node_is_product(node) || is_scaling(node)); k++)
             if (node->operands[k] == in)
                 return false;
     }

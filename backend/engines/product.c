@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/product.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+
+bool node_is_product(const struct node *node) { return op_of(node->op) == &matmul_op || conv_is(node->op); }
+
+weftStatus_t region_find_product(const struct node **found, const struct region *region,
+                                 bool (*goes_with)(const struct node *node)) {
+    *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        if (goes_with(node))
+            continue;
+        if (!node_is_product(node))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is neither a matmul, a convolution nor pointwise. Only those are fused here.",
+                 descriptor_label(node->op));
+        if (*found)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: one product is computed at a time.",
+                 descriptor_label((*found)->op), descriptor_label(node->op));
+        *found = node;
+    }
+    if (!*found)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution for it to follow.",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
