@@ -43,6 +43,13 @@ static void tokens_and_weights(struct model *m) {
     multiply(m, scaled_left(m), b, typed(m, DIMS(M, N), BF16));
 }
 
+/* A tile of 192 columns, in which two or three scales of B meet. */
+static void many_tokens(struct model *m) {
+    desc b = scaled(m, turned(m, DIMS(8192, 8192), E4M3), typed(m, DIMS(64, 64), F32), 128, 128, inner(m));
+    desc a = scaled(m, typed(m, DIMS(8192, 8192), E4M3), turned(m, DIMS(8192, 64), F32), 1, 128, inner(m));
+    multiply(m, a, b, typed(m, DIMS(8192, 8192), BF16));
+}
+
 static void weights_and_tokens(struct model *m) {
     desc a = scaled(m, left(m), typed(m, DIMS(M / 128, K / 128), WEFT_DATA_FP8_E8M0), 128, 128, inner(m));
     desc b = scaled(m, right(m), typed(m, DIMS(K / 128, N), WEFT_DATA_FP8_E8M0), 128, 1, inner(m));
@@ -62,6 +69,7 @@ static void batches(struct model *m) {
 
 static const struct family_case cases[] = {
     {&cuda_hopper, tokens_and_weights, "scales of tokens and weights", "scaled by blocks, staged, 0 operations behind"},
+    {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 128x192"},
     {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "turned"},
     {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, 1 operations behind"},
     {&cuda_hopper, batches, "scales in a batch", "scaled by blocks, staged"},

@@ -206,6 +206,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "PARTS", tile->parts);
     print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
+    print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
     print_constant(print, "STAYS", h->stays);
     print_constant(print, "READS_MORE", hopper_operands(h) > 1);
     print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);

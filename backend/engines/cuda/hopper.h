@@ -93,7 +93,10 @@ static inline bool hopper_is_scaled(const struct hopper *h) {
 }
 /* The scales of a contraction that has its shape; NOT_SUPPORTED and a sentence for blocks that steps or maps do not meet. */
 weftStatus_t hopper_scales(struct hopper *h);
-/* a_scale_at(p, z, row): where the scales of a row begin; a_scale(p, at, step): the one of a step; the same of b. */
+/* Columns of a tile that share their scale of B, for each step. */
+int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile);
+/* a_scale_at(p, z, row, step): where the scale of a row is for a step; a_scale_step(p, step): how far from that of the step
+   before; a_scale(p, at): the scale; the same of b. */
 void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */

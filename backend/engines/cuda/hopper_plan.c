@@ -29,7 +29,10 @@ static const double MEMORY_SHARE = 0.85;         /* of the bandwidth that copies
 static const double UNHIDDEN_SHARE = 0.2;        /* of the shorter one of computing and moving */
 static const double PROMOTED_SHARE = 0.95;
 static const double L2_BYTES_PER_SECOND = 4.5e12;
-enum { SPLITS_LEAST_STEPS = 4 };
+enum {
+    SPLITS_LEAST_STEPS = 4,
+    SCALES_MOST = 3, /* of a tile's columns: rows have a scale for each in registers */
+};
 
 static double elements_of(const struct hopper *h) {
     return (double)digits_extent(&h->c.digits[BATCH]) * (double)digits_extent(&h->c.digits[ROW]) *
@@ -159,9 +162,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     if (h->promotes && !hopper_can_promote(tile))
         return false;
-    /* A tile's columns share one scale, and rows have a scale each in registers. */
-    int64_t sharing = h->scales[FACTOR_B].outer;
-    if (h->scales[FACTOR_B].exists && sharing % tile->columns != 0 && sharing < digits_extent(&h->c.digits[COLUMN]))
+    if (hopper_scale_columns(h, tile) * SCALES_MOST < tile->columns)
         return false;
     if (is_deep(tile) && (hopper_operands(h) > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
         return false;

@@ -70,33 +70,62 @@ weftStatus_t hopper_scales(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
+int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
+    int64_t sharing = h->scales[FACTOR_B].outer, columns = tile->columns;
+    if (!h->scales[FACTOR_B].exists || sharing >= digits_extent(&h->c.digits[COLUMN]))
+        return tile->columns;
+    while (sharing > 0) {
+        int64_t rest = columns % sharing;
+        columns = sharing;
+        sharing = rest;
+    }
+    return (int)columns;
+}
+
+static void print_absent(struct text *code, char letter) {
+    text_add(code,
+             "DEVICE i32 %c_scale_at(const arguments&, index, i32, i32) { return 0; }\n"
+             "DEVICE i32 %c_scale_step(const arguments&, i32) { return 0; }\n"
+             "DEVICE float %c_scale(const arguments&, i32) { return 1; }\n\n",
+             letter, letter, letter);
+}
+
+/* Where the scale of a row or column is for a step, and how far the one of the next step is from it. */
+static void print_places(struct kernel_print *print, const struct hopper *h, int f) {
+    const struct block_scales *scales = &h->scales[f];
+    char letter = "ab"[f];
+    const char *extent = f == FACTOR_A ? "rows" : "columns";
+    print_divisor(print, scales->outer, named("%c_scale_outer", letter).text);
+    print_divisor(print, scales->steps, named("%c_scale_steps", letter).text);
+    print_number(print, scales->stride, named("%c_scale_stride", letter).text);
+    print_number(print, scales->step_stride, named("%c_scale_stride_k", letter).text);
+    print_number(print, scales->entry_stride, named("%c_scale_entry", letter).text);
+    text_add(&print->code,
+             "DEVICE i32 %c_scale_at(const arguments& p, index z, i32 i, i32 step) {\n"
+             "    const i32 inside = i < (i32)p.%s ? i : (i32)p.%s - 1; /* others are not finished */\n"
+             "    return (i32)(divide(inside, p.%c_scale_outer) * p.%c_scale_stride + z * p.%c_scale_entry\n"
+             "        + divide(step, p.%c_scale_steps) * p.%c_scale_stride_k);\n}\n",
+             letter, extent, extent, letter, letter, letter, letter, letter);
+    text_add(&print->code, "DEVICE i32 %c_scale_step(const arguments& p, i32 step) { return ", letter);
+    if (scales->steps == 1)
+        text_add(&print->code, "(i32)p.%c_scale_stride_k; }\n", letter);
+    else
+        text_add(&print->code, "step %% (i32)p.%c_scale_steps.value ? 0 : (i32)p.%c_scale_stride_k; }\n", letter,
+                 letter);
+}
+
 void hopper_print_scales(struct kernel_print *print, const struct hopper *h) {
     for (int f = 0; f < FACTORS && hopper_is_scaled(h); f++) {
         const struct block_scales *scales = &h->scales[f];
         char letter = "ab"[f];
         if (!scales->exists) {
-            text_add(&print->code,
-                     "DEVICE i32 %c_scale_at(const arguments&, index, i32) { return 0; }\n"
-                     "DEVICE float %c_scale(const arguments&, i32, i32) { return 1; }\n\n",
-                     letter, letter);
+            print_absent(&print->code, letter);
             continue;
         }
         print_pointer(print, scales->type, scales->value, 0, named("%c_scales", letter).text);
-        print_divisor(print, scales->outer, named("%c_scale_outer", letter).text);
-        print_divisor(print, scales->steps, named("%c_scale_steps", letter).text);
-        print_number(print, scales->stride, named("%c_scale_stride", letter).text);
-        print_number(print, scales->step_stride, named("%c_scale_step", letter).text);
-        print_number(print, scales->entry_stride, named("%c_scale_entry", letter).text);
+        print_places(print, h, f);
         text_add(&print->code,
-                 "DEVICE i32 %c_scale_at(const arguments& p, index z, i32 i) {\n"
-                 "    const i32 inside = i < (i32)p.%s ? i : (i32)p.%s - 1; /* others are not finished */\n"
-                 "    return (i32)(divide(inside, p.%c_scale_outer) * p.%c_scale_stride + z * p.%c_scale_entry);\n}\n",
-                 letter, f == FACTOR_A ? "rows" : "columns", f == FACTOR_A ? "rows" : "columns", letter, letter,
-                 letter);
-        text_add(
-            &print->code,
-            "DEVICE float %c_scale(const arguments& p, i32 at, i32 step) {\n"
-            "    return %sto_float(p.%c_scales[at + divide(step, p.%c_scale_steps) * (i32)p.%c_scale_step]);\n}\n\n",
-            letter, scales->is_negative ? "-" : "", letter, letter, letter);
+                 "DEVICE float %c_scale(const arguments& p, i32 at) { return %sto_float(p.%c_scales[at]); }\n\n",
+                 letter, scales->is_negative ? "-" : "", letter);
     }
 }

@@ -20,16 +20,17 @@
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES LOADER_REGISTERS MATH_REGISTERS A_BOXES B_BOXES A_SLAB
-             B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW
-             ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
+             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN
+             LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
              instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
              slower for images. Sharing A in clusters: no gain for few rows. Launching combine.cuh early: 10 % slower. Unsigned indices
              behind the sum: the compiler keeps an address per access, and spills. For few rows: sums that begin at different places of
              the depth in each tile, 1 to 10 % slower; two or four steps loaded together, within noise; two blocks on a multiprocessor,
-             2 % slower; two parts where no dimension fits into one tile, slower */
+             2 % slower; two parts where no dimension fits into one tile, slower. Promoting 64 columns while the next 64 are multiplied:
+             2 to 6 % slower than all at a time. Scales of blocks that idle warps of the loader bring into shared memory: 2 % slower */
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
 constexpr int MATH_GROUPS = BLOCK_M / GROUP_ROWS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
@@ -166,51 +167,66 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
 }
 
-/* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it. They
-   are read while the step before is multiplied, and taken behind it. */
+/* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it and by that
+   of its SCALE_COLUMNS columns. They are read a step ahead, and taken while the tensor core multiplies. */
 template <class P, bool EXIST = HAS_SCALES> struct step_scales {
-    i32 a_at[ROW_BLOCKS * 2], b_at;
-    float a[ROW_BLOCKS * 2], b, now[ROW_BLOCKS * 2];
-    DEVICE step_scales(const P& p, const place& tile, i32 row) {
+    static constexpr int ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
+    i32 a_at[ROWS], b_at[COLUMNS];
+    float a[ROWS], b[COLUMNS], now[COLUMNS][ROWS];
+    DEVICE step_scales(const P& p, const place& tile, i32 row, i32 step) {
         #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * 2; ++i)
-            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8);
-        b_at = b_scale_at(p, tile.z, tile.column);
+        for (int i = 0; i < ROWS; ++i)
+            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8, step);
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) b_at[j] = b_scale_at(p, tile.z, tile.column + j * SCALE_COLUMNS, step);
+        fetch(p);
     }
-    DEVICE void fetch(const P& p, i32 step) {
+    DEVICE void fetch(const P& p) {
         #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * 2; ++i) a[i] = a_scale(p, a_at[i], step);
-        b = b_scale(p, b_at, step);
+        for (int i = 0; i < ROWS; ++i) a[i] = a_scale(p, a_at[i]);
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) b[j] = b_scale(p, b_at[j]);
+    }
+    /* Of a step that there is, or the last ones again: without a branch, which products under way must not meet. */
+    DEVICE void fetch_next(const P& p, i32 step, bool exists) {
+        const i32 a_step = exists ? a_scale_step(p, step) : 0, b_step = exists ? b_scale_step(p, step) : 0;
+        #pragma unroll
+        for (int i = 0; i < ROWS; ++i) a_at[i] += a_step;
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) b_at[j] += b_step;
+        fetch(p);
     }
     DEVICE void take() {
-        settle(b);
         #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * 2; ++i) {
+        for (int j = 0; j < COLUMNS; ++j) settle(b[j]);
+        #pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
             settle(a[i]);
-            now[i] = a[i] * b;
+            #pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) now[j][i] = a[i] * b[j];
         }
     }
-    DEVICE float apply(float sum, int block, int i, float r_step) const { return sum + r_step * now[block * 2 + i / 2 % 2]; }
+    DEVICE float apply(float sum, int block, int i, float r_step) const {
+        return sum + r_step * now[i / 4 * 8 / SCALE_COLUMNS][block * 2 + i / 2 % 2];
+    }
 };
 template <class P> struct step_scales<P, false> {
-    DEVICE step_scales(const P&, const place&, i32) {}
-    DEVICE void fetch(const P&, i32) {}
+    DEVICE step_scales(const P&, const place&, i32, i32) {}
+    DEVICE void fetch_next(const P&, i32, bool) {}
     DEVICE void take() {}
     DEVICE float apply(float sum, int, int, float r_step) const { return sum + r_step; }
 };
 
 /* The same, by sums of one step and one block at a time. */
 template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, int group, i32 steps) {
-    step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS);
-    scales.fetch(p, tile.first_step(p));
-    scales.take();
+    const i32 first = tile.first_step(p);
+    step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS, first);
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
     for (i32 step = 0; step < steps; ++step) {
         sum_t r_step[BLOCK_N / 2];
-        if (step + 1 < steps) scales.fetch(p, tile.first_step(p) + step + 1);
         wait(arrived(use.slot), use.phase);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
         #pragma unroll
@@ -220,6 +236,10 @@ template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p,
             for (int k = 0; k < STEPS_PER_SLOT; ++k)
                 multiply_accumulate(r_step, a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, k > 0);
             mma_commit();
+            if (block == 0) {
+                scales.take();
+                scales.fetch_next(p, first + step + 1, step + 1 < steps);
+            }
             mma_wait<0>();
             if (block == ROW_BLOCKS - 1) release_slot(use.slot);
             #pragma unroll
@@ -228,7 +248,6 @@ template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p,
                 r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
             }
         }
-        scales.take();
         use.advance();
     }
 }
