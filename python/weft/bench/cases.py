@@ -24,6 +24,11 @@ _GPU_MATMULS: list[tuple[str, str, int, int, int, str]] = [
     ("4096", "tf32", 4096, 4096, 4096, ""),
     ("8192", "int8", 8192, 8192, 8192, ""),
 ]
+_GPU_BLOCK_SCALED = {
+    "8192": (8192, 8192, 8192),
+    "4096": (4096, 4096, 4096),
+    "m4096_n7168_k2048": (4096, 7168, 2048),
+}
 _GPU_EXPERTS = {
     "e8_m16384_k4096_n14336": (8, 16384, 4096, 14336),
     "e64_m24576_k2048_n1408": (64, 24576, 2048, 1408),
@@ -81,7 +86,8 @@ def _mean(p: Pool) -> Pool:
 def _gpu_products() -> list[Case]:
     made = [products.matmul(*row) for row in _GPU_MATMULS]
     made += [products.scaled_matmul(str(n), n, n, n) for n in (8192, 4096)]
-    made += [products.block_scaled_matmul("8192", 8192, 8192, 8192)]
+    made += [products.block_scaled_matmul(tag, *sizes) for tag, sizes in _GPU_BLOCK_SCALED.items()]
+    made += [products.weight_only_matmul(dtype, m, 8192, 8192) for dtype in ("i4", "i8") for m in (1, 16, 64)]
     for kind in ("fprop", "wgrad"):
         made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
     image = _GPU_CONVOLUTIONS["3x3_256_14"]
@@ -193,6 +199,7 @@ def _cpu_products() -> list[Case]:
         products.matmul("192", "int8", 192, 192, 192),
         products.scaled_matmul("192", 192, 192, 192),
         products.block_scaled_matmul("192", 192, 192, 192),
+        *(products.weight_only_matmul(dtype, 4, 192, 256) for dtype in ("i4", "i8")),
         products.conv("fprop", "3x3_32_14", "fp8", replace(three, n=1, image=(14, 14))),
         *(products.conv(kind, "3x3_32_28", "f32", three) for kind in ("fprop", "dgrad", "wgrad")),
         products.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),

@@ -45,7 +45,8 @@ class Machine(Protocol):
     """The device's name, and the versions beside Weft's own that its figures depend on."""
 
     def random(self, operand: Operand) -> Any:
-        """Memory filled with normal random values; a scalar that is passed by value is in the host's."""
+        """Memory filled with normal random values, or with bits where elements share bytes; a scalar that is
+        passed by value is in the host's."""
 
     def poisoned(self, operand: Operand) -> Any:
         """Memory filled with what no result is."""
@@ -85,6 +86,11 @@ def type_of(operand: Operand) -> Any:
     return found
 
 
+def is_packed(operand: Operand) -> bool:
+    """Whether several elements share a byte; they are filled with random bits."""
+    return dtypes.of(type_of(operand)).bits < 8
+
+
 def poison(operand: Operand) -> float:
     """What fills outputs before they are written: NaN, or the least of integers."""
     return math.nan if dtypes.is_floating(type_of(operand)) else -128
@@ -116,7 +122,10 @@ class _Cpu:
         if operand.value is not None:
             return self.xp.full(operand.dims, operand.value, dtypes.numpy_dtype(type_of(operand)))
         made = buffers.empty(operand.dims, operand.strides, type_of(operand))
-        made[...] = self._generator.standard_normal(operand.dims) * operand.scale
+        if is_packed(operand):
+            made[...] = self._generator.integers(0, 256, made.shape)
+        else:
+            made[...] = self._generator.standard_normal(operand.dims) * operand.scale
         return made
 
     def poisoned(self, operand: Operand) -> Any:
@@ -183,6 +192,8 @@ class _Gpu:
         type_ = dtypes.torch_dtype(type_of(operand))
         if operand.value is not None:
             return torch.full(operand.dims, operand.value, dtype=type_)
+        if is_packed(operand):
+            return torch.randint(256, (operand.bytes,), dtype=type_, device=self.kind)
         made = torch.empty_strided(operand.dims, operand.strides, dtype=type_, device=self.kind)
         return made.copy_(torch.randn(operand.dims, device=self.kind) * operand.scale)
 

@@ -69,6 +69,19 @@ def block_scaled_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
     return {"C": (t["A"] * a) @ (t["B"] * b)}
 
 
+def weight_only_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
+    """C = A W, of whole numbers that share a scale along the depth. Those of 4 bits are two neighbours of the
+    depth in a byte."""
+    a, w, scale = t["A"], t["W"], t["W_scale"]
+    if w.ndim == 1:
+        pairs = w.reshape(scale.shape[-1], -1)
+        numbers = xp.stack((pairs % 16, pairs // 16), -1).reshape(len(pairs), -1).T[None]
+        w = numbers - 16.0 * (numbers > 7)
+    _, blocks, n = scale.shape
+    spread = scale[:, :, None] * xp.ones((1, 1, block, 1), dtype=xp.float64)
+    return {"C": a @ (w * spread.reshape(1, blocks * block, n))}
+
+
 # ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
 
 

@@ -103,6 +103,23 @@ def block_scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:
     return Case(name, "fp8", 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
 
 
+def weight_only_matmul(dtype: str, m: int, n: int, k: int) -> Case:
+    """Tokens times weights of few bits, which share a scale for every 128 features of one output."""
+    inputs = {
+        "A": Operand((1, m, k)),
+        "W": Operand((1, k, n), dtype, order=(0, 2, 1), scale=30.0),
+        "W_scale": Operand((1, k // _BLOCK, n)),
+    }
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        w = g.block_scale_dequantize(input=t["W"], descale=t["W_scale"], block_size=[_BLOCK, 1])
+        return {"C": g.matmul(A=t["A"], B=w)}
+
+    judge = partial(oracle.weight_only_matmul, block=_BLOCK)
+    name = f"matmul/{dtype}_weights_m{m}_n{n}_k{k}"
+    return Case(name, "bf16", 2.0 * m * n * k, inputs, {"C": Operand((1, m, n))}, build, judge)
+
+
 def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth: int, columns: int) -> Case:
     """The product of a mixture of experts, each with about as many rows as its neighbours ("fprop"), or its
     gradient by the weights ("wgrad"). Weights lie K-major."""
