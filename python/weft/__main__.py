@@ -53,7 +53,10 @@ def parser() -> argparse.ArgumentParser:
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     """The options of bench."""
     bench.add_argument(
-        "groups", nargs="*", metavar="group", help="matmul, conv, norm, mem, rows, move, pool, sdpa (all)"
+        "groups",
+        nargs="*",
+        metavar="group",
+        help="matmul, conv, fused, norm, mem, rows, move, pool, sdpa (all)",
     )
     bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
     bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")

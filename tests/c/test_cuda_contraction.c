@@ -7,21 +7,29 @@ enum { PACKED, CHANNELS_LAST };
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-static void add_matmul(struct model *m, int math, desc a, desc b, desc c, desc rows_used) {
+/* used: what rows, columns and depth of each batch entry are in use; NULL: all. */
+static void add_matmul_in_use(struct model *m, int math, desc a, desc b, desc c, const desc used[3], double padding) {
+    static const weftBackendAttributeName_t overrides[] = {WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
+                                                           WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
+                                                           WEFT_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC};
     desc parameters = make(WEFT_BACKEND_MATMUL_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    double padding = 0.5;
     MUST(set_enum(parameters, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE, math));
-    if (rows_used)
-        MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_MATMUL_PADDING_VALUE, WEFT_TYPE_DOUBLE, 1, &padding));
+    MUST(weftBackendSetAttribute(parameters, WEFT_ATTR_MATMUL_PADDING_VALUE, WEFT_TYPE_DOUBLE, 1, &padding));
     MUST(weftBackendFinalize(parameters));
     MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_DESC, parameters));
     MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_ADESC, a));
     MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_BDESC, b));
     MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_CDESC, c));
-    if (rows_used)
-        MUST(set_held(op, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, rows_used));
+    for (int i = 0; i < 3; i++)
+        if (used[i])
+            MUST(set_held(op, overrides[i], used[i]));
     drop(parameters);
     add(m, op);
+}
+
+static void add_matmul(struct model *m, int math, desc a, desc b, desc c, desc rows_used) {
+    const desc used[3] = {rows_used};
+    add_matmul_in_use(m, math, a, b, c, used, rows_used ? 0.5 : 0);
 }
 
 enum direction { FORWARD, DATA, FILTER };
@@ -130,6 +138,32 @@ static void fp8_to_fp8(struct model *m) {
 static void overridden(struct model *m) {
     add_matmul(m, F32, typed(m, DIMS(8, 256, 128), BF16), typed(m, DIMS(8, 128, 256), BF16),
                typed(m, DIMS(8, 256, 256), BF16), typed(m, DIMS(8, 1, 1), I32));
+}
+
+/* The depth lies along the rows of one factor, across those of the other. */
+static void in_use(struct model *m) {
+    const desc used[3] = {typed(m, DIMS(8, 1, 1), I32), typed(m, DIMS(1, 1, 1), I64), typed(m, DIMS(8, 1, 1), I32)};
+    add_matmul_in_use(m, F32, typed(m, DIMS(8, 512, 1024), BF16), typed(m, DIMS(8, 1024, 512), BF16),
+                      typed(m, DIMS(8, 512, 512), BF16), used, 0);
+}
+
+static void fp8_in_use(struct model *m) {
+    const desc used[3] = {NULL, NULL, typed(m, DIMS(4, 1, 1), I32)};
+    add_matmul_in_use(m, F32, typed(m, DIMS(4, 512, 1024), E4M3), turned(m, DIMS(4, 1024, 512), E4M3),
+                      typed(m, DIMS(4, 512, 512), BF16), used, 0);
+}
+
+/* A linear layer behind a norm's scale and bias, and relu. */
+static void prepared(struct model *m) {
+    desc x = typed(m, DIMS(1, 65536, 64), BF16), scaled = inner(m), moved = inner(m);
+    desc factor = open_tensor(m->next_uid++, DIMS(1, 65536, 64));
+    MUST(set_enum(factor, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, BF16));
+    MUST(set_flag(factor, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
+    factor = keep(m, finalized(factor));
+    add_pointwise(m, WEFT_POINTWISE_MUL, x, typed(m, DIMS(1, 1, 64), BF16), scaled);
+    add_pointwise(m, WEFT_POINTWISE_ADD, scaled, typed(m, DIMS(1, 1, 64), F32), moved);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, moved, NULL, factor);
+    add_matmul(m, F32, factor, turned(m, DIMS(1, 64, 256), BF16), typed(m, DIMS(1, 65536, 256), BF16), NULL);
 }
 
 static void bf16_odd(struct model *m) {
@@ -326,6 +360,9 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, filter_nhwc, "filter gradient, Hopper", NULL},
     {&cuda_hopper, fp8_to_fp8, "matmul fp8 scaled to fp8, Hopper", "promoted"},
     {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
+    {&cuda_hopper, in_use, "matmul with overrides, Hopper", "wgmma"},
+    {&cuda_hopper, prepared, "linear behind relu, Hopper", "prepared"},
+    {&cuda_hopper, fp8_in_use, "matmul fp8 with an override, Hopper", "promoted"},
     {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
     {&cuda_hopper, filter_narrow, "filter gradient of 40 channels, Hopper", "image of pixels"},
     {&cuda_hopper, forward_groups, "conv in groups, Hopper", "image"},
@@ -435,6 +472,7 @@ static const struct refused_case refusals[] = {
     {&cuda_hopper, float_odd,
      "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
      "8-bit integers are."},
+    {&cuda_hopper, overridden, "matmul: what its overrides leave out counts as 0.5; here it counts as 0."},
     {&cuda_hopper, int8_square,
      "matmul: tensor (uid 2) must be contiguous along the summed dimension; only factors of 16 bits may lie "
      "otherwise."},

@@ -82,6 +82,48 @@ def test_overrides(padding):
     checks.check(build, {"a": a, "b": b, **sizes}, wide_a @ wide_b, magnitude=40)
 
 
+def in_use(x, *counts):
+    """What counts of each entry's rows and columns leave in use; the rest is 0."""
+    made = checks.exact(x).copy()
+    for i, (rows, columns) in enumerate(zip(*counts, strict=True)):
+        made[i, max(rows, 0) :] = 0
+        made[i, :, max(columns, 0) :] = 0
+    return made
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("order", ["mk nk", "mk kn", "km kn"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "e4m3", "i8", "f32"])
+def test_overrides_leave_out_whatever_is_there(dtype, order, is_wide):
+    """Tiles within, across and outside the sizes in use; elsewhere is infinity, where the type has it."""
+    entries, m, n, k = (3, 40, 136, 2112) if is_wide else (5, 200, 144, 272)
+    m, n, k = (m, n, k) if checks.DEVICE != "cpu" else (m // 4, n // 4, k // 8)
+    a, b = checks.random((entries, m, k), dtype), checks.random((entries, k, n), dtype, seed=1)
+    counts = {"m": [m, 33, 0, 7, 129], "n": [n, 1, 8, 130, 63], "k": [k - 63, k + 5, 64, 0, -3]}
+    counts = {name: some[:entries] for name, some in counts.items()}
+    used_a, used_b = in_use(a, counts["m"], counts["k"]), in_use(b, counts["k"], counts["n"])
+    if dtype in ("bf16", "f16", "f32"):
+        a[used_a != checks.exact(a)], b[used_b != checks.exact(b)] = np.inf, np.inf
+    lies = {"mk": (m * k, k, 1), "km": (m * k, 1, m), "kn": (k * n, n, 1), "nk": (k * n, 1, k)}
+    left, right = order.split()
+    sizes = {name: np.array(some, np.int64).reshape(entries, 1, 1) for name, some in counts.items()}
+
+    def build(g, a, b, m, n, k):
+        return g.matmul(a, b, m_override=m, n_override=n, k_override=k)
+
+    want, magnitude = used_a @ used_b, np.abs(used_a) @ np.abs(used_b)
+    operands = {"a": (a, lies[left]), "b": (b, lies[right]), **sizes}
+    checks.check(
+        build,
+        operands,
+        want,
+        magnitude=magnitude.max(initial=1),
+        out="i32" if dtype == "i8" else "f32",
+        of_fp8=dtype == "e4m3",
+        graph={"compute_data_type": "i32"} if dtype == "i8" else {},
+    )
+
+
 def test_int8_sums_in_int32():
     a, b = checks.random((2, 9, 300), "i8", -128, 127), checks.random((2, 300, 11), "i8", -128, 127, seed=1)
     want = a.astype(np.int64) @ b.astype(np.int64)

@@ -122,7 +122,8 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    assert len(gpu) == 14 + 8 + 6 + 3 * (9 + 2 + 3) + 9 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
+    fused = 2 * 13 + 4 * 7 + 2 * 2
+    assert len(gpu) == fused + 14 + 8 + 6 + 3 * (9 + 2 + 3) + 9 + 12 + 6 + 2 + 9 + 7 + 18 + 13 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -540,7 +541,8 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     [
         (
             ["dance"],
-            "bench: there is no group 'dance'. Use some of matmul, conv, norm, mem, rows, move, pool, sdpa.",
+            "bench: there is no group 'dance'. Use some of matmul, conv, fused, norm, mem, rows, move, pool, "
+            "sdpa.",
         ),
         (["--only", "("], "bench: --only '(' is no regular expression: "),
         (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),

@@ -29,13 +29,16 @@ static bool goes_behind_or_totals(const struct node *node) { return goes_behind(
 
 static bool goes_around(const struct node *node) { return goes_behind_or_totals(node) || is_scaling(node); }
 
-/* Nodes that go with the product may be in front of it if they scale its factors. */
-static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+static bool is_preparing(const struct node *node) { return goes_behind(node) || is_scaling(node); }
+
+/* Nodes that go around the product may be in front of it. */
+static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
         bool is_made_here = value->producer >= 0 && region_has(region, value->producer);
-        if (!node->is_output[i] && is_made_here && !is_scaling(&region->graph->nodes[value->producer]))
+        if (!node->is_output[i] && is_made_here &&
+            !(takes_prepared && is_preparing(&region->graph->nodes[value->producer])))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
@@ -56,8 +59,11 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
     const struct node *node;
     *c = (struct contraction){.region = region};
     TRY(region_find_product(&node, region, goes_with));
-    TRY(check_operands(region, node));
-    return contraction_shape(c, node);
+    TRY(check_operands(region, goes_with == goes_around, node));
+    TRY(contraction_shape(c, node));
+    for (int f = 0; f < FACTORS; f++)
+        c->factor[f].prepared = NOTHING_BEFORE;
+    return WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
@@ -72,7 +78,7 @@ weftStatus_t contraction_find_totalled(struct contraction *c, const struct regio
 static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, int *count) {
     const struct graph *graph = c->region->graph;
     int producer = graph->values[factor->value].producer;
-    if (producer < 0 || !region_has(c->region, producer))
+    if (producer < 0 || !region_has(c->region, producer) || !is_scaling(&graph->nodes[producer]))
         return WEFT_STATUS_SUCCESS;
     const struct descriptor *op = graph->nodes[producer].op;
     const struct block_scale_dequantize_op *scaling = (const struct block_scale_dequantize_op *)op;
@@ -90,11 +96,95 @@ static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, i
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region) {
+static bool is_before(const struct contraction *c, const struct node *node) {
+    for (int i = 0; i < c->before_count; i++)
+        if (c->before[i] == node)
+            return true;
+    return false;
+}
+
+static bool reads(const struct node *node, int value) {
+    for (int k = 0; k < node->operand_count; k++)
+        if (node->operands[k] == value && !node->is_output[k])
+            return true;
+    return false;
+}
+
+/* Whether what a pointwise node makes becomes the factor, and nothing else. */
+static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
+    int out = 0;
+    while (!node->is_output[out])
+        out++;
+    out = node->operands[out];
+    bool is_shared = region_exports(c->region, out);
+    *is = out == prepared;
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *reader = region_node(c->region, i);
+        if (!reads(reader, out))
+            continue;
+        *is = *is || is_before(c, reader);
+        is_shared = is_shared || !(is_before(c, reader) || (reader == c->node && out == prepared));
+    }
+    if (*is && is_shared)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: what it makes must be read by the product alone.",
+             descriptor_label(node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The one tensor of the factor's dims and strides that operations before the product read takes its place. */
+static weftStatus_t take_prepared(struct contraction *c, struct factor *factor) {
+    const struct graph *graph = c->region->graph;
+    int input = NOTHING_BEFORE;
+    for (int b = 0; b < c->before_count; b++)
+        for (int k = 0; k < c->before[b]->operand_count; k++) {
+            int value = c->before[b]->operands[k], producer = graph->values[value].producer;
+            const struct tensor *tensor = graph->values[value].tensor;
+            if (c->before[b]->is_output[k] || (producer >= 0 && region_has(c->region, producer)) ||
+                !tensor_same_layout(tensor, factor->tensor) || value == input)
+                continue;
+            if (input != NOTHING_BEFORE)
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s and %s would both become its factor.",
+                     descriptor_label(c->node->op), descriptor_label(&graph->values[input].tensor->base),
+                     descriptor_label(&tensor->base));
+            input = value;
+        }
+    if (input == NOTHING_BEFORE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: operations before it read no tensor of %s's type, dims and strides, to become it in its place.",
+             descriptor_label(c->node->op), descriptor_label(&factor->tensor->base));
+    factor->prepared = factor->value;
+    factor->value = input;
+    factor->tensor = graph->values[input].tensor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Pointwise operations of the region that lead to a factor. */
+static weftStatus_t find_before(struct contraction *c, struct factor *factor) {
+    int count = c->before_count;
+    for (int i = c->region->count; i-- > 0;) {
+        const struct node *node = region_node(c->region, i);
+        bool is = false;
+        if (op_of(node->op) != &pointwise_op || is_before(c, node))
+            continue;
+        TRY(check_before(c, node, factor->value, &is));
+        if (!is)
+            continue;
+        if (count > 0 || c->before_count == BEFORE_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: up to %d operations before one of its factors are fused with it.", descriptor_label(c->node->op),
+                 BEFORE_MAX);
+        c->before[c->before_count++] = node;
+    }
+    return c->before_count > count ? take_prepared(c, factor) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
     int taken = 0;
     TRY(find(c, region, goes_around));
     for (int f = 0; f < FACTORS; f++)
         TRY(take_scaling(c, &c->factor[f], &taken));
+    for (int f = 0; f < FACTORS; f++)
+        TRY(find_before(c, &c->factor[f]));
     for (int i = 0; i < region->count; i++)
         taken -= is_scaling(region_node(region, i));
     if (taken < 0)
@@ -104,7 +194,7 @@ weftStatus_t contraction_find_scaled(struct contraction *c, const struct region 
 }
 
 bool contraction_is_behind(const struct contraction *c, const struct node *node) {
-    return node != c->node && !is_scaling(node);
+    return node != c->node && !is_scaling(node) && !is_before(c, node);
 }
 
 weftStatus_t contraction_may_narrow(void) {
@@ -166,10 +256,12 @@ static void print_splits(struct kernel_print *print, const struct contraction *c
 void contraction_print_end(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "IS_SPLIT", c->splits > 1);
     print_splits(print, c);
-    if (c->splits == 1)
+    if (c->splits == 1) {
         finish_print(print, c);
-    else
-        print_constant(print, "RUN", c->finish.run);
+        return;
+    }
+    print_constant(print, "RUN", c->finish.run);
+    print_constant(print, "FETCHED_WORDS", 0);
 }
 
 /* The type that numbers tiles or results, of which `most` exist. */

@@ -13,6 +13,7 @@
 enum index { BATCH, ROW, COLUMN, DEPTH, INDICES };
 enum { FACTOR_A, FACTOR_B, FACTORS };
 enum { COORDINATES = 3, DIGITS_MAX = 16, FINISHERS_MAX = 32, REDUCERS_MAX = 4, NO_DIM = -1, NO_PHASE = -1 };
+enum { BEFORE_MAX = 16, NOTHING_BEFORE = -1 };
 
 struct digit {
     int64_t extent;
@@ -35,6 +36,7 @@ struct factor {
     int value;
     const struct tensor *tensor;
     const struct block_scale_dequantize_op *scaling; /* multiplies its numbers by scales of blocks; NULL: none does */
+    int prepared; /* the value that pointwise operations before the product make of it; NOTHING_BEFORE: none do */
     int64_t first;
     bool is_checked[COORDINATES];
     int64_t start[COORDINATES], size[COORDINATES];
@@ -62,7 +64,8 @@ struct finisher {
     int value;
     weftDataType_t type;
     int64_t strides[INDICES][DIGITS_MAX];
-    int64_t bound; /* LIMIT: the coordinate stays below it */
+    int64_t bound;   /* LIMIT: the coordinate stays below it */
+    bool is_brought; /* LOAD, OLD: the kernel fills it in; fetch() leaves it out */
 };
 
 /* What one total is of, over the batch or in each entry of it. */
@@ -105,10 +108,12 @@ struct tile {
 struct contraction {
     const struct region *region;
     const struct node *node;
-    bool narrows; /* floats may lose bits on tensor cores */
+    int before_count;
+    const struct node *before[BEFORE_MAX]; /* pointwise, last first; they read one tensor of a factor's dims */
+    bool narrows;                          /* floats may lose bits on tensor cores */
     int result;
     double alpha, beta, fill;
-    const struct tensor *used[3]; /* overrides of M, N, K; NULL: all */
+    const struct tensor *used[3]; /* overrides of rows, columns, depth; NULL: all */
     struct factor factor[FACTORS];
     struct digits digits[INDICES];
     int phase_count;
@@ -133,10 +138,13 @@ struct contraction {
 /* The one product of a region, with its shape; behind it pointwise operations, or, totalled, reductions too. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
 weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region);
-/* The latter; factors may be scaled by blocks, and are then the tensors without scales. */
-weftStatus_t contraction_find_scaled(struct contraction *c, const struct region *region);
+/* The latter; a factor may be scaled by blocks or made by pointwise operations, and is then the tensor that they read. */
+weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region);
 /* Whether a node of the region follows the product, and so is neither it nor before it. */
 bool contraction_is_behind(const struct contraction *c, const struct node *node);
+static inline bool contraction_has_overrides(const struct contraction *c) {
+    return c->used[0] || c->used[1] || c->used[2];
+}
 int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);
@@ -170,6 +178,8 @@ weftStatus_t finish_analyse(struct contraction *c);
 /* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
    stores it, too. Where there are reductions, exists(p, z, i, j). */
 void finish_print(struct kernel_print *print, const struct contraction *c);
+/* Registers for the operands of 16 columns of two rows. */
+int finish_fetched_words(const struct finish *finish);
 /* Their parts, for other functions over the same indices: fields of the arguments; digits f<index><d> of z, i, j; the
    statement `out` where a phase has no such element; the offset of operand k. */
 void finish_print_arguments(struct kernel_print *print, const struct finish *finish);
@@ -179,6 +189,8 @@ void finish_print_offset(struct kernel_print *print, const struct finish *finish
 /* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
 const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
 static inline const struct finisher *finish_find_half(const struct contraction *c) { return finish_find_staged(c, 2); }
+/* Whether operand k lies as store does, so that whatever moves results can move it: 16 bits, in whole accesses of 16 bytes. */
+bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store);
 /* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
 void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
 
@@ -225,6 +237,8 @@ enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
 
 /* struct batch, find_batch, and the places of A and B. */
 void contraction_print_factors(struct kernel_print *print, const struct contraction *c);
+/* to_integer() of the override of M, N or K of a batch entry, whose digits are named by the format `digit`. */
+void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *digit);
 
 /* A name made by printf, for the length of the full expression. */
 struct name {

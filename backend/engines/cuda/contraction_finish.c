@@ -262,12 +262,21 @@ void finish_print_digits(struct kernel_print *print, const struct finish *finish
     }
 }
 
-static void print_loads(struct kernel_print *print, const struct contraction *c) {
+/* Whether operand k is the same in all rows. */
+static bool is_of_column(const struct finish *finish, int k) {
+    for (int d = 0; d < finish->digit_count[ROW]; d++)
+        if (finish->at[k].strides[ROW][d] != 0)
+            return false;
+    return true;
+}
+
+/* Below a row only what differs from it. */
+static void print_loads(struct kernel_print *print, const struct contraction *c, bool is_below) {
     const struct finish *finish = &c->finish;
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         bool is_old = finisher->role == FINISH_OLD;
-        if (finisher->role != FINISH_LOAD && !is_old)
+        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought || (is_below && is_of_column(finish, k)))
             continue;
         const char *type = cuda_type_name(finisher->type);
         int64_t stride = lead_stride(finish, finisher);
@@ -395,7 +404,15 @@ void finish_print_limits(struct kernel_print *print, const struct finish *finish
         }
 }
 
-/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. */
+int finish_fetched_words(const struct finish *finish) {
+    int words = 0;
+    for (int k = 0; k < finish->count; k++)
+        if ((finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD) && !finish->at[k].is_brought)
+            words += (int)(dtype_bytes(finish->at[k].type, 2) + 3) / 4 * (is_of_column(finish, k) ? 2 : 4);
+    return words;
+}
+
+/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead; fetch_below(): of the same column. */
 static void print_fetch(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
     text_add(&print->code, "struct fetched {\n");
@@ -403,12 +420,17 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
         if (finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD)
             text_add(&print->code, "    run<%s, %s> f%d;\n", cuda_type_name(finish->at[k].type),
                      lead_stride(finish, &finish->at[k]) ? "RUN" : "1", k);
-    text_add(&print->code, "};\n\nDEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n"
-                           "    fetched in;\n");
-    finish_print_digits(print, finish);
-    finish_print_limits(print, finish, "return in");
-    print_loads(print, c);
-    text_add(&print->code, "    return in;\n}\n\n");
+    print_constant(print, "FETCHED_WORDS", finish_fetched_words(finish));
+    text_add(&print->code, "};\n\n");
+    for (int is_below = 0; is_below < 2; is_below++) {
+        text_add(&print->code,
+                 is_below ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
+                          : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in;\n");
+        finish_print_digits(print, finish);
+        finish_print_limits(print, finish, "return in");
+        print_loads(print, c, is_below);
+        text_add(&print->code, "    return in;\n}\n\n");
+    }
 }
 
 /* Whether operand k stores the sums themselves, converted already. */
@@ -486,6 +508,18 @@ void finish_print_place(struct kernel_print *print, const struct contraction *c,
     text_add(&print->code, "    return p.f%d", k);
     finish_print_offset(print, finish, k);
     text_add(&print->code, ";\n}\n\n");
+}
+
+bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store) {
+    const struct finish *finish = &c->finish;
+    const struct finisher *finisher = &finish->at[k];
+    bool is = (finisher->role == FINISH_LOAD || finisher->role == FINISH_OLD) && dtype_bytes(finisher->type, 1) == 2 &&
+              dtype_bytes(store->type, 1) == 2 && tensor_at(c, finisher->value)->alignment % 16 == 0 &&
+              !tensor_at(c, finisher->value)->is_by_value && finisher->strides[COLUMN][0] == 1;
+    for (int index = BATCH; index <= ROW; index++)
+        for (int d = 0; d < finish->digit_count[index]; d++)
+            is = is && finisher->strides[index][d] > 0 && finisher->strides[index][d] % 8 == 0;
+    return is;
 }
 
 const struct finisher *finish_find_staged(const struct contraction *c, int bytes) {

@@ -103,7 +103,7 @@ static int factor_run(const struct contraction *c, int f, int index) {
     int last = c->digits[index].count - 1;
     const struct digit *inner = &c->digits[index].at[last];
     if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || factor->tensor->is_by_value ||
-        factor->tensor->is_constant || c->used[0] || c->used[1] || c->used[2])
+        factor->tensor->is_constant || contraction_has_overrides(c))
         return 1;
     for (int i = 0; i < COORDINATES; i++)
         if (inner->step[f][i])
@@ -240,7 +240,7 @@ static bool wants_direct(const struct contraction *c) {
     int64_t rows = digits_extent(&c->digits[ROW]), columns = digits_extent(&c->digits[COLUMN]);
     bool is_matmul = op_of(c->node->op) == &matmul_op;
     double share = (rows < 32 ? (double)rows / 32 : 1) * (columns < 32 ? (double)columns / 32 : 1);
-    if (c->used[0] || c->used[1] || c->used[2] || digits_extent(&c->digits[BATCH]) < 2)
+    if (contraction_has_overrides(c) || digits_extent(&c->digits[BATCH]) < 2)
         return false;
     return share <= 1.0 / 6 && (!is_matmul || (rows <= 64 && columns <= 64 && c->depth <= 1024));
 }
@@ -288,7 +288,7 @@ weftStatus_t contraction_plan(struct contraction *c, const struct device *device
         contraction_flatten(c);
     }
     TRY(finish_analyse(c));
-    bool has_overrides = c->used[0] || c->used[1] || c->used[2]; /* which need the batch dimensions as they are */
+    bool has_overrides = contraction_has_overrides(c); /* which need the batch dimensions as they are */
     for (int index = has_overrides ? ROW : BATCH; index < INDICES && !c->is_direct; index++)
         digits_merge(&c->digits[index]);
     c->is_small = all_small(c);

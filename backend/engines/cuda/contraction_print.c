@@ -74,8 +74,6 @@ static void print_arguments(struct kernel_print *print, const struct contraction
 
 /* ---- The batch entry --------------------------------------------------------------------------------------------- */
 
-static bool has_overrides(const struct contraction *c) { return c->used[0] || c->used[1] || c->used[2]; }
-
 static void print_batch_struct(struct kernel_print *print, const struct contraction *c) {
     text_add(&print->code, "struct batch {\n    i64 a, b;\n    index depth;\n");
     for (int f = 0; f < FACTORS; f++)
@@ -84,7 +82,7 @@ static void print_batch_struct(struct kernel_print *print, const struct contract
                 text_add(&print->code, "    i32 %c_at%d;\n", factor_letters[f], i);
     for (int n = 0; n < c->phase_count; n++)
         text_add(&print->code, "    divisor taps%d;\n", n);
-    if (has_overrides(c))
+    if (contraction_has_overrides(c))
         text_add(&print->code, "    i64 used0, used1, used2;\n");
     text_add(&print->code, "};\n\n");
 }
@@ -110,24 +108,29 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
         n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
 }
 
-/* The override of M, N or K of this batch entry, or all. */
-static void print_override(struct kernel_print *print, const struct contraction *c, int n) {
-    static const char *const all[] = {"p.rows", "p.columns", "g.depth"};
+void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *digit) {
     const struct tensor *used = c->used[n];
-    if (!used) {
-        text_add(&print->code, "    g.used%d = %s;\n", n, all[n]);
-        return;
-    }
     const struct digits *batch = &c->digits[BATCH];
     print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0, named("used%d", n).text);
-    text_add(&print->code, "    g.used%d = to_integer(*(p.used%d", n, n);
+    text_add(&print->code, "to_integer(*(p.used%d", n);
     for (int d = 0; d < batch->count; d++) {
         bool moves = tensor_elements(used) > 1 && used->dims.at[batch->at[d].dim] != 1;
         int64_t stride = moves ? used->strides.at[batch->at[d].dim] * batch->at[d].dim_step : 0;
         print_coefficient(print, stride, named("used%d_z%d", n, d).text);
-        print_term(print, named("z%d", d).text, stride, named("used%d_z%d", n, d).text);
+        print_term(print, named(digit, d).text, stride, named("used%d_z%d", n, d).text);
     }
-    text_add(&print->code, " + 0));\n");
+    text_add(&print->code, " + 0))");
+}
+
+/* The override of M, N or K of this batch entry, or all. */
+static void print_override(struct kernel_print *print, const struct contraction *c, int n) {
+    static const char *const all[] = {"p.rows", "p.columns", "g.depth"};
+    text_add(&print->code, "    g.used%d = ", n);
+    if (c->used[n])
+        contraction_print_override(print, c, n, "z%d");
+    else
+        text_add(&print->code, "%s", all[n]);
+    text_add(&print->code, ";\n");
 }
 
 static void print_find_batch(struct kernel_print *print, const struct contraction *c) {
@@ -160,7 +163,7 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
     }
     for (int n = 0; n < c->phase_count; n++)
         print_phase(print, c, n);
-    for (int n = 0; n < 3 && has_overrides(c); n++)
+    for (int n = 0; n < 3 && contraction_has_overrides(c); n++)
         print_override(print, c, n);
     text_add(&print->code, "    return g;\n}\n\n");
 }
@@ -194,7 +197,7 @@ static void print_place(struct kernel_print *print, const struct contraction *c,
                        named("%c_%s%d_at%d", letter, name, d, i).text);
         text_add(&print->code, ");\n");
     }
-    if (has_overrides(c))
+    if (contraction_has_overrides(c))
         text_add(&print->code, "    place.unused = %s >= g.used%d;\n", name, is_depth ? 2 : index == ROW ? 0 : 1);
     text_add(&print->code, "    return place;\n}\n\n");
 }
@@ -210,7 +213,7 @@ static void print_factor(struct kernel_print *print, const struct contraction *c
     for (int i = 0; i < COORDINATES; i++)
         if (factor->is_checked[i])
             text_add(&print->code, "    i32 at%d;\n", i);
-    text_add(&print->code, "%s};\n\n", has_overrides(c) ? "    bool unused;\n" : "");
+    text_add(&print->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
     print_place(print, c, f, f == FACTOR_A ? ROW : COLUMN);
     print_place(print, c, f, DEPTH);
     text_add(&print->code,
@@ -230,7 +233,7 @@ static void print_factor(struct kernel_print *print, const struct contraction *c
             print_number(print, factor->size[i], named("%c_size%d", letter, i).text);
             text_add(&print->code, " && (u32)(x.at%d + y.at%d) < (u32)p.%c_size%d", i, i, letter, i);
         }
-    text_add(&print->code, "%s;\n    }\n", has_overrides(c) ? " && !x.unused && !y.unused" : "");
+    text_add(&print->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
     if (c->is_direct) {
         const struct digits *batch = &c->digits[BATCH];
         int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;

@@ -82,7 +82,7 @@ static void add_batch(struct contraction *c, const struct matmul_op *op, int dim
         outer.stride[f] = least > 1 ? strides[f] * (is_whole ? shared : 1) : 0;
         inner.stride[f] = is_whole ? strides[f] : 0;
     }
-    bool has_overrides = c->used[0] || c->used[1] || c->used[2];
+    bool has_overrides = contraction_has_overrides(c);
     const struct digit both[] = {outer, inner};
     for (int i = 0; i < 2; i++) {
         bool in_a = both[i].stride[FACTOR_A] != 0, in_b = both[i].stride[FACTOR_B] != 0;
@@ -336,6 +336,9 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node) {
 void contraction_turn(struct contraction *c) {
     struct factor factor = c->factor[FACTOR_A];
     struct digits rows = c->digits[ROW];
+    const struct tensor *rows_used = c->used[0];
+    c->used[0] = c->used[1];
+    c->used[1] = rows_used;
     c->factor[FACTOR_A] = c->factor[FACTOR_B];
     c->factor[FACTOR_B] = factor;
     c->digits[ROW] = c->digits[COLUMN];

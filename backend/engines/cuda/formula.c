@@ -64,7 +64,7 @@ static const char *narrower_type(const struct tensor *tensor, const char *type) 
                : name;
 }
 
-void formula_print(struct text *code, const struct graph *graph, const struct node *node) {
+void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
@@ -92,6 +92,14 @@ void formula_print(struct text *code, const struct graph *graph, const struct no
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
+}
+
+void formula_print(struct text *code, const struct graph *graph, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    struct pointwise_operands operands = pointwise_operands(op);
+    const char *type = formula_type(op);
+    int out = graph_find_value(graph, operands.out);
+    formula_print_exact(code, graph, node);
     const char *narrow = graph->values[out].readers ? narrower_type(operands.out, type) : NULL;
     if (narrow)
         text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);

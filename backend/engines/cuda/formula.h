@@ -16,5 +16,7 @@ weftStatus_t formula_accepts(const struct descriptor *op);
    output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is
    its family's to know coordinates. */
 void formula_print(struct text *code, const struct graph *graph, const struct node *node);
+/* The same, never rounded. */
+void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node);
 
 #endif

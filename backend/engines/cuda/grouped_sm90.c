@@ -275,6 +275,8 @@ static void print_structure(struct kernel_print *print, const struct product *p)
         print_constant(print, none[i], 0);
     print_constant(print, "HAS_PHASES", 1);
     print_constant(print, "HAS_GROUPS", 1);
+    print_constant(print, "HAS_OVERRIDES", 0);
+    print_constant(print, "HAS_PROLOGUE", 0);
     print_constant(print, "STORED_BYTES", HOPPER_DEPTH_BYTES / slab_elements(p));
     print_constant(print, "FORWARD", p->g.forward != NULL);
     int run = grouped_run_along(p->g.y, p->y.inner);

@@ -13,10 +13,12 @@ enum {
     STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
     PARTS_ALIGNMENT = 256,
     SKINNY_COLUMNS = 128,
+    STAGES_LEAST = 3,
     SHARED_MAX = 232448, /* all that a block can have */
 };
 
 static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
+static const double PREPARING_SECONDS = 2e-6; /* of a launch */
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
@@ -29,6 +31,9 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
     weftDataType_t a = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->factor[FACTOR_B].tensor->type;
     enum arithmetic sum = c->arithmetic;
+    if (contraction_has_overrides(c) && c->fill != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: what its overrides leave out counts as %g; here it counts as 0.",
+             descriptor_label(c->node->op), c->fill);
     bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (sum == MMA_F16 || sum == MMA_BF16);
     bool is_byte = (is_fp8(a) && is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
     bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
@@ -37,9 +42,9 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
              narrows ? "two floats summed in float are"
                      : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
-    if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0 || c->used[0] || c->used[1] || c->used[2])
+    if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, tiny, larger than 2^31 along an index, or with overrides: the contraction family takes it.",
+             "%s: empty, tiny or larger than 2^31 along an index: the contraction family takes it.",
              descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -61,10 +66,24 @@ static weftStatus_t check_totals(const struct hopper *h, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A copy that is prepared apart is written and read once more; prepared in place, it may leave the fastest tile out. */
+static weftStatus_t check_prologue(const struct hopper *h, const struct device *device) {
+    struct hopper bare = *h;
+    if (h->c.before_count == 0 || !h->tile)
+        return WEFT_STATUS_SUCCESS;
+    bare.c.before_count = 0;
+    hopper_plan(&bare, device, NULL);
+    double moving = 2 * (double)tensor_bytes(h->c.factor[FACTOR_A].tensor) / (double)device->cuda.bandwidth;
+    if (bare.seconds + PREPARING_SECONDS + moving < h->seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its factor is better prepared apart.",
+             descriptor_label(h->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
     *h = (struct hopper){.is_turned = is_turned};
-    TRY(contraction_find_scaled(&h->c, region));
+    TRY(contraction_find_prepared(&h->c, region));
     if (is_turned)
         contraction_turn(&h->c);
     hopper_order(h);
@@ -72,9 +91,12 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
     TRY(hopper_scales(h));
+    TRY(hopper_prologue(h));
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
     h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
+    if (!knobs)
+        TRY(check_prologue(h, device));
     return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }
 
@@ -87,7 +109,12 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
              "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
              device->cuda.minor);
     weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, narrows, true);
-    TRY(analyse_turned(h, region, device, knobs, narrows, false));
+    weftStatus_t status = analyse_turned(h, region, device, knobs, narrows, false);
+    if (status && turned_status == WEFT_STATUS_SUCCESS && turned.c.before_count > 0 && turned.tile) {
+        *h = turned; /* what is prepared becomes the first factor */
+        return WEFT_STATUS_SUCCESS;
+    }
+    TRY(status);
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
     if (turned_status)
         status_clear();
@@ -99,10 +126,36 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What scales blocks of a product's factors. */
+/* Pointwise operations that lead to one factor: the first that has any. */
+static int find_prologue(const struct graph *graph, const struct node *product, int *nodes) {
+    int count = 0;
+    for (int i = 0; i < product->operand_count && count == 0; i++) {
+        const struct node *reader = product;
+        int first = i, last = i + 1, next = 0;
+        do {
+            for (int k = first; k < last; k++) {
+                int producer = graph->values[reader->operands[k]].producer;
+                bool is_new =
+                    !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
+                for (int j = 0; j < count; j++)
+                    is_new = is_new && nodes[j] != producer;
+                if (is_new)
+                    nodes[count++] = producer;
+            }
+            reader = next < count ? &graph->nodes[nodes[next++]] : NULL;
+            first = 0;
+            last = reader ? reader->operand_count : 0;
+        } while (reader);
+    }
+    return count;
+}
+
+/* What scales blocks of a product's factors, or else prepares one. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
+    if (op_of(product->op) != &matmul_op && !conv_is(product->op))
+        return 0;
     for (int i = 0; i < product->operand_count && op_of(product->op) == &matmul_op; i++) {
         int producer = graph->values[product->operands[i]].producer;
         bool is_new = count == 0 || nodes[count - 1] != producer;
@@ -110,7 +163,7 @@ static int companions(const struct graph *graph, int node, int *nodes) {
             op_of(graph->nodes[producer].op) == &block_scale_dequantize_op)
             nodes[count++] = producer;
     }
-    return count;
+    return count > 0 ? count : find_prologue(graph, product, nodes);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -136,9 +189,34 @@ static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h);
     int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
+    int brought = h->brings ? math_groups(h) * 4 * (int)sizeof(int64_t) : 0;
     int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
     int parts = math_groups(h) * 4 * h->c.finish.totals[SPAN_COLUMN].count * tile->columns * (int)sizeof(float);
-    return h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing + parts;
+    return brought + h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing +
+           parts;
+}
+
+/* Slabs for a whole tile, where the operand lies that is brought: at the cost of a stage. */
+static bool fits_operand(struct hopper *h) {
+    h->brings = true; /* and its barriers */
+    h->stages = h->tile->stages;
+    h->slabs_in_flight = h->tile->row_blocks * h->tile->columns / hopper_slab_columns(h);
+    if (shared_bytes(h) > SHARED_MAX)
+        h->stages--;
+    return shared_bytes(h) <= SHARED_MAX && h->stages >= STAGES_LEAST;
+}
+
+/* The first operand that lies as the result does is copied into the slabs that results leave from. */
+static void plan_brought(struct hopper *h) {
+    for (int k = 0; k < h->c.finish.count && h->stores_boxes && h->tile->parts == 1; k++) {
+        h->brings = finish_lies_alike(&h->c, k, h->store) && fits_operand(h);
+        if (h->brings) {
+            h->brought = k;
+            h->c.finish.at[k].is_brought = true;
+            return;
+        }
+    }
+    hopper_fit(h);
 }
 
 void hopper_fit(struct hopper *h) {
@@ -188,7 +266,7 @@ static void plan_end(struct hopper *h) {
         h->c.finish.run = 1; /* neighbours of a column are in other threads */
     else if (h->c.finish.reducer_count > 0)
         h->c.finish.run = h->c.finish.run > 1 ? 2 : 1;
-    hopper_fit(h);
+    plan_brought(h);
 }
 
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
@@ -201,6 +279,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
+    print_constant(print, "BRINGS", h->brings);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "PARTS", tile->parts);
@@ -278,6 +357,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
     hopper_print_scales(&print, h);
+    hopper_print_prologue(&print, h);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
                 (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
                 !h->view[FACTOR_B].along_depth);
@@ -315,9 +395,10 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
         "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
         tile->columns, h->is_turned ? " turned" : "", tile->parts > 1 ? " in two parts" : "", h->stages, tile->cluster,
         h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
-        hopper_is_scaled(h) ? ", scaled by blocks"
-        : h->promotes       ? ", promoted"
-                            : "",
+        hopper_is_scaled(h)     ? ", scaled by blocks"
+        : h->c.before_count > 0 ? ", prepared"
+        : h->promotes           ? ", promoted"
+                                : "",
         h->store ? ", staged" : "", h->c.finish.reducer_count ? ", totals" : "", behind);
 }
 

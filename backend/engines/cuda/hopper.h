@@ -53,8 +53,18 @@ struct block_scales {
     int64_t stride, step_stride, entry_stride; /* elements from one block to the next; per batch entry */
 };
 
+/* What a prologue reads beside A: one number, or one for each of A's rows or of the depth. */
+struct prologue_operand {
+    int value;
+    weftDataType_t type;
+    bool runs_along; /* A's contiguous index, else across it */
+    int64_t extent, stride;
+};
+
 struct hopper {
     struct contraction c;
+    int operand_count; /* of the prologue */
+    struct prologue_operand operands[BEFORE_MAX];
     bool is_turned; /* A and B have changed places */
     struct map_view view[FACTORS];
     bool is_matrix; /* both factors are plain matrices */
@@ -71,8 +81,10 @@ struct hopper {
     bool stores_boxes;            /* the staged result is a matrix for the copy engine */
     const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
     int stages, slabs_in_flight;  /* of the tile; of results */
-    bool stays;                   /* a block keeps to one column of tiles, whose totals it leaves once */
-    int64_t lines[SPANS];         /* of parts of totals in the workspace */
+    bool brings; /* operand `brought` of c.finish, which lies like the result, is copied into its slabs */
+    int brought;
+    bool stays;           /* a block keeps to one column of tiles, whose totals it leaves once */
+    int64_t lines[SPANS]; /* of parts of totals in the workspace */
     int splits;
     int64_t steps, steps_per_split;
     double seconds;
@@ -98,6 +110,14 @@ int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile)
 /* a_scale_at(p, z, row, step): where the scale of a row is for a step; a_scale_step(p, step): how far from that of the step
    before; a_scale(p, at): the scale; the same of b. */
 void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
+
+/* ---- hopper_prologue.c: pointwise operations before the product ---- */
+
+/* Checks those of a contraction that has its shape; NOT_SUPPORTED and a sentence for what cannot be prepared in place. */
+weftStatus_t hopper_prologue(struct hopper *h);
+/* read_along(p, x), read_across(p, y): operands of 8 neighbours from x on along A's contiguous index, at y of the other;
+   prepare(p, words, along, across). */
+void hopper_print_prologue(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 

@@ -28,10 +28,13 @@ static const double FILL_BYTES_PER_CLOCK = 76;   /* from L2, per multiprocessor,
 static const double MEMORY_SHARE = 0.85;         /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;        /* of the shorter one of computing and moving */
 static const double PROMOTED_SHARE = 0.95;
+static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
     SPLITS_LEAST_STEPS = 4,
-    SCALES_MOST = 3, /* of a tile's columns: rows have a scale for each in registers */
+    SCALES_MOST = 3,        /* of a tile's columns: rows have a scale for each in registers */
+    FETCHED_WORDS_MAX = 10, /* that wide tiles have registers for, */
+    FETCHED_WORDS_MAX_TOTALLED = 2,
 };
 
 static double elements_of(const struct hopper *h) {
@@ -102,10 +105,18 @@ static struct hopper_tile promoted(const struct hopper_tile *tile) {
     return made;
 }
 
+/* What changes A in place keeps its warps from issuing products. */
+static struct hopper_tile preparing(const struct hopper_tile *tile) {
+    struct hopper_tile made = *tile;
+    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK;
+    made.efficiency = step / (step / tile->efficiency + PREPARING_CLOCKS_PER_ROW * tile->rows);
+    return made;
+}
+
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    const struct hopper_tile used = h->promotes ? promoted(tile) : *tile;
+    const struct hopper_tile used = h->promotes ? promoted(tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
                                       (double)tiles_along(h->steps, splits), moving);
 }
@@ -137,6 +148,16 @@ static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
            (digits_extent(&h->c.digits[ROW]) <= tile->rows || digits_extent(&h->c.digits[COLUMN]) <= tile->columns);
 }
 
+/* Registers for operands: one that lies like the result is copied instead. */
+static int fetched_words(const struct hopper *h) {
+    const struct finisher *store = finish_find_half(&h->c);
+    int words = finish_fetched_words(&h->c.finish);
+    for (int k = 0; k < h->c.finish.count && store; k++)
+        if (finish_lies_alike(&h->c, k, store))
+            return words - 4;
+    return words;
+}
+
 /* Totals on their way leave fewer registers for the sums. */
 static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
     const struct totals *totals = h->c.finish.totals;
@@ -145,7 +166,8 @@ static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
     if (h->c.finish.reducer_count == 0)
         return true;
     if (is_deep(tile) || tile->parts > 1 || (has_columns && tile->columns % 32 != 0) ||
-        (has_columns && has_others && columns > 128))
+        (has_columns && has_others && columns > 128) ||
+        (has_columns && columns > 192 && fetched_words(h) > FETCHED_WORDS_MAX_TOTALLED))
         return false;
     return has_others ? tile->row_blocks == 1 || tile->columns < 128
                       : groups <= 2 || columns < 192 || hopper_operands(h) < 2;
@@ -158,7 +180,13 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     if (!totals_fit(h, tile) || (!lead_is_row && tile->columns % 32 != 0) ||
         (tile->cluster > 1 && h->view[FACTOR_B].is_image))
         return false;
-    if (tile->parts > 1 && (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS))
+    if ((tile->row_blocks * tile->columns > 128 || tile->rows / tile->row_blocks > 128) &&
+        fetched_words(h) > FETCHED_WORDS_MAX)
+        return false;
+    if (h->c.before_count > 0 && (is_deep(tile) || tile->parts > 1))
+        return false;
+    if (tile->parts > 1 &&
+        (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || contraction_has_overrides(&h->c)))
         return false;
     if (h->promotes && !hopper_can_promote(tile))
         return false;

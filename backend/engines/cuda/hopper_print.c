@@ -183,6 +183,18 @@ static void print_entry(struct kernel_print *print, const struct hopper *h) {
     }
 }
 
+/* How much of rows, columns and depth the batch entry has. */
+static void print_override(struct kernel_print *print, const struct hopper *h, int n) {
+    static const char *const names[] = {"rows", "columns", "channels"};
+    if (!h->c.used[n]) {
+        text_add(&print->code, "    at.used[%d] = (i32)p.%s;\n", n, names[n]);
+        return;
+    }
+    text_add(&print->code, "    at.used[%d] = used_of(", n);
+    contraction_print_override(print, &h->c, n, "at.entry[%d]");
+    text_add(&print->code, ", p.%s);\n", names[n]);
+}
+
 static void print_find_entry(struct kernel_print *print, const struct hopper *h) {
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     text_add(&print->code, "DEVICE void find_entry(const arguments& p, place& at) {\n");
@@ -192,6 +204,8 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
     if (has_image && !h->depth_is_pixels)
         text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
                  h->view[FACTOR_A].is_image ? "row" : "column");
+    for (int n = 0; n < 3 && contraction_has_overrides(&h->c); n++)
+        print_override(print, h, n);
     if (h->c.phase_count)
         text_add(&print->code,
                  "    at.phase_steps = at.tap[0].count * at.tap[1].count * at.tap[2].count * (i32)p.blocks;\n");
@@ -199,7 +213,7 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
 }
 
 /* The one result as slabs leave shared memory. */
-static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) {
+static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) { /* or an operand */
     const struct finish *finish = &h->c.finish;
     int64_t bytes = hopper_result_bytes(h), slab = hopper_slab_columns(h);
     struct tensor_map_form form = {.type = bytes == 4 ? TENSOR_MAP_I32 : hopper_map_type(store->type),
@@ -226,6 +240,11 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
         struct cuda_map map = {.form = result_form(h, h->store)};
         print_map(print, h->store->value, &map, "c_map");
     }
+    if (h->brings) {
+        const struct finisher *operand = &h->c.finish.at[h->brought];
+        struct cuda_map map = {.form = result_form(h, operand)};
+        print_map(print, operand->value, &map, "r_map");
+    }
 }
 
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
@@ -241,7 +260,13 @@ void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
                  "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c_map, src, column, row%s);\n}\n\n",
                  h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
-    else
+    if (h->brings)
+        text_add(&print->code,
+                 "DEVICE void bring_box(const arguments& p, index z, u32 dst, u32 full, i32 column, i32 row) {\n"
+                 "    load_box(dst, p.r_map, full, column, row%s);\n}\n\n"
+                 "DEVICE void bring_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+                 h->c.finish.digit_count[BATCH] ? ", (i32)z" : "", h->brought);
+    if (!h->stores_boxes)
         finish_print_place(print, &h->c, (int)(h->store - h->c.finish.at));
 }
 
@@ -258,6 +283,8 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
     print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
     print_constant(print, "HAS_GROUPS", 0);
+    print_constant(print, "HAS_OVERRIDES", contraction_has_overrides(&h->c));
+    print_constant(print, "HAS_PROLOGUE", h->c.before_count > 0);
     print_number(print, h->channels, "channels");
     if (h->c.phase_count)
         print_number(print, (h->channels * stored_bytes(h) + HOPPER_DEPTH_BYTES - 1) / HOPPER_DEPTH_BYTES, "blocks");

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.bench.shapes import Operand
 
-GROUPS = ("matmul", "conv", "norm", "mem", "rows", "move", "pool", "sdpa")
+GROUPS = ("matmul", "conv", "fused", "norm", "mem", "rows", "move", "pool", "sdpa")
 
 Tensors = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from weft.bench import norms, products, streams
+from weft.bench import fused, norms, products, streams
 from weft.bench.case import Case
 from weft.bench.shapes import Attention, Convolution, Pool
 
@@ -107,6 +107,16 @@ def _gpu_products() -> list[Case]:
     return [*made, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
 
 
+def _gpu_fused() -> list[Case]:
+    made = [fused.matmul("4096", 4096, 4096, 4096, kind) for kind in fused.MATMULS]
+    made += [fused.matmul("m8192_n4096_k1024", 8192, 4096, 1024, kind) for kind in fused.MATMULS]
+    for tag in ("3x3_64_56", "3x3_256_14", "1x1_64_256_56", "1x1_256_64_56"):
+        made += [fused.conv(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.CONVOLUTIONS]
+    for tag in ("3x3_64_56", "1x1_256_64_56"):
+        made += [fused.conv_dgrad(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.DGRADS]
+    return made
+
+
 def _gpu_norms() -> list[Case]:
     made = []
     for kind in ("layernorm", "rmsnorm"):
@@ -180,7 +190,7 @@ def _gpu_pools() -> list[Case]:
 @cache
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
-    made = [*_gpu_products(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools(), *_gpu_attention()]
+    made = [*_gpu_products(), *_gpu_fused(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools(), *_gpu_attention()]
     return {case.name: case for case in made}
 
 
@@ -213,8 +223,12 @@ def _cpu_products() -> list[Case]:
 def cpu() -> dict[str, Case]:
     """The cases for CPUs."""
     small, ways = Pool(4, 16, (28, 28), 3, 2, 1), (False, True)
+    few = Convolution(2, 8, (14, 14), 3, padding=1, filters=16)
     made = [
         *_cpu_products(),
+        *(fused.matmul("96", 96, 80, 64, kind) for kind in fused.MATMULS),
+        *(fused.conv("3x3_8_14", few, kind) for kind in fused.CONVOLUTIONS),
+        *(fused.conv_dgrad("3x3_8_14", few, kind) for kind in fused.DGRADS),
         *(norms.row_norm(kind, "f32", 256, 512, way) for kind in ("layernorm", "rmsnorm") for way in ways),
         *(norms.batch_norm("f32", 4, 32, 28, way) for way in ways),
         norms.planar_norm("instancenorm", "f32", 4, 32, 28),

@@ -21,7 +21,17 @@ LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 78.0, 60.0
 DOT, NUMBER_SIZE, NAME_SIZE, LINE = 3.6, 9.0, 10.5, 16.5
 # In a column of the list: where the name starts, and where the rate, Weft's share and the peer's share end.
 NAME_AT, RATE_AT, SHARE_AT, PEER_AT, COLUMN = 26.0, 300.0, 346.0, 392.0, 414.0
-_PALETTE = ("#3b82f6", "#f59e0b", "#14b8a6", "#8b5cf6", "#84cc16", "#94a3b8", "#a16207", "#f43f5e")
+_PALETTE = (
+    "#3b82f6",
+    "#f59e0b",
+    "#ec4899",
+    "#14b8a6",
+    "#8b5cf6",
+    "#84cc16",
+    "#94a3b8",
+    "#a16207",
+    "#f43f5e",
+)
 STROKES = dict(zip(GROUPS, _PALETTE, strict=True))
 
 Box = tuple[float, float, float, float]

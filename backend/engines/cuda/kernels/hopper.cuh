@@ -18,10 +18,16 @@
    End       one result of 16 or 32 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
+   Brought   BRINGS: a 16-bit operand that lies like the result comes by TMA into the slabs that the result leaves from, which then are a whole
+             tile's, from the first step on; what else sums meet is read ahead of them, as far as registers allow
    Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
+   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on A where it lies in shared memory. A
+             warpgroup prepares its own rows of the next step while the tensor core is at this one
+   Overrides HAS_OVERRIDES: a batch entry uses the first of its rows, columns and depth. Tiles outside take no step, sums outside are 0,
+             and of the step in which the depth ends the rest is cleared in shared memory
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
-             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN
+             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN
              LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
@@ -48,7 +54,7 @@ constexpr u32 STAGING = STAGES * SLOT_BYTES;
 constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
 constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
-constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES;
+constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1) * 8;
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
@@ -56,8 +62,8 @@ static_assert(ENDS_IN_PAIRS || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 c
 static_assert(COLUMN_TOTALS == 0 || BLOCK_N % 32 == 0, "a warp shares out 32 columns");
 static_assert(!HAS_TOTALS || !IS_SPLIT, "parts of sums have no totals");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
-static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES), "each of two blocks ends one warpgroup's rows");
-static_assert(BARRIERS + STAGES * 16 + 8 <= 232448, "227 KB is all a block can have");
+static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES), "each of two blocks ends one warpgroup's rows");
+static_assert(BARRIERS_END + (BRINGS ? MATH_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
 static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
 
@@ -68,6 +74,7 @@ DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
 DEVICE u32 finished(u32 slot) { return arrived(slot) + STAGES * 8; }
 DEVICE u32 landed() { return finished(STAGES); }
+DEVICE u32 brought(u32 math_warp) { return shared_address(s_memory) + BARRIERS_END + math_warp * 8; }
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
@@ -97,11 +104,16 @@ struct tile_walk : place {
         row_end = (i32)p.rows;
         find_entry(p, *this);
     }
+    /* All blocks of a cluster take the same steps. */
+    DEVICE i32 used_steps() const {
+        const i32 first_row = row - (CLUSTER > 1 ? (i32)cluster_rank() * BLOCK_M : 0);
+        return first_row < used[0] && column < used[1] ? (used[2] + BLOCK_K - 1) / BLOCK_K : 0;
+    }
     DEVICE i32 first_step(const arguments& p) const {
         return PARTS > 1 ? (i32)(cluster_rank() * p.steps_per_split) : IS_SPLIT ? (i32)(split * p.steps_per_split) : 0;
     }
     DEVICE i32 steps(const arguments& p) const {
-        const i32 all = HAS_PHASES ? phase_steps : (i32)p.steps;
+        const i32 all = HAS_OVERRIDES ? used_steps() : HAS_PHASES ? phase_steps : (i32)p.steps;
         if constexpr (!IS_SPLIT && PARTS == 1) return all;
         const i32 left = all - first_step(p);
         return left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
@@ -141,10 +153,103 @@ DEVICE void release_slot(u32 slot) { /* lane i tells block i: this warp has read
 
 using accumulators = sum_t[ROW_BLOCKS][BLOCK_N / 2]; /* a thread's part of [GROUP_ROWS, BLOCK_N] */
 
-DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i32 steps) {
+/* The prologue of what a warpgroup reads of A, where it lies: 8 neighbours of a line at a time, of lines 16 apart. Behind the depth
+   there are zeros, and shall be. */
+template <class P> DEVICE void prepare_slot(const P& p, u32 s, i32 row, i32 k) {
+    constexpr bool IS_TURNED = A_SLAB != 0; /* lines are of the depth, and neighbours rows */
+    constexpr int SLABS = IS_TURNED ? ROW_BLOCKS : 1, LINES = IS_TURNED ? BLOCK_K : GROUP_ROWS, AT_ONCE = 4;
+    const i32 thread = threadIdx.x % 128, first = thread / 8, chunk = thread % 8 * 8;
+    s += first * 128 + (thread % 8 ^ first % 8) * 16;
+    #pragma unroll
+    for (int slab = 0; slab < SLABS; ++slab) {
+        const auto along = read_along(p, (IS_TURNED ? row + slab * 64 : k) + chunk);
+        #pragma unroll
+        for (int line = 0; line < LINES; line += 16 * AT_ONCE) {
+            words r[AT_ONCE];
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) r[i] = load_words(s + slab * A_SLAB + (line + i * 16) * 128);
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const i32 other = first + line + i * 16; /* the index that chunks do not run along */
+                prepare(p, r[i], along, read_across(p, (IS_TURNED ? k : row) + other));
+                if (k + BLOCK_K > (i32)p.channels) {
+                    const i32 left = (i32)p.channels - k - (IS_TURNED ? other : chunk);
+                    #pragma unroll
+                    for (int word = 0; word < 4; ++word) r[i].at[word] &= (IS_TURNED ? left > 0 : left > 2 * word + 1) ? ~0u : !IS_TURNED && left == 2 * word + 1 ? 0xffff : 0;
+                }
+                store_words(s + slab * A_SLAB + (line + i * 16) * 128, r[i]);
+            }
+        }
+    }
+}
+
+/* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of slabs, whole rows. */
+DEVICE void clear_depth(u32 s, u32 slab, int lines, u32 kept) {
+    const u32 thread = threadIdx.x % 128, rows = slab ? lines / 64 * BLOCK_K : lines;
+    for (u32 row = thread; row < rows; row += 128)
+        for (u32 chunk = slab ? 0 : kept / 16; chunk < 8; ++chunk) {
+            const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
+            const i32 left = slab ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
+            words r = load_words(at);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
+            store_words(at, r);
+        }
+}
+
+/* The depth in use may end within a step, behind which numbers of any kind are. Both warpgroups clear all of B: before its own
+   product each has done so. */
+template <class P> DEVICE void clear_unused(const P& p, const tile_walk& tile, u32 slot, int group, i32 step) {
+    const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
+    if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels) return;
+    clear_depth(a_slot(slot) + group * GROUP_ROWS * 128, A_SLAB, GROUP_ROWS, (u32)kept * STORED_BYTES);
+    clear_depth(b_slot(slot), B_SLAB, BLOCK_N, (u32)kept * STORED_BYTES);
+    publish_to_async_proxy();
+    sync_threads(1 + group, 128);
+}
+
+/* Sums of rows and columns that are not in use. */
+DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const place& tile, i32 row) {
+    if (row + 64 <= tile.used[0] && tile.column + BLOCK_N <= tile.used[1]) return;
+    #pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) {
+        const bool has_row = row + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + i / 2 % 2 * 8 < tile.used[0];
+        if (!has_row || tile.column + i / 4 * 8 + (i32)(lane_index() % 4 * 2) + i % 2 >= tile.used[1]) r_c[i] = 0;
+    }
+}
+
+/* A slot that has arrived becomes one that can be multiplied. */
+template <class P> DEVICE void ready_slot(const P& p, const pipeline_cursor& use, const tile_walk& tile, int group, i32 step) {
+    wait(arrived(use.slot), use.phase);
+    if constexpr (HAS_PROLOGUE) prepare_slot(p, a_slot(use.slot) + group * GROUP_ROWS * 128, tile.row + group * GROUP_ROWS, (tile.first_step(p) + step) * BLOCK_K);
+    if constexpr (HAS_OVERRIDES) clear_unused(p, tile, use.slot, group, step);
+    if constexpr (HAS_PROLOGUE) {
+        publish_to_async_proxy();
+        sync_threads(1 + group, 128);
+    }
+}
+
+/* Into a warp's slabs, which its results have long left. */
+template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 math_warp) {
+    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES, full = brought(math_warp);
+    if (lane_index() == 0) {
+        wait_stores_read<0>();
+        arrive_expecting(full, SLABS_IN_FLIGHT * SLAB_BYTES);
+        #pragma unroll 1
+        for (int i = 0; i < SLABS_IN_FLIGHT; ++i) {
+            const i32 block = i / (BLOCK_N / SLAB_N), row = tile.row + (i32)(math_warp / 4 * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
+            bring_box(p, tile.z, staging + i * SLAB_BYTES, full, tile.column + i % (BLOCK_N / SLAB_N) * SLAB_N, row);
+        }
+    }
+    __syncwarp();
+}
+
+template <class P> DEVICE void multiply_tile(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
+    const int group = math_warp / 4;
     u32 previous = 0;
+    if (HAS_PROLOGUE && steps > 0) ready_slot(p, use, tile, group, 0);
     for (i32 step = 0; step < steps; ++step) {
-        wait(arrived(use.slot), use.phase);
+        if constexpr (!HAS_PROLOGUE) ready_slot(p, use, tile, group, step);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB); /* [GROUP_ROWS, 128 bytes] or slabs of [k, 64] */
         const u64 b = operand(b_slot(use.slot), B_SLAB);
         mma_fence();
@@ -154,10 +259,12 @@ DEVICE void multiply_tile(accumulators& r_c, pipeline_cursor& use, int group, i3
             for (int block = 0; block < ROW_BLOCKS; ++block) /* the first product of a tile overwrites */
                 multiply_accumulate(r_c[block], a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, step + k > 0);
         mma_commit();
+        if constexpr (BRINGS) if (step == 0) bring_operand(p, tile, math_warp);
         mma_wait<1>(); /* the previous step is done, this one runs on */
         if (step > 0) release_slot(previous);
         previous = use.slot;
         use.advance();
+        if (HAS_PROLOGUE && step + 1 < steps) ready_slot(p, use, tile, group, step + 1); /* while this one runs on */
     }
     mma_wait<0>();
     if (steps > 0) release_slot(previous);
@@ -227,7 +334,7 @@ template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p,
         for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
     for (i32 step = 0; step < steps; ++step) {
         sum_t r_step[BLOCK_N / 2];
-        wait(arrived(use.slot), use.phase);
+        ready_slot(p, use, tile, group, step);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
         #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
@@ -376,11 +483,13 @@ template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, 
     accumulators r_c;
     pipeline_cursor use;
     const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
-    u32 turn = 0; /* which slab of the warp is next, over all tiles */
+    u32 turn = 0, tiles_brought = 0; /* which slab of the warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
+        if constexpr (BRINGS) if (PROMOTES || steps <= 0) bring_operand(p, at, math_warp);
         if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
-        else multiply_tile(r_c, use, math_warp / 4, steps);
+        else multiply_tile(r_c, p, use, at, math_warp, steps);
+        if constexpr (BRINGS) wait(brought(math_warp), tiles_brought++ & 1);
         if constexpr (PARTS > 1) {
             cluster_wait(); /* for the other block's barriers, which have long been there */
             if (math_warp / 4 != cluster_rank()) {
@@ -392,8 +501,9 @@ template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, 
         #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2 && HAS_PHASES; ++i) if (steps <= 0) r_c[block][i] = 0; /* a phase that no tap reaches */
+            for (int i = 0; i < BLOCK_N / 2 && (HAS_PHASES || HAS_OVERRIDES); ++i) if (steps <= 0) r_c[block][i] = 0; /* nothing is summed */
             const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
+            if constexpr (HAS_OVERRIDES) clear_outside(r_c[block], at, row);
             if (HAS_GROUPS && row >= at.row_end) continue;
             if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn, taken);
             else end_block(r_c[block], p, at, row, taken);
@@ -428,6 +538,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
             barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
             barrier_init(finished(slot), CLUSTER * MATH_WARPS); /* every math warp that reads what this block loads */
         }
+        for (u32 math_warp = 0; math_warp < MATH_WARPS && BRINGS; ++math_warp) barrier_init(brought(math_warp), 1);
         if constexpr (PARTS > 1) {
             barrier_init(landed(), 1);
             arrive_expecting(landed(), LANDING_BYTES);
@@ -435,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
         barrier_init_fence();
     }
     if constexpr (CLUSTER_BLOCKS > 1) { __syncwarp(); cluster_arrive_relaxed(); }
-    if constexpr (HAS_GROUPS) wait_for_previous_kernel(); /* where tiles are is in memory */
+    if constexpr (HAS_GROUPS || HAS_OVERRIDES) wait_for_previous_kernel(); /* where tiles are is in memory */
     const tile_walk at(p);
     if constexpr (CLUSTER > 1) cluster_wait(); else __syncthreads();
     let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */

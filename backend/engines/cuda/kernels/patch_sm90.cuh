@@ -11,8 +11,8 @@
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
-   Totals    per filter, of the result as it lies in the patch before it leaves (column_totals and elements_of are printed): a block keeps
-             to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
+   Totals    per filter, of the result as it is stored, in registers before it leaves (column_totals and elements_of are printed): a block
+             keeps to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
    Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
@@ -166,52 +166,56 @@ DEVICE u32 multiply_tile(sums& r_y, const arguments& p, const taps& seen, ring_c
     return last_patch;
 }
 
-/* What a thread has seen of two filters. Of 16 filters that a warp has written, four lanes in eight take every fourth pixel of each
-   pair, from 8 rows of 128 bytes in which no two lanes meet a bank. A template, so that what was not printed is not looked up. */
+/* What a thread has seen of the two filters whose sums it has, as they are stored. Its pixels 2 (lane % 4) + e of the octets that count
+   are a bit each, the same for all tiles that lie within y. A template, so that what was not printed is not looked up. */
 template <class P> struct taken_totals {
     static constexpr int COUNT = column_totals::COUNT;
     float r_total[COUNT > 0 ? COUNT : 1][2];
-    const i32 pair = (i32)(warp_index() % 4 * 8 + lane_index() % 8); /* of filters; found by all lanes together */
 
     DEVICE taken_totals() {
         #pragma unroll
         for (int i = 0; i < 2 * COUNT; ++i) r_total[i / 2][i % 2] = column_totals::none(i / 2);
     }
-
-    DEVICE void take(const P& p, u32 word) {
-        #pragma unroll
-        for (int f = 0; f < 2; ++f) {
-            const auto out = elements_of(p, (u16)(f ? word >> 16 : word));
-            #pragma unroll
-            for (int t = 0; t < COUNT; ++t) r_total[t][f] = column_totals::joined(t, r_total[t][f], out.columns[t].at[0]);
-        }
+    static DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
+        u32 octets = 0;
+        for (int j = 0; j < PIXELS / 8; ++j) octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
+        return octets;
+    }
+    template <int E> static DEVICE u32 whole_octets() { /* constants */
+        constexpr u32 octets[] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E), octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
+        const u32 low = lane_index() & 1 ? octets[1] : octets[0], high = lane_index() & 1 ? octets[3] : octets[2];
+        return lane_index() & 2 ? high : low;
     }
 
-    /* Of the dense TILE_H x TILE_W box at s_y, the pixels that y has. */
-    DEVICE void take_tile(const P& p, const place& at, u32 s_y) {
+    DEVICE void take(const P& p, u32 bits, int h) {
+        const auto out = elements_of(p, (u16)bits);
+        #pragma unroll
+        for (int t = 0; t < COUNT; ++t) r_total[t][h] = column_totals::joined(t, r_total[t][h], out.columns[t].at[0]);
+    }
+    DEVICE void take_tile(const P& p, const place& at, const u32 (&r_pairs)[PIXELS / 4]) {
         const i32 lines = at.image < (i32)p.images ? (i32)p.lines - at.line : 0, columns = (i32)p.positions - at.column;
-        const i32 rows = (lines < TILE_H ? lines : TILE_H) * TILE_W, mine = lane_index() / 8 * 2;
-        #pragma unroll 4
-        for (i32 first = 0; first < rows; first += 8)
+        u32 octets[2] = {whole_octets<0>(), whole_octets<1>()};
+        for (int e = 0; e < 2 && (lines < TILE_H || columns < TILE_W); ++e)
+            octets[e] &= octets_within(lines, columns, (i32)(lane_index() % 4) * 2 + e);
+        #pragma unroll
+        for (int j = 0; j < PIXELS / 8; ++j)
             #pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const i32 row = first + mine + odd;
-                if (row < rows && (columns >= TILE_W || row % TILE_W < columns))
-                    take(p, load_shared_word(s_y + row * PIXEL_BYTES + (pair / 4 ^ (mine + odd)) * 16 + pair % 4 * 4));
-            }
-        __syncwarp();
+            for (int e = 0; e < 2; ++e)
+                if (octets[e] >> j & 1)
+                    #pragma unroll
+                    for (int h = 0; h < 2; ++h) take(p, r_pairs[2 * j + h] >> 16 * e, h);
     }
 
     DEVICE void end_all(const P& p, i32 filter, int group) {
         const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group;
         #pragma unroll
         for (int i = 0; i < 2 * COUNT; ++i) {
-            const int t = i / 2, f = i % 2;
-            float total = r_total[t][f];
+            const int t = i / 2, h = i % 2;
+            float total = r_total[t][h];
             #pragma unroll
-            for (int mask = 8; mask <= 16; mask *= 2) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, mask));
-            const i32 column = filter + pair * 2 + f;
-            if (lane_index() < 8 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
+            for (int mask = 1; mask <= 2; mask *= 2) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, mask));
+            const i32 column = filter + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+            if (lane_index() % 4 == 0 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
         }
     }
 };
@@ -238,9 +242,12 @@ template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sum
    the way: what is left is the dense TILE_H x TILE_W box of y. */
 template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written, const place& at,
                                           taken_totals<P>& taken) {
-    const u32 lane = lane_index(), chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
+    u32 lane = lane_index();
+    if constexpr (taken_totals<P>::COUNT > 0) settle(lane); /* what follows from it would be kept in registers over all tiles */
+    const u32 chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
     finish_sums(r_pairs, r_y, p, filter);
+    if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, r_pairs);
     wait(result_stored(group), tiles_written + 1 & 1); /* else result_written could run two phases ahead of its reader */
     sync_threads(1 + group, 128);                      /* all four warps have read the patch */
     #pragma unroll
@@ -252,9 +259,7 @@ template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filte
         const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
         store_matrices_transposed(s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16, blocks);
     }
-    __syncwarp();
-    if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, s_y); /* a warp reads what it wrote */
-    publish_to_async_proxy(); /* also makes sure that it has read */
+    publish_to_async_proxy();
     __syncwarp();
     release(result_written(group));
 }

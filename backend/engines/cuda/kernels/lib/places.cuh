@@ -29,11 +29,15 @@ struct place {
     i32 entry[2]; /* of the batch, as the maps count it */
     pixel from;
     taps tap[3];
+    i32 used[3]; /* rows, columns and depth of this entry, where overrides tell them */
     i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
 
     DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
     DEVICE i32 offset(int dim, i32 t) const { return tap[dim].offset + t * tap[dim].offset_step; }
 };
+
+/* A size in use: its override, within what there is. */
+DEVICE i32 used_of(i64 override, i64 all) { return (i32)(override < 0 ? 0 : override < all ? override : all); }
 
 /* The step along k: channels within taps, or pixels. */
 struct depth {

@@ -104,6 +104,11 @@ DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
+/* The same blocks, read. */
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
 /* The same blocks turned over: each lane holds two of a column. */
 DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
@@ -116,6 +121,9 @@ DEVICE words load_words(u32 address) {
     words r;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.at[0]), "=r"(r.at[1]), "=r"(r.at[2]), "=r"(r.at[3]) : "r"(address) : "memory");
     return r;
+}
+DEVICE void store_words(u32 address, const words& r) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
 }
 
 /* Shared memory of another block of the cluster, where a barrier counts the bytes that come. */
@@ -148,6 +156,7 @@ template <int PENDING> DEVICE void mma_wait() { asm volatile("wgmma.wait_group.s
 /* The compiler may not see that a wait makes registers valid: nothing that reads them moves above this line. */
 DEVICE void settle(float& r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void settle(i32& r) { asm volatile("" : "+r"(r)::"memory"); }
+DEVICE void settle(u32& r) { asm volatile("" : "+r"(r)::"memory"); }
 
 /* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with
    `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any row. */

@@ -1,7 +1,8 @@
 /* slabs: results of 16 or 32 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
      through a slab of shared memory that belongs to one warp, of 16 rows x SLAB_N columns, from where whole rows leave: by TMA
      (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the places of rows.
-   Demands BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS. Templates, so that what was not printed is not looked up. */
+     BRINGS: the slabs hold an operand that lies as the result does, which bring_pair puts to what is fetched.
+   Demands BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS HAS_TOTALS FETCHED_WORDS BRINGS. Templates, so that what was not printed is not looked up. */
 
 constexpr int SLAB_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
 constexpr u32 SLAB_ROW_BYTES = SLAB_N * RESULT_BYTES; /* so the swizzle is 128 or 64 bytes wide */
@@ -41,6 +42,30 @@ DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
     }
 }
 
+/* What the sums of a block meet, of AHEAD times two octets of columns: reads take hundreds of clocks, and are this far ahead. */
+template <class P> struct operands_ahead {
+    static constexpr int LEFT = SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 ? 20 : 0);
+    static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 6 ? 6 : FIT;
+    using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
+    fetched in[AHEAD][4];
+    i32 row, row_end, column; /* where the block begins */
+
+    DEVICE operands_ahead(const P& p, index z, i32 row, i32 row_end, i32 column) : row(row), row_end(row_end), column(column) {
+        #pragma unroll
+        for (int number = 0; number < AHEAD; ++number) fetch_octets(p, z, number);
+    }
+    DEVICE void fetch_octets(const P& p, index z, int number) {
+        #pragma unroll
+        for (int i = 0; i < 4 && number < BLOCK_N / 16; ++i) {
+            const pair_place to(row, column, number, i);
+            fetched* const r = in[number % AHEAD];
+            const bool is_inside = to.row < row_end && to.column < (i32)p.columns;
+            if (i % 2) r[i] = r[i - 1];
+            if (is_inside) r[i] = i % 2 ? fetch_below(p, z, to.row, to.column, r[i]) : fetch(p, z, to.row, to.column);
+        }
+    }
+};
+
 /* Where no reductions follow: what is finished is not taken in. */
 struct no_totals {
     template <class P, class F> DEVICE void take(const P&, index, i32, i32, int, int, const F&, int = 0) {}
@@ -51,9 +76,10 @@ struct no_totals {
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P, class T>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn, T& taken) {
-    constexpr int PAIRS = SLAB_N / 16, FETCHES = SPARE_REGISTERS >= 100 ? PAIRS : 1;
+    constexpr int PAIRS = SLAB_N / 16;
     const u32 lane = lane_index();
     u64 line = 0;
+    operands_ahead<P> ahead(p, z, row, row_end, column);
     if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
@@ -62,29 +88,30 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
         wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
         __syncwarp();
         #pragma unroll
-        for (int first = 0; first < PAIRS; first += FETCHES) {
-            decltype(fetch(p, z, index(0), index(0))) in[FETCHES][4]; /* read ahead, as many as registers allow */
-            #pragma unroll
-            for (int i = 0; i < FETCHES * 4; ++i) {
-                const pair_place to(row, column, first + i / 4, i % 4);
-                if (to.row < row_end && to.column < (i32)p.columns) in[i / 4][i % 4] = fetch(p, z, to.row, to.column);
-            }
-            #pragma unroll
-            for (int octets = 0; octets < FETCHES; ++octets) {
-                decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0][0]))) packed[4];
+        for (int octets = 0; octets < PAIRS; ++octets) {
+            const int number = slab * PAIRS + octets;
+            auto& in = ahead.in[number % operands_ahead<P>::AHEAD];
+            const u32 s_blocks = s_slab + lane % 16 * SLAB_ROW_BYTES + ((octets * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16;
+            if constexpr (BRINGS) {
+                u32 r_brought[4];
+                load_matrices(r_brought, s_blocks);
                 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const pair_place to(row, column, first + octets, i);
-                    const int r = slab * (SLAB_N / 2) + (first + octets) * 8 + i * 2;
-                    const auto out = evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[octets][i]);
-                    packed[i] = pair_of(out);
-                    taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
-                }
-                if constexpr (RESULT_BYTES == 2)
-                    store_matrices(s_slab + lane % 16 * SLAB_ROW_BYTES + (((first + octets) * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16, packed);
-                else
-                    store_pairs(s_slab, (first + octets) * 4, packed);
+                for (int i = 0; i < 4; ++i) bring_pair(in[i], r_brought[i]);
             }
+            decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const pair_place to(row, column, octets, i);
+                const int r = number * 8 + i * 2;
+                const auto out = evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
+                packed[i] = pair_of(out);
+                taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
+            }
+            ahead.fetch_octets(p, z, number + operands_ahead<P>::AHEAD);
+            if constexpr (RESULT_BYTES == 2)
+                store_matrices(s_blocks, packed);
+            else
+                store_pairs(s_slab, octets * 4, packed);
         }
         if constexpr (STORES_BOXES) {
             publish_to_async_proxy();

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pointwise operations before a product: the first factor is changed where the copy engine has put it, in shared memory,
+   8 neighbours at a time. What else they read is one number, or one for each of the factor's rows or of the depth. */
+#include "engines/cuda/formula.h"
+#include "engines/cuda/hopper.h"
+
+enum { NEIGHBOURS = 8, ACCESS_BYTES = 16 };
+
+static const struct tensor *tensor_at(const struct hopper *h, int value) {
+    return h->c.region->graph->values[value].tensor;
+}
+
+/* ---- What is read ------------------------------------------------------------------------------------------------ */
+
+/* The index of A whose digit is dimension `dim` of its tensor; INDICES: none is. */
+static enum index index_of(const struct hopper *h, int dim) {
+    const struct tensor *a = h->c.factor[FACTOR_A].tensor;
+    static const enum index indices[] = {ROW, DEPTH};
+    for (int i = 0; i < 2; i++) {
+        const struct digits *digits = &h->c.digits[indices[i]];
+        if (digits->count == 1 && digits->at[0].extent == a->dims.at[dim] &&
+            digits->at[0].stride[FACTOR_A] == a->strides.at[dim])
+            return indices[i];
+    }
+    return INDICES;
+}
+
+static weftStatus_t add_operand(struct hopper *h, const struct node *node, int value) {
+    const struct tensor *tensor = tensor_at(h, value), *a = h->c.factor[FACTOR_A].tensor;
+    struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
+    int dim = NO_DIM, count = 0;
+    for (int i = 0; i < h->operand_count; i++)
+        if (h->operands[i].value == value)
+            return WEFT_STATUS_SUCCESS;
+    for (int i = 0; i < tensor->dims.count; i++)
+        if (tensor->dims.at[i] != 1) {
+            dim = i;
+            count++;
+        }
+    enum index index = count == 1 && tensor->dims.count == a->dims.count && tensor->dims.at[dim] == a->dims.at[dim]
+                           ? index_of(h, dim)
+                           : INDICES;
+    if (count > 0 && index == INDICES)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: %s has dims %s; before a product a number, or one for each row of its factor or of the depth, is "
+             "read.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), tensor_dims_text(tensor));
+    if (!cuda_type_name(operand.type) || tensor->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s of data type %s is not read before a product.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), dtype_of(operand.type)->name);
+    if (h->operand_count == BEFORE_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be read before it.",
+             descriptor_label(h->c.node->op), BEFORE_MAX);
+    if (count > 0) {
+        operand.extent = tensor->dims.at[dim];
+        operand.stride = tensor->strides.at[dim];
+        operand.runs_along = (index == DEPTH) == h->view[FACTOR_A].along_depth;
+    }
+    h->operands[h->operand_count++] = operand;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t hopper_prologue(struct hopper *h) {
+    const struct contraction *c = &h->c;
+    weftDataType_t type = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
+    if (c->before_count == 0)
+        return WEFT_STATUS_SUCCESS;
+    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || !h->is_matrix ||
+        (type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: operations before it are fused on its first factor, a matrix of halves or bfloat16.",
+             descriptor_label(c->node->op));
+    for (int b = 0; b < c->before_count; b++) {
+        const struct node *node = c->before[b];
+        if (((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: coordinates are not generated before a product.",
+                 descriptor_label(node->op));
+        TRY(formula_accepts(node->op));
+        for (int k = 0; k < node->operand_count; k++) {
+            int value = node->operands[k], producer = c->region->graph->values[value].producer;
+            bool is_inside = producer >= 0 && region_has(c->region, producer);
+            if (!node->is_output[k] && !is_inside && value != c->factor[FACTOR_A].value)
+                TRY(add_operand(h, node, value));
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Text -------------------------------------------------------------------------------------------------------- */
+
+/* Whether all neighbours exist and lie in whole accesses. */
+static bool is_whole(const struct hopper *h, const struct prologue_operand *operand) {
+    return operand->stride == 1 && operand->extent % NEIGHBOURS == 0 &&
+           tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
+}
+
+/* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. */
+static void print_read(struct kernel_print *print, const struct hopper *h, bool along, const char *name) {
+    text_add(&print->code, "struct %s_read {\n", name);
+    for (int i = 0; i < h->operand_count; i++)
+        if (h->operands[i].runs_along == along)
+            text_add(&print->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
+                     along ? NEIGHBOURS : 1, i);
+    text_add(&print->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at) {\n    %s_read in;\n", name, name,
+             name);
+    for (int i = 0; i < h->operand_count; i++) {
+        const struct prologue_operand *operand = &h->operands[i];
+        if (operand->runs_along != along)
+            continue;
+        print_pointer(print, operand->type, operand->value, 0, named("b%d", i).text);
+        if (operand->extent > 1) {
+            print_number(print, operand->extent, named("b%d_extent", i).text);
+            print_number(print, operand->stride, named("b%d_stride", i).text);
+        }
+        if (operand->extent == 1)
+            text_add(&print->code, "    in.b%d.at[0] = *(p.b%d + 0);\n", i, i);
+        else if (!along)
+            text_add(&print->code,
+                     "    in.b%d.at[0] = (p.b%d + (at < (i32)p.b%d_extent ? at : (i32)p.b%d_extent - 1) * "
+                     "p.b%d_stride)[0];\n",
+                     i, i, i, i, i);
+        else if (is_whole(h, operand))
+            text_add(&print->code,
+                     "    in.b%d = load_run<%s, %d>(p.b%d + (at < (i32)p.b%d_extent ? at : (i32)p.b%d_extent - %d));\n",
+                     i, cuda_type_name(operand->type), NEIGHBOURS, i, i, i, NEIGHBOURS);
+        else
+            text_add(&print->code,
+                     "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + (at + e < (i32)p.b%d_extent ? "
+                     "at + e : (i32)p.b%d_extent - 1) * p.b%d_stride)[0];\n",
+                     NEIGHBOURS, i, i, i, i, i);
+    }
+    text_add(&print->code, "    return in;\n}\n\n");
+}
+
+/* prepare(): numbers of A in, what the product reads out, converted in pairs. */
+static void print_prepare(struct kernel_print *print, const struct hopper *h) {
+    const struct factor *a = &h->c.factor[FACTOR_A];
+    const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
+    text_add(&print->code,
+             "DEVICE void prepare(const arguments& p, words& r, const along_read& along, const across_read& across) {\n"
+             "    float made[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
+             "        const %s v%d = {(u16)(r.at[e / 2] >> e %% 2 * 16)};\n",
+             NEIGHBOURS, NEIGHBOURS, type, a->value);
+    for (int i = 0; i < h->operand_count; i++)
+        text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
+                 h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
+                 h->operands[i].runs_along ? "e" : "0");
+    for (int b = h->c.before_count; b-- > 0;)
+        (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c.region->graph, h->c.before[b]);
+    text_add(&print->code,
+             "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
+             "        r.at[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
+             a->prepared, NEIGHBOURS / 2, type);
+}
+
+void hopper_print_prologue(struct kernel_print *print, const struct hopper *h) {
+    if (h->c.before_count == 0)
+        return;
+    print_read(print, h, true, "along");
+    print_read(print, h, false, "across");
+    print_prepare(print, h);
+}

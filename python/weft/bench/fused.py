@@ -1,0 +1,248 @@
+"""Cases of products with operations fused before or behind them. Each stands beside a bare product of the
+same sizes, whose name ends in "_bare". A function per family makes a case from its sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from weft.bench import oracle
+from weft.bench.case import Case, Tensors
+from weft.bench.shapes import NHWC, Convolution, Operand
+
+MATMULS = (
+    "bare",
+    "bias",
+    "bias_gelu",
+    "bias_gelu_both",
+    "residual",
+    "row_scale",
+    "row_max",
+    "column_sum",
+    "amax",
+    "quantise_amax",
+    "drelu_dbias",
+    "after_scale_bias_relu",
+    "after_cast",
+)
+"""What is fused with a matmul."""
+CONVOLUTIONS = (
+    "bare",
+    "bias_relu",
+    "scale_bias_add_relu",
+    "amax",
+    "genstats",
+    "after_scale_bias_relu",
+    "after_scale_bias_relu_genstats",
+)
+"""What is fused with a convolution."""
+DGRADS = ("bare", "drelu_bn")
+"""What is fused with a gradient by a convolution's input."""
+
+# ---- Matmul ------------------------------------------------------------------------------------------------
+
+
+def matmul(tag: str, m: int, n: int, k: int, fused: str) -> Case:
+    """bf16, B K-major, as the weight of a linear layer lies."""
+    whole, row, column, one = (1, m, n), (1, m, 1), (1, 1, n), (1, 1, 1)
+    spread = 1 / math.sqrt(k)
+    inputs = {"A": Operand((1, m, k)), "B": Operand((1, k, n), order=(0, 2, 1), scale=spread)}
+    inputs |= {
+        "bias": {"bias": Operand(column)},
+        "bias_gelu": {"bias": Operand(column)},
+        "bias_gelu_both": {"bias": Operand(column)},
+        "residual": {"residual": Operand(whole)},
+        "row_scale": {"scale": Operand(row, "f32")},
+        "quantise_amax": {"scale": Operand(one, "f32")},
+        "drelu_dbias": {"x": Operand(whole)},
+        "after_scale_bias_relu": {"scale": Operand((1, 1, k)), "bias": Operand((1, 1, k))},
+        "after_cast": {"A": Operand((1, m, k), "f32")},
+    }.get(fused, {})
+    outputs = {"C": Operand(whole, "e4m3" if fused == "quantise_amax" else "bf16")}
+    outputs |= {
+        "bias_gelu_both": {"before": Operand(whole)},
+        "row_max": {"total": Operand(row, "f32")},
+        "column_sum": {"total": Operand(column, "f32")},
+        "amax": {"total": Operand(one, "f32")},
+        "quantise_amax": {"total": Operand(one, "f32")},
+        "drelu_dbias": {"total": Operand(column, "f32")},
+    }.get(fused, {})
+    name = f"fused/matmul_{tag}_{fused}"
+    build, judge = partial(_build_matmul, fused), partial(_judge_matmul, fused)
+    return Case(
+        name, "fp8" if fused == "quantise_amax" else "bf16", 2.0 * m * n * k, inputs, outputs, build, judge
+    )
+
+
+def _build_matmul(fused: str, lib: Any, g: Any, t: Tensors) -> Tensors:
+    a, modes = t["A"], lib.reduction_mode
+    if fused == "after_scale_bias_relu":
+        a = g.relu(input=g.add(a=g.mul(a=a, b=t["scale"]), b=t["bias"])).set_data_type(lib.data_type.BFLOAT16)
+    if fused == "after_cast":
+        a = g.identity(input=a).set_data_type(lib.data_type.BFLOAT16)
+    c = made = g.matmul(A=a, B=t["B"])
+    if fused.startswith("bias"):
+        c = made = g.bias(input=c, bias=t["bias"])
+    if "gelu" in fused:
+        c = g.gelu_approx_tanh(input=c)
+    if fused == "residual":
+        c = g.add(a=c, b=t["residual"])
+    if fused == "row_scale":
+        c = g.mul(a=c, b=t["scale"])
+    if fused == "quantise_amax":
+        c = g.mul(a=c, b=t["scale"])
+    if fused == "drelu_dbias":
+        c = made = g.relu_backward(loss=c, input=t["x"])
+    mode = {"row_max": modes.MAX, "column_sum": modes.ADD, "drelu_dbias": modes.ADD}.get(fused, modes.AMAX)
+    found = {"C": c}
+    if fused == "bias_gelu_both":
+        found["before"] = made
+    if fused in ("row_max", "column_sum", "amax", "quantise_amax", "drelu_dbias"):
+        found["total"] = g.reduction(input=made, mode=mode)
+    return found
+
+
+def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    a = t["A"]
+    if fused == "after_scale_bias_relu":
+        a = oracle.relu(a * t["scale"] + t["bias"])
+    c = before = a @ t["B"]
+    if fused.startswith("bias"):
+        c = before = c + t["bias"]
+    if "gelu" in fused:
+        c = oracle.gelu(xp, c)
+    if fused == "residual":
+        c = c + t["residual"]
+    if fused in ("row_scale", "quantise_amax"):
+        c = c * t["scale"]
+    if fused == "drelu_dbias":
+        c = before = c * (t["x"] > 0)
+    found = {"C": c}
+    if fused == "quantise_amax":
+        found = {}  # rounding to FP8 is no error
+    if fused == "bias_gelu_both":
+        found["before"] = before
+    if fused in ("column_sum", "drelu_dbias"):
+        found["total"] = before.sum(axis=1, keepdims=True)
+    if fused == "row_max":
+        found["total"] = xp.amax(before, axis=2, keepdims=True)
+    if fused in ("amax", "quantise_amax"):
+        found["total"] = xp.amax(abs(before), axis=(0, 1, 2), keepdims=True)
+    return found
+
+
+# ---- Convolution -------------------------------------------------------------------------------------------
+
+
+def conv(tag: str, c: Convolution, fused: str) -> Case:
+    """Convolution forward, bf16, channels last."""
+    each, before = (1, c.filters, 1, 1), (1, c.channels, 1, 1)
+    inputs = {
+        "x": Operand(c.x, order=NHWC),
+        "w": Operand(c.w, order=NHWC, scale=1 / math.sqrt(math.prod(c.w[1:]))),
+    }
+    if fused == "bias_relu":
+        inputs["bias"] = Operand(each)
+    if fused == "scale_bias_add_relu":
+        inputs |= {"scale": Operand(each), "bias": Operand(each), "residual": Operand(c.y, order=NHWC)}
+    if fused.startswith("after_scale_bias_relu"):
+        inputs |= {"scale": Operand(before), "bias": Operand(before)}
+    outputs = {"y": Operand(c.y, order=NHWC)}
+    if fused.endswith("genstats"):
+        outputs |= {"sum": Operand(each, "f32"), "sq_sum": Operand(each, "f32")}
+    if fused == "amax":
+        outputs["amax"] = Operand((1, 1, 1, 1), "f32")
+    name = f"fused/conv_{tag}_{fused}"
+    return Case(
+        name, "bf16", c.flops, inputs, outputs, partial(_build_conv, fused, c), partial(_judge_conv, fused, c)
+    )
+
+
+def _options(c: Convolution) -> dict[str, list[int]]:
+    return {name: [getattr(c, name)] * 2 for name in ("padding", "stride", "dilation")}
+
+
+def _build_conv(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:
+    x = t["x"]
+    if fused.startswith("after_scale_bias_relu"):
+        x = g.relu(input=g.add(a=g.mul(a=x, b=t["scale"]), b=t["bias"])).set_data_type(lib.data_type.BFLOAT16)
+    y = g.conv_fprop(image=x, weight=t["w"], **_options(c))
+    if fused.startswith("scale"):
+        y = g.add(a=g.add(a=g.mul(a=y, b=t["scale"]), b=t["bias"]), b=t["residual"])
+    if fused == "bias_relu":
+        y = g.add(a=y, b=t["bias"])
+    if fused in ("bias_relu", "scale_bias_add_relu"):
+        y = g.relu(input=y)
+    if fused.endswith("genstats"):
+        y.set_data_type(lib.data_type.BFLOAT16)
+        return {"y": y} | dict(zip(("sum", "sq_sum"), g.genstats(input=y), strict=True))
+    if fused == "amax":
+        return {"y": y, "amax": g.reduction(input=y, mode=lib.reduction_mode.AMAX)}
+    return {"y": y}
+
+
+def _judge_conv(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    x = t["x"]
+    if fused.startswith("after_scale_bias_relu"):
+        x = oracle.relu(x * t["scale"] + t["bias"])
+    y = oracle.conv_fprop(xp, {"x": x, "w": t["w"]}, c)["y"]
+    if fused == "bias_relu":
+        y = oracle.relu(y + t["bias"])
+    if fused == "scale_bias_add_relu":
+        y = oracle.relu(y * t["scale"] + t["bias"] + t["residual"])
+    found = {"y": y}
+    axes = (0, 2, 3)
+    if fused.endswith("genstats"):
+        found |= {"sum": y.sum(axis=axes, keepdims=True), "sq_sum": (y * y).sum(axis=axes, keepdims=True)}
+    if fused == "amax":
+        found["amax"] = xp.amax(abs(y), axis=(0, 1, 2, 3), keepdims=True)
+    return found
+
+
+def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:
+    """The gradient by a convolution's input, and with "drelu_bn" what batch normalisation before it wants:
+    the gradient through relu, and the gradients of the norm's parameters."""
+    each = (1, c.channels, 1, 1)
+    inputs = {
+        "dy": Operand(c.y, order=NHWC),
+        "w": Operand(c.w, order=NHWC, scale=1 / math.sqrt(c.filters * c.window * c.window)),
+    }
+    outputs = {"dx": Operand(c.x, order=NHWC)}
+    if fused == "drelu_bn":
+        inputs["x"] = Operand(c.x, order=NHWC)
+        inputs |= dict.fromkeys(("mean", "inv", "scale", "bias"), Operand(each, "f32"))
+        outputs |= dict.fromkeys(("dscale", "dbias"), Operand(each, "f32"))
+    name = f"fused/dgrad_{tag}_{fused}"
+    return Case(
+        name,
+        "bf16",
+        c.flops,
+        inputs,
+        outputs,
+        partial(_build_dgrad, fused, c),
+        partial(_judge_dgrad, fused, c),
+    )
+
+
+def _build_dgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:
+    dx = g.conv_dgrad(loss=t["dy"], filter=t["w"], **_options(c))
+    dx.set_dim(list(c.x))
+    if fused == "bare":
+        return {"dx": dx}
+    hat = g.mul(a=g.sub(a=t["x"], b=t["mean"]), b=t["inv"])
+    normal = g.add(a=g.mul(a=hat, b=t["scale"]), b=t["bias"])
+    dx = g.relu_backward(loss=dx, input=normal)
+    dscale, dbias, *_ = g.dbn_weight(dy=dx, x=t["x"], mean=t["mean"], inv_variance=t["inv"], scale=t["scale"])
+    return {"dx": dx, "dscale": dscale, "dbias": dbias}
+
+
+def _judge_dgrad(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    dx = oracle.conv_dgrad(xp, t, c)["dx"]
+    if fused == "bare":
+        return {"dx": dx}
+    hat = (t["x"] - t["mean"]) * t["inv"]
+    dx = dx * (hat * t["scale"] + t["bias"] > 0)
+    sums = {"dscale": dx * hat, "dbias": dx}
+    return {"dx": dx} | {name: v.sum(axis=(0, 2, 3), keepdims=True) for name, v in sums.items()}
