@@ -359,7 +359,9 @@ static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     return sharers;
 }
 
-weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
+weftStatus_t contraction_add_combine(struct step *step, const struct contraction *c, struct arena *arena) {
+    struct cuda_step *state = step->state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->finish.run, sharers = combine_sharers(c, runs);
     int64_t together = COMBINE_THREADS / sharers;
@@ -378,6 +380,8 @@ weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct 
     kernel->grid[0] = grid_of((runs + together - 1) / together);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;
+    int64_t bytes = contraction_elements(c) * c->splits * arithmetic_rows[c->arithmetic].sum_bytes;
+    step->workspace_bytes = (bytes + 63) / 64 * 64;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -405,15 +409,12 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     TRY(analyse(&c, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t elements = contraction_elements(&c);
-    if (elements == 0)
+    if (contraction_elements(&c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     TRY(c.is_direct ? build_direct(kernel, &c, arena) : build_tiles(kernel, &c, arena));
-    if (c.splits > 1) {
-        TRY(contraction_build_combine(&state->kernels[state->count++], &c, arena));
-        step->workspace_bytes = (elements * c.splits * arithmetic_rows[c.arithmetic].sum_bytes + 63) / 64 * 64;
-    }
+    if (c.splits > 1)
+        TRY(contraction_add_combine(step, &c, arena));
     return describe(step, &c, arena);
 }
 

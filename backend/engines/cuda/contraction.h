@@ -156,8 +156,8 @@ weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_ke
                                       const struct contraction *c, const int64_t tiles[3], struct arena *arena);
 /* Where the sum goes: to finish(), or, split, to the workspace. */
 void contraction_print_end(struct kernel_print *print, const struct contraction *c);
-/* The kernel that adds the parts of split sums. */
-weftStatus_t contraction_build_combine(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena);
+/* Adds the kernel that joins the parts of split sums, and the workspace that they take. */
+weftStatus_t contraction_add_combine(struct step *step, const struct contraction *c, struct arena *arena);
 
 /* ---- contraction_shape.c: from an operation to digits ---- */
 

@@ -25,8 +25,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&d, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t elements = contraction_elements(&d.c);
-    if (elements == 0)
+    if (contraction_elements(&d.c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     TRY(depthwise_print(kernel, &d, arena));
@@ -34,10 +33,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)d.threads;
     kernel->shared_bytes = (uint32_t)d.shared_bytes;
-    if (is_filter(&d)) {
-        TRY(contraction_build_combine(&state->kernels[state->count++], &d.c, arena));
-        step->workspace_bytes = divide_up(elements * d.c.splits * (int64_t)sizeof(float), 64) * 64;
-    }
+    if (is_filter(&d))
+        TRY(contraction_add_combine(step, &d.c, arena));
     return arena_print(arena, &step->detail,
                        "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channels, %lld segments of "
                        "%lld rows, %d parts, %d operations behind",

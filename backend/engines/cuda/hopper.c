@@ -409,17 +409,14 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     TRY(analyse(&h, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t elements = contraction_elements(&h.c);
-    if (elements == 0)
+    if (contraction_elements(&h.c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    if (h.splits > 1) {
-        TRY(contraction_build_combine(&state->kernels[1], &h.c, arena));
-        step->workspace_bytes = (elements * h.splits * (int64_t)sizeof(float) + 63) / 64 * 64;
-    }
+    state->count = 1;
+    if (h.splits > 1)
+        TRY(contraction_add_combine(step, &h.c, arena));
     plan_end(&h); /* after the other kernel, which has runs of its own */
     plan_totals(&h, device);
     TRY(build_tiles(&state->kernels[0], &h, device, arena));
-    state->count = h.splits > 1 ? 2 : 1;
     TRY(build_totals(step, &h, arena));
     return describe(step, &h, arena);
 }

@@ -247,8 +247,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&s, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t elements = contraction_elements(&s.c);
-    if (elements == 0)
+    if (contraction_elements(&s.c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     TRY(stem_print(kernel, &s, arena));
@@ -256,10 +255,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)(s.warps * 32);
     kernel->shared_bytes = (uint32_t)s.shared_bytes;
-    if (s.c.splits > 1) {
-        TRY(contraction_build_combine(&state->kernels[state->count++], &s.c, arena));
-        step->workspace_bytes = divide_up(elements * s.c.splits * (int64_t)sizeof(float), 64) * 64;
-    }
+    if (s.c.splits > 1)
+        TRY(contraction_add_combine(step, &s.c, arena));
     return arena_print(
         arena, &step->detail, "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
         s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits, s.c.region->count - 1);
