@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,8 @@ from weft.enums import knob_type
 from weft.errors import WeftError
 
 COLUMNS = ("case", "chosen_us", "best_us", "ratio", "tiles", "chosen", "best", "device", "date")
-FINALISTS = 4  # which of all that were timed in one round are timed in all rounds
+FINALISTS = 4  # which of all that were timed once are timed again,
+TURNS = 3  # in turn
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,20 @@ class Choice:
 
 
 def measure(bench: Bench, case: Case) -> Choice:
-    """Times the chosen plan and every other tile, first in one round each, then the fastest in all."""
+    """Times the chosen plan and every other tile, first once each, then the fastest a few times."""
     side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
     plans = _build(side.graph)
 
-    def seconds(index: int, rounds: int) -> float:
-        side.use(index)
-        return bench.machine.seconds(lambda i: side.run(sets[i]), len(sets), rounds)
+    def seconds(what: str) -> float:
+        side.use(plans[what])
+        return bench.machine.seconds(lambda i: side.run(sets[i]), len(sets), 1)
 
-    first = {what: seconds(index, 1) for what, index in plans.items()}
-    chosen, *others = first
+    chosen, *others = plans
+    first = {what: seconds(what) for what in (chosen, *others, chosen)}  # a device is fast until it is hot
     finalists = [chosen, *sorted(others, key=first.__getitem__)[:FINALISTS]]
-    return Choice(case.name, {what: seconds(plans[what], bench.rounds) for what in finalists}, len(first))
+    turns = [{what: seconds(what) for what in finalists} for _ in range(TURNS)]
+    times = {what: statistics.median(turn[what] for turn in turns) for what in finalists}
+    return Choice(case.name, times, len(plans))
 
 
 def _build(graph: Any) -> dict[str, int]:
