@@ -10,7 +10,8 @@ enum {
     CHANNELS = 64, /* of a block: rows of 128 bytes */
     FILTER_BYTES = 64 * CHANNELS * 2,
     PIXEL_BYTES = CHANNELS * 2,
-    PIXELS_MAX = 256, /* columns of wgmma, and what the copy engine takes along a dimension */
+    PIXELS_MAX = 256,   /* columns of wgmma, and what the copy engine takes along a dimension */
+    OVERHANG_MOST = 64, /* of a tile over its image: with 100 pixels the device has been seen to fault */
     PATCHES_LEAST = 3,
     PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
@@ -263,8 +264,9 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_p = parts(h->axis[0].positions, lines);
     h->tiles_q = parts(h->axis[1].positions, columns);
     h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
-    return h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= PIXELS_MAX && plan_slots(h) &&
-           h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
+    bool is_near = columns < h->axis[1].positions + OVERHANG_MOST && lines < h->axis[0].positions + OVERHANG_MOST;
+    return is_near && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= PIXELS_MAX &&
+           plan_slots(h) && h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
 static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
