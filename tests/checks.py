@@ -23,11 +23,8 @@ from weft import buffers, dtypes
 from weft.enums import data_type
 
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU; needs torch
-# WEFT_TEST_BARE is for memory checkers, which watch the ends of every allocation and what nothing wrote: each
-# buffer is an allocation of its own, without fences, poison, and gaps between elements.
-BARE = "WEFT_TEST_BARE" in os.environ
 POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
-FENCE = 0 if BARE else 256  # bytes around each buffer that nothing may touch
+FENCE = 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
 
 
@@ -186,12 +183,10 @@ class Memory:
         ends = np.concatenate((self._raw[:FENCE], self._raw[FENCE + self.size :]))
         assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
 
-    def to_device(self, is_read: bool = True) -> Any:
+    def to_device(self) -> Any:
         """A copy of all bytes in device memory, as a torch tensor."""
         import torch
 
-        if BARE and not is_read and self.bits >= 8:  # bits beside an element are kept, and so read
-            return torch.empty(len(self._raw), dtype=torch.uint8, device=DEVICE)
         return torch.from_numpy(self._raw).to(DEVICE)
 
     def from_device(self, copy: Any) -> None:
@@ -335,7 +330,7 @@ def check(
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
     types = list(out) if isinstance(out, (list, tuple)) else [out] * len(wanted)
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for layout in dict.fromkeys("packed" if BARE and each == "padded" else each for each in layouts):
+    for layout in layouts:
         for engine in engine_names():
             options = dict(graph or {})
             try:
@@ -496,17 +491,16 @@ class _Case:
 
     def _execute_on_copies(self, pack: dict[Any, int], workspace: Memory) -> None:
         copies = {
-            tensor: memory.to_device(tensor not in self.outputs)
+            tensor: memory.to_device()
             for tensor, memory in self.memory.items()
             if not tensor.get_is_pass_by_value()
         }
-        scratch = workspace.to_device(False)
+        scratch = workspace.to_device()
         pack |= {tensor: copy.data_ptr() + FENCE for tensor, copy in copies.items()}
         self.graph.execute(pack, scratch.data_ptr() + FENCE)
         for tensor, copy in copies.items():
             self.memory[tensor].from_device(copy)
-        if not BARE:
-            workspace.from_device(scratch)
+        workspace.from_device(scratch)
 
     def reproducer(self, engine: str) -> str:
         """One line that runs the case again."""

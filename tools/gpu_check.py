@@ -24,84 +24,33 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("tests", "large", "frontend", "sanitizers", "demo", "suite", "host cost")
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
+PARTS_OF_TOOLS = 4  # processes for each
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
-# Every buffer an allocation of its own, of just its size, and not written before: what sanitizers look at.
-BARE = {"WEFT_TEST_BARE": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 LARGE = "tests/gpu/test_large.py"
+SMALL = "tests/gpu/small_cases.py"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
 PYTEST = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider"]
 
-# Small cases of every kernel family, in several types: what a sanitizer can watch in a minute. A test without
-# brackets is all of its cases.
-SANITIZED = {
-    "attention": [
-        "test_forward",
-        "test_forward_sizes",
-        "test_forward_types",
-        "test_dropout",
-        "test_what_is_not_seen_is_not_read",
-        "test_backward",
-        "test_backward_sizes",
-        "test_backward_types",
-    ],
-    "matmul": [
-        "test_types_and_sizes",
-        "test_row_and_column_major_operands",
-        "test_batches_broadcast_and_share",
-        "test_int8_sums_in_int32",
-        "test_fused_bias_activation_residual",
-    ],
-    "moe": ["test_rows_in_order", "test_types", "test_gather", "test_scatter", "test_weight_gradient"],
-    "convolution": ["test_forward", "test_data_gradient", "test_filter_gradient", "test_data_types"],
-    "norm": [
-        "test_forward[layernorm-3x4x5-1x1x5-f16]",
-        "test_forward[rmsnorm-7x6x1x1-1x6x1x1-bf16]",
-        "test_forward[batchnorm-4x3x2x5-1x3x1x1-f16]",
-        "test_forward[groupnorm-2x6x3-1x6x1-f32]",
-        "test_backward[layernorm-3x4x5-1x1x5-f16]",
-        "test_backward[rmsnorm-7x6x1x1-1x6x1x1-bf16]",
-        "test_backward[batchnorm-4x3x2x5-1x3x1x1-f16]",
-        "test_backward[groupnorm-2x6x3-1x6x1-f32]",
-        "test_running_statistics",
-    ],
-    "batchnorm_parts": ["test_genstats", "test_bn_finalize_training"],
-    "softmax": ["test_values", "test_sink_joins_the_sum"],
-    "reduction": ["test_modes_types_and_layouts", "test_groups_of_neighbours"],
-    "resample": ["test_max_pooling", "test_data_types_of_pooling", "test_data_types_of_interpolation"],
-    "pointwise": [
-        "test_unary[e4m3-gelu_approx_tanh]",
-        "test_binary_with_broadcasting[bf16-bias]",
-        "test_comparisons[bool1-cmp_neq]",
-        "test_index",
-    ],
-    "transpose": ["test_permutations", "test_types_below_a_byte"],
-    "concat": ["test_types", "test_types_below_a_byte"],
-    "slice": ["test_boxes", "test_types_below_a_byte"],
-    "reshape": ["test_view_keeps_the_storage"],
-    "rng": ["test_uniform", "test_bernoulli", "test_normal"],
-    "block_scale": ["test_quantize_along_any_dimension", "test_dequantize_in_boxes"],
-    "random_products": [f"test_structure[{i}]" for i in range(0, 288, 24)],
-}
-
 # Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
 PLANTED = """
-import torch, weft
+import weft
 g = weft.Graph()
 x = g.tensor([1 << 22], data_type="f32")
 y = g.relu(x).set_output(True)
 g.build()
-made, short = torch.empty(1 << 22, device="cuda"), torch.empty(1024, device="cuda")
-g.execute({x: short.data_ptr(), y: made})
-torch.cuda.synchronize()
+made, short = weft.DeviceArray([1 << 22]), weft.DeviceArray([1024])
+g.execute({x: short.__cuda_array_interface__["data"][0], y: made})
+weft.backend.synchronize(g.plan.handle, 0)
 """
 
 
@@ -205,26 +154,30 @@ def large(given: argparse.Namespace) -> Iterator[Result]:
 
 
 def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
-    """All tools at once, each over all cases in one process; the tests have filled the cache."""
+    """All tools at once over small cases of every kernel, which are compiled and compared before."""
+    yield run("small cases", [sys.executable, SMALL], given)
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    cases = [f"tests/ops/test_{name}.py::{case}" for name, found in SANITIZED.items() for case in found]
     # Errors of API calls are none here: the library asks for a kernel's parameters until there is no more.
     watch = [program, "--error-exitcode", "9", "--report-api-errors", "no", "--print-limit", "200", "--tool"]
 
-    def watches(tool: str) -> Result:
-        return run(tool, [*watch, tool, *PYTEST, *cases], given, **BARE)
+    def watches(tool: str, part: int) -> Result:
+        words = ["--no-check", "--part", f"{part}/{PARTS_OF_TOOLS}", *["--initcheck"] * (tool == "initcheck")]
+        # A kernel may have more barriers than synccheck makes room for.
+        options = ["--num-cuda-barriers", "65536"] if tool == "synccheck" else []
+        return run(f"{tool} {part}", [*watch, tool, *options, sys.executable, SMALL, *words], given)
 
     def sees(tool: str) -> Result:
         start = time.perf_counter()
-        _, text = execute([*watch, tool, sys.executable, "-c", PLANTED], given.seconds, BARE)
+        _, text = execute([*watch, tool, sys.executable, "-c", PLANTED], given.seconds, {})
         found = next(findings(text), "").strip()[:90]
         if not found:
             print(f"== {tool} sees nothing of what was planted:\n{text[-2000:]}", flush=True)
         return Result(f"{tool} sees", bool(found), time.perf_counter() - start, found or "nothing of it")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(given.jobs) as pool:
         planted = pool.map(sees, [tool for tool in given.tools if tool in ("memcheck", "initcheck")])
-        yield from pool.map(watches, given.tools)
+        parts = range(1, PARTS_OF_TOOLS + 1)
+        yield from pool.map(watches, *zip(*product(given.tools, parts), strict=True))
         yield from planted
 
 

@@ -1,0 +1,502 @@
+"""A small graph for every kernel of the CUDA engines: what compute-sanitizer watches.
+
+    python tests/gpu/small_cases.py              all on the GPU, compared with the CPU: which kernels ran
+    python tests/gpu/small_cases.py --plan       the same, compiled for sm_90 alone: no GPU is needed
+    python tests/gpu/small_cases.py --part 3/8   every 8th case, from the 3rd on; under a tool add --no-check
+
+Every tensor's memory is an allocation of its own, of just its size; that of results is not written before.
+Fails where the kernels or the family that a case is for do not run it, where a result is off, and, when all
+run, where a kernel or a family has no case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
+import weft  # noqa: E402
+from weft import buffers, dtypes  # noqa: E402
+
+TRAINING = weft.norm_forward_phase.TRAINING
+
+
+class Maker:
+    """A graph in the making, and the values of its inputs by name."""
+
+    def __init__(self, **where: Any) -> None:
+        types = {"io_data_type": "bf16", "intermediate_data_type": "f32", "compute_data_type": "f32"}
+        self.g = weft.Graph(**types, **where)
+        self.values: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        *dims: int,
+        dtype: str = "bf16",
+        last: bool = False,
+        strides: Sequence[int] | None = None,
+        values: Any = None,
+        low: float = -1,
+    ) -> Any:
+        """An input of random values. last: channels last."""
+        name = f"t{len(self.values)}"
+        steps = channels_last(dims) if last else list(strides) if strides else None
+        tensor = self.g.tensor(list(dims), steps, data_type=dtype, name=name)
+        self.values[name] = values if values is not None else low
+        return tensor
+
+    def out(self, tensor: Any, *dims: int, dtype: str = "bf16", last: bool = False) -> Any:
+        """Makes a tensor a result."""
+        if dims:
+            tensor.set_dim(list(dims))
+        if last:
+            tensor.set_stride(channels_last(dims))
+        return tensor.set_output(True).set_data_type(dtype)
+
+
+def channels_last(dims: Sequence[int]) -> list[int]:
+    """Strides of a tensor whose dimension 1 is fastest."""
+    strides, step = [0] * len(dims), 1
+    for i in (1, *reversed(range(2, len(dims))), 0):
+        strides[i], step = step, step * dims[i]
+    return strides
+
+
+class Case(NamedTuple):
+    """A graph and what must run it: the kernels, by their files, and the family of one of its steps."""
+
+    kernels: str
+    family: str
+    build: Callable[[Maker], Any]
+    engine: str = "cuda"
+
+
+# ---- The cases ---------------------------------------------------------------------------------------------
+
+
+def matmul(m: int, n: int, k: int, dtype: str = "bf16", out: str = "", transposed: bool = False) -> Any:
+    def build(t: Maker) -> None:
+        b = t(k, n, dtype=dtype, strides=[1, k] if transposed else None)
+        t.out(t.g.relu(t.g.matmul(t(m, k, dtype=dtype), b)), dtype=out or dtype)
+
+    return build
+
+
+def conv(
+    kind: str,
+    image: Sequence[int],
+    filters: Sequence[int],
+    stride: int = 1,
+    pad: int = 1,
+    last: bool = True,
+    dtype: str = "bf16",
+) -> Any:
+    size = [(n + 2 * pad - f) // stride + 1 for n, f in zip(image[2:], filters[2:], strict=True)]
+    y = [image[0], filters[0], *size]
+
+    def build(t: Maker) -> None:
+        options = {"padding": [pad] * len(size), "stride": [stride] * len(size)}
+        if kind == "fprop":
+            x, w = t(*image, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
+            t.out(t.g.conv_fprop(x, w, **options), *y, last=last, dtype=dtype)
+        elif kind == "dgrad":
+            dy, w = t(*y, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
+            t.out(t.g.conv_dgrad(dy, w, **options), *image, last=last, dtype=dtype)
+        else:
+            x, dy = t(*image, last=last, dtype=dtype), t(*y, last=last, dtype=dtype)
+            t.out(t.g.conv_wgrad(x, dy, **options), *filters, last=last, dtype=dtype)
+
+    return build
+
+
+def totals(t: Maker) -> None:
+    c = t.out(t.g.matmul(t(250, 136), t(136, 200)))
+    t.out(t.g.reduction(c, mode="ADD"), 1, 200, dtype="f32")
+    t.out(t.g.reduction(c, mode="AMAX"), 1, 1, dtype="f32")
+
+
+def scaled(t: Maker) -> None:
+    x, w = t(128, 512, dtype="e4m3"), t(512, 128, dtype="e4m3", strides=[1, 512])
+    a = t.g.block_scale_dequantize(x, t(128, 4, dtype="f32", low=0.5), [1, 128])
+    b = t.g.block_scale_dequantize(w, t(4, 1, dtype="f32", low=0.5), [128, 128])
+    t.out(t.g.matmul(a, b), dtype="bf16")
+
+
+def few_tokens(t: Maker) -> None:
+    w = t.g.block_scale_dequantize(t(256, 128, dtype="i4", strides=[1, 256]), t(2, 128, low=0.5), [128, 1])
+    t.out(t.g.matmul(t(4, 256), w))
+
+
+def experts(dtype: str, k: int, gather: bool = False) -> Any:
+    def build(t: Maker) -> None:
+        first = t(4, 1, 1, dtype="i32", values=np.array([0, 20, 20, 61], "i4"))
+        weight = t(4, k, 64, dtype=dtype, strides=[k * 64, 1, k])
+        if gather:
+            rows = np.random.default_rng(3).integers(0, 50, 100).astype("i4")
+            index = t(1, 100, 1, dtype="i32", values=rows)
+            y = t.g.moe_grouped_matmul(t(1, 50, k, dtype=dtype), weight, first, index, mode="GATHER", top_k=2)
+        else:
+            y = t.g.moe_grouped_matmul(t(1, 100, k, dtype=dtype), weight, first)
+        t.out(y, dtype=dtype)
+
+    return build
+
+
+def experts_gradient(t: Maker) -> None:
+    first = t(4, 1, 1, dtype="i32", values=np.array([0, 20, 20, 61], "i4"))
+    t.out(t.g.moe_grouped_matmul_bwd(t(1, 100, 64), t(1, 100, 128), first))
+
+
+def attention(**options: Any) -> Any:
+    heads, rows, columns, size = options.pop("dims", (2, 70, 96, 64))
+    dtype = options.pop("dtype", "bf16")
+
+    def build(t: Maker) -> None:
+        q = t(2, heads, rows, size, dtype=dtype)
+        k, v = (t(2, heads, columns, size, dtype=dtype) for _ in "kv")
+        extra = {key: make(t) if callable(make) else make for key, make in options.items()}
+        o, stats = t.g.sdpa(q, k, v, generate_stats=True, **extra)
+        t.out(o, dtype=dtype)
+        t.out(stats, dtype="f32")
+
+    return build
+
+
+def attention_gradient(t: Maker) -> None:
+    q, k, v, o, d_o = (t(2, 2, 70, 64) for _ in range(5))
+    for grad in t.g.sdpa_backward(q, k, v, o, d_o, t(2, 2, 70, 1, dtype="f32", low=3), use_causal_mask=True):
+        t.out(grad)
+
+
+def attention_dropout(t: Maker) -> None:
+    one, dump = np.full((1, 1, 1, 1), 3, "i4"), t.g.tensor(name="dump")
+    drawn = {f"dropout_{name}": t(1, 1, 1, 1, dtype="i32", values=one) for name in ("seed", "offset")}
+    q, k, v = (t(2, 2, 70, 64) for _ in range(3))
+    o, stats = t.g._sdpa_fwd(q, k, v, dropout_probability=0.25, rng_dump=dump, **drawn)
+    t.out(o)
+    t.out(stats, dtype="f32")
+    t.out(dump, dtype="f32")
+
+
+def all_gradients(t: Maker) -> None:
+    q, k, v, o, d_o = (t(2, 2, 70, 64) for _ in range(5))
+    bias, sink = t(1, 2, 70, 70), t(1, 2, 1, 1, dtype="f32")
+    more = {"dBias": t.g.tensor(name="dBias"), "dSink_token": t.g.tensor(name="dSink")}
+    stats = t(2, 2, 70, 1, dtype="f32", low=3)
+    for grad in t.g._sdpa_bwd(q, k, v, o, d_o, stats, bias=bias, sink_token=sink, **more):
+        t.out(grad)
+    t.out(more["dBias"])
+    t.out(more["dSink_token"], dtype="f32")
+
+
+def norm(kind: str, rows: int, columns: int, dtype: str = "bf16") -> Any:
+    def build(t: Maker) -> None:
+        x, scale = t(rows, columns, 1, 1, dtype=dtype), t(1, columns, 1, 1, dtype="f32")
+        if kind == "fwd":
+            found = t.g.layernorm(TRAINING, x, scale, t(1, columns, 1, 1, dtype="f32"), 1e-5)
+            for y, type_ in zip(found, (dtype, "f32", "f32"), strict=True):
+                t.out(y, dtype=type_)
+            return
+        mean, inv = (t(rows, 1, 1, 1, dtype="f32", low=low) for low in (-0.1, 0.5))
+        dy = t(rows, columns, 1, 1, dtype=dtype)
+        found = t.g.layernorm_backward(dy, x, scale, mean=mean, inv_variance=inv)
+        for grad, type_ in zip(found, (dtype, "f32", "f32"), strict=True):
+            t.out(grad, dtype=type_)
+
+    return build
+
+
+def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
+    def build(t: Maker) -> None:
+        one = (1, dims[1], 1, 1)
+        x, scale = t(*dims, last=True), t(*one, dtype="f32")
+        if backward:
+            mean, inv = (t(*one, dtype="f32", low=low) for low in (-0.1, 0.5))
+            found = t.g.batchnorm_backward(t(*dims, last=True), x, scale, mean=mean, inv_variance=inv)
+        else:
+            found = t.g.batchnorm(x, scale, t(*one, dtype="f32"), None, None, 1e-5, None)
+        for i, y in enumerate(each for each in found if each is not None):
+            t.out(y, *(dims if i == 0 else one), last=i == 0, dtype="f32" if i else "bf16")
+
+    return build
+
+
+def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, index: bool = False) -> Any:
+    def build(t: Maker) -> None:
+        y, where = t.g.resample(
+            t(*dims, last=last),
+            window=[window] * 2,
+            stride=[stride] * 2,
+            padding=[window // 2] * 2,
+            generate_index=index,
+        )
+        size = [(n + window // 2 * 2 - window) // stride + 1 for n in dims[2:]]
+        t.out(y, *dims[:2], *size, last=last)
+        if index:
+            t.out(where, *dims[:2], *size, last=last, dtype="i32")
+
+    return build
+
+
+def pooled_gradient(t: Maker) -> None:
+    dx = t.g.resample_backward(
+        t(2, 16, 8, 8, last=True),
+        input=t(2, 16, 16, 16, last=True),
+        output=None,
+        window=[3, 3],
+        stride=[2, 2],
+        padding=[1, 1],
+    )
+    t.out(dx, 2, 16, 16, 16, last=True)
+
+
+def matmuls(t: Maker) -> None:
+    t.out(t.g.matmul(t(40, 3, 70), t(40, 70, 5)))
+
+
+def joined(t: Maker) -> None:
+    t.out(t.g.concatenate([t(33, 20, strides=[1, 33]), t(33, 45)], axis=1))
+
+
+def depthwise(kind: str, window: int, channels: int) -> Any:
+    return conv(kind, (2, channels, 14, 14), (channels, 1, window, window), pad=window // 2)
+
+
+def resized(t: Maker) -> None:
+    y, _ = t.g.resample(t(2, 16, 9, 9), window=[2, 2], stride=[(1, 2), (1, 2)], mode="BILINEAR")
+    t.out(y)
+
+
+def resized_gradient(t: Maker) -> None:
+    loss = t(2, 16, 18, 18)
+    t.out(t.g.resample_backward(loss, window=[2, 2], stride=[(1, 2), (1, 2)], mode="BILINEAR"), 2, 16, 9, 9)
+
+
+def drawn(t: Maker) -> None:
+    t.out(t.g.rng(seed=7, bernoulli_probability=0.5), 33, 65, dtype="f32")
+
+
+def sum_of_int4(t: Maker) -> None:
+    t.out(t.g.reduction(t(33, 64, dtype="i4"), "ADD", dims=[1]), dtype="i4")
+
+
+def quantized(t: Maker) -> None:
+    y, scale = t.g.block_scale_quantize(t(64, 128), 32, axis=0)
+    t.out(y, dtype="e4m3")
+    t.out(scale, dtype="e8m0")
+
+
+CASES = {
+    # contractions
+    "matmul": Case("hopper", "hopper", matmul(250, 200, 520)),
+    "matmul f32": Case(
+        "hopper", "hopper.tf32", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
+    ),
+    "matmul fp8": Case("hopper", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
+    "matmul of few, f32": Case(
+        "contraction_mma", "contraction.tf32", matmul(33, 65, 129, "f32"), engine="cuda.tf32"
+    ),
+    "matmul of few": Case("contraction_mma", "contraction", matmul(33, 65, 129)),
+    "matmul of few, all bits": Case("contraction_fma", "contraction", matmul(65, 33, 70, "f32")),
+    "matmul int8": Case("contraction_mma", "contraction", matmul(64, 64, 64, "i8", "i32")),
+    "matmuls of few": Case("direct", "contraction", matmuls),
+    "matmul of odd depth": Case("map hopper", "packed", matmul(2048, 256, 2047)),
+    "matmul of odd depth, f32": Case(
+        "turn hopper", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
+    ),
+    "totals": Case("hopper totals", "hopper", totals),
+    "scales": Case("hopper", "hopper", scaled),
+    "few tokens": Case("weight_only", "weight_only", few_tokens),
+    # convolutions
+    "conv": Case("hopper", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
+    "conv dgrad": Case("hopper", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv wgrad": Case("hopper", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv NCHW": Case(
+        "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
+    ),
+    "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
+    "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
+    "conv of few": Case("contraction_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
+    "conv of few wgrad": Case(
+        "contraction_fma combine", "contraction", conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32")
+    ),
+    "stem": Case("stem", "stem", conv("fprop", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem dgrad": Case("stem_data", "stem", conv("dgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem wgrad": Case("stem_filter combine", "stem", conv("wgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem of 8": Case("stem_sm90", "stem_sm90", conv("fprop", (2, 8, 64, 64), (64, 8, 7, 7), 2, 3)),
+    "depthwise": Case("depthwise", "depthwise", depthwise("fprop", 3, 64)),
+    "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
+    "depthwise wgrad": Case("depthwise_filter combine", "depthwise", depthwise("wgrad", 3, 64)),
+    # experts
+    "experts": Case("grouped_list hopper", "grouped_sm90", experts("bf16", 128)),
+    "experts, gathered": Case("grouped_list hopper", "grouped_sm90", experts("bf16", 128, gather=True)),
+    "experts fp8": Case("grouped_list hopper", "grouped_sm90", experts("e4m3", 128)),
+    "experts wgrad": Case("hopper", "grouped_sm90", experts_gradient),
+    "experts f32": Case("grouped_list contraction_fma", "grouped", experts("f32", 40)),
+    # attention
+    "attention": Case("attention_fwd", "attention", attention(use_causal_mask=True)),
+    "attention decoding": Case(
+        "attention_fwd attention_merge", "attention", attention(dims=(2, 1, 4096, 64))
+    ),
+    "attention of long rows": Case(
+        "attention_fwd", "attention", attention(dims=(1, 33, 70, 192), dtype="f16")
+    ),
+    "attention gradient": Case("attention_bwd attention_bwd_rows", "attention", attention_gradient),
+    "attention, dropout": Case("attention_fwd attention_dump", "attention", attention_dropout),
+    "attention gradient, all": Case(
+        "attention_bwd attention_bwd_bias attention_bwd_sink", "attention", all_gradients
+    ),
+    # rows and channels
+    "layer norm": Case("rows", "rows", norm("fwd", 70, 96)),
+    "layer norm of long rows": Case("rows_pipe", "rows", norm("fwd", 3, 65536)),
+    "layer norm gradient": Case("rows", "rows", norm("bwd", 70, 96)),
+    "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
+    "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),
+    # windows
+    "max pool": Case("pool", "window", pooled((2, 16, 16, 16), 3, 2)),
+    "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
+    "max pool gradient": Case("pool_bwd", "window", pooled_gradient),
+    "bilinear": Case("window", "window", resized),
+    "bilinear gradient": Case("window_bwd", "window", resized_gradient),
+    # what moves and maps
+    "map": Case("map", "map", lambda t: t.out(t.g.relu(t.g.add(t(33, 65), t(1, 65))))),
+    "map across": Case("map_tile", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
+    "transpose": Case("turn", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
+    "concat across": Case("move", "move", joined),
+    "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
+    "rng": Case("rng", "rng", drawn),
+    "sum of int4": Case("rows move", "staged", sum_of_int4),
+    "block scales": Case("block_scales block_values", "block_scale", quantized),
+}
+
+
+# ---- Running -----------------------------------------------------------------------------------------------
+
+def build(case: Case, index_of: str, **where: Any) -> Maker:
+    """The case planned on one engine, and built."""
+    made = Maker(**where)
+    case.build(made)
+    made.g.create_execution_plan([answer["engine"] for answer in made.g.support()].index(index_of))
+    made.g.build_plan_at_index(0)
+    return made
+
+
+def arrays(made: Maker) -> dict[int, Any]:
+    """Host arrays by uid: inputs with values, and results that hold nothing yet."""
+    found = {}
+    for seed, slot in enumerate(made.g.plan.slots):
+        array = buffers.empty(slot.dims, slot.strides, slot.data_type)
+        given, bits = made.values.get(slot.name), dtypes.of(slot.data_type).bits
+        rng = np.random.default_rng(seed)
+        if isinstance(given, np.ndarray):
+            array[...] = given.reshape(array.shape)
+        elif given is not None and bits < 8:
+            array[...] = rng.integers(0, 256, array.shape)
+        elif given is not None and dtypes.of(slot.data_type).name[0] in "iu":
+            array[...] = rng.integers(-4, 5, array.shape)
+        elif given is not None:
+            array[...] = rng.uniform(given, given + 2, array.shape).astype(array.dtype)
+        found[slot.uid] = array
+    return found
+
+
+def leaves_to_copies(steps: list[dict[str, Any]]) -> bool:
+    """Whether results go through the copy engine (cp.async.bulk.tensor). initcheck of compute-sanitizer
+    2025.3 does not see such stores, and calls what they wrote uninitialised wherever it is read."""
+    return any("staged" in step["detail"] or step["family"] == "cuda.patch_sm90" for step in steps)
+
+
+def run(made: Maker, host: dict[int, Any], reads: bool) -> None:
+    """Runs on the GPU, on copies of arrays; copies results back if these are to be read."""
+    slots = [slot for slot in made.g.plan.slots if slot.uid in host]
+    copies = {slot.uid: weft.DeviceArray(slot.dims, slot.data_type, slot.strides) for slot in slots}
+    for slot in slots:
+        if not slot.is_output:
+            copies[slot.uid].copy_from(host[slot.uid])
+    made.g.execute(copies)
+    weft.backend.synchronize(made.g.plan.handle, 0)
+    for slot in slots:
+        if slot.is_output and reads:
+            host[slot.uid][...] = copies[slot.uid].numpy()
+
+
+def difference(got: Any, want: Any) -> str:
+    """What is off by more than rounding can explain; empty if nothing is."""
+    got, want = np.asarray(got).astype("f8"), np.asarray(want).astype("f8")
+    most = float(np.abs(want[np.isfinite(want)]).max(initial=0))
+    off = float(np.nan_to_num(np.abs(got - want), nan=np.inf)[np.isfinite(want)].max(initial=0))
+    return f"off by {off:.3g} of {most:.3g}" if off > 0.02 * most + 1e-6 else ""
+
+
+def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
+    """Runs a case that was built; what is wrong with it."""
+    steps = made.g.plan.report["steps"]
+    wrong = [] if f"cuda.{case.family}" in [step["family"] for step in steps] else [f"not by {case.family}"]
+    if given.plan:
+        return wrong
+    host = arrays(made)
+    run(made, host, not (given.initcheck and leaves_to_copies(steps)))
+    if given.no_check:
+        return wrong
+    on_cpu = build(case, "cpu.fast", handle=weft.create_handle("cpu"))
+    want = arrays(on_cpu)
+    on_cpu.g.execute(want)
+    return wrong + [text for uid in want if (text := difference(host[uid], want[uid]))]
+
+
+def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], set[str]]:
+    """The cases built, and the kernels and families that they use."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        os.environ["WEFT_DUMP_DIR"] = folder
+        made = list(pool.map(lambda case: build(case, case.engine, **where), cases))
+        texts = [path.read_text() for path in Path(folder).glob("*/*.cu")]
+    kernels = {name for text in texts for name in re.findall(r'#include "(\w+\.cuh)"', text)}
+    return made, kernels | {step["family"] for each in made for step in each.g.plan.report["steps"]}
+
+
+def known() -> set[str]:
+    """All kernels and families that there are."""
+    folder = ROOT / "backend/engines/cuda"
+    kernels = {path.name for path in folder.glob("kernels/*.cuh") if "__global__" in path.read_text()}
+    names = re.findall(r"&cuda_(\w+)", (folder.parent / "engines.c").read_text())
+    return kernels | {"cuda." + name.replace("_tf32", ".tf32") for name in names if "engine" not in name}
+
+
+def main() -> int:
+    """Runs cases; 1 if one is wrong, or something has no case."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--part", default="1/1", help="N/M: every Mth case, from the Nth on")
+    ask.add_argument("--only", default="", help="cases whose names match this regular expression")
+    ask.add_argument("--plan", action="store_true", help="for sm_90, without running")
+    ask.add_argument("--no-check", action="store_true", help="without comparing with the CPU")
+    ask.add_argument("--initcheck", action="store_true", help="without reading what it takes for uninitialised")
+    given = ask.parse_args()
+    first, step = map(int, given.part.split("/"))
+    chosen = {name: CASES[name] for name in list(CASES)[first - 1 :: step] if re.search(given.only, name)}
+    where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
+    made, used = build_all(list(chosen.values()), where)
+    wrong = {}
+    for (name, case), each in zip(chosen.items(), made, strict=True):
+        found = wrong[name] = check(each, case, given)
+        found += [f"without {kernel}" for kernel in case.kernels.split() if f"{kernel}.cuh" not in used]
+        steps = [f"{step['family']}: {step['detail']}" for step in each.g.plan.report["steps"]]
+        lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
+        print(f"{name:<28}" + "\n".join(lines), flush=True)
+    if len(chosen) == len(CASES):
+        wrong["all"] = sorted(known() - used)
+        print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {len(used)} kernels and families used")
+    return 1 if any(wrong.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
