@@ -482,7 +482,8 @@ def main() -> int:
     ask.add_argument("--initcheck", action="store_true", help="without reading what it takes for uninitialised")
     given = ask.parse_args()
     first, step = map(int, given.part.split("/"))
-    chosen = {name: CASES[name] for name in list(CASES)[first - 1 :: step] if re.search(given.only, name)}
+    names = list(CASES)[first - 1 :: step]
+    chosen = {name: CASES[name] for name in names if re.search(given.only, name)}
     where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
     made, used = build_all(list(chosen.values()), where)
     wrong = {}
