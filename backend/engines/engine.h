@@ -35,6 +35,20 @@ struct knob_choices {
     const struct knob_choice *items;
 };
 
+/* NULL: nothing was chosen for the knob. No choices at all (NULL) are allowed. */
+static inline const struct knob_choice *knob_find(const struct knob_choices *knobs, weftBackendKnobType_t type) {
+    for (int i = 0; knobs && i < knobs->count; i++)
+        if (knobs->items[i].type == type)
+            return &knobs->items[i];
+    return NULL;
+}
+
+/* The same where 0 stands for nothing. */
+static inline int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
+    const struct knob_choice *choice = knob_find(knobs, type);
+    return choice ? choice->value : 0;
+}
+
 /* A region made ready to run. */
 struct step {
     const struct family *family;

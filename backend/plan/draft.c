@@ -114,25 +114,66 @@ int64_t draft_step_bytes(const struct draft *draft, int step) {
     return bytes;
 }
 
+/* A draft whose steps each take no more scratch than the limit. */
+static weftStatus_t draft_within(struct draft *draft, const struct knob_choices *knobs, int64_t scratch_limit,
+                                 struct arena *arena) {
+    const struct graph *graph = draft->graph;
+    *draft = (struct draft){.graph = graph, .engine = draft->engine, .device = draft->device};
+    TRY(partition(&draft->cover, graph, draft->engine, &draft->device, knobs, scratch_limit, arena));
+    TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
+    for (int s = 0; s < draft->cover.count; s++) {
+        struct part *part = &draft->cover.parts[s];
+        struct step *step = &draft->steps[s];
+        *step = (struct step){.family = part->family, .region = part->region, .seconds = part->seconds};
+        TRY(part->family->build(step, &draft->device, knobs, arena));
+        draft->seconds += step->seconds;
+    }
+    status_clear(); /* of those that a family asked before the one that serves it */
+    TRY(lay_out_workspace(draft, arena));
+    for (int s = 0; s < draft->cover.count; s++)
+        draft->moved_bytes += draft_step_bytes(draft, s);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Drafts again, within a limit of the whole workspace that the best draft is beyond: without steps that take more, then with
+   sums in one piece, then with what intermediate tensors leave of it. */
+static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *knobs, int64_t limit,
+                                struct arena *arena) {
+    const struct engine *engine = draft->engine;
+    int64_t wanted = draft->workspace_bytes, scratch = limit;
+    struct knob_choices whole = {.count = knobs->count + 1};
+    struct knob_choice *items;
+    TRY(arena_alloc(arena, &items, (size_t)whole.count * sizeof *items));
+    for (int i = 0; i < knobs->count; i++)
+        items[i] = knobs->items[i];
+    items[knobs->count] = (struct knob_choice){.type = WEFT_KNOB_TYPE_SPLIT_K, .value = 1};
+    whole.items = items; /* what comes first of a kind counts */
+    for (int attempt = 0; attempt < 3; attempt++) {
+        weftStatus_t status = draft_within(draft, attempt ? &whole : knobs, scratch, arena);
+        if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
+            return status;
+        if (!status && draft->workspace_bytes <= limit)
+            return WEFT_STATUS_SUCCESS;
+        if (attempt)
+            scratch = draft->scratch_offset < limit ? limit - draft->scratch_offset : 0;
+    }
+    FAIL(WEFT_STATUS_NOT_SUPPORTED,
+         "engine %s: the graph takes %lld bytes of workspace at best, and more than %lld at least. Allow more, or take "
+         "another engine.",
+         engine->name, (long long)wanted, (long long)limit);
+}
+
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
                         const struct device *device, const struct knob_choices *knobs, struct arena *arena) {
+    const struct knob_choice *limit = knob_find(knobs, WEFT_KNOB_TYPE_WORKSPACE);
     *draft = (struct draft){.graph = graph, .engine = engine, .device = *device};
     if (engine->device != device->kind)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
              "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
-    TRY(partition(&draft->cover, graph, engine, device, arena));
-    TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
-    for (int s = 0; s < draft->cover.count; s++) {
-        struct part *part = &draft->cover.parts[s];
-        struct step *step = &draft->steps[s];
-        *step = (struct step){.family = part->family, .region = part->region, .seconds = part->seconds};
-        TRY(part->family->build(step, device, knobs, arena));
-        draft->seconds += step->seconds;
-    }
-    TRY(lay_out_workspace(draft, arena));
-    for (int s = 0; s < draft->cover.count; s++)
-        draft->moved_bytes += draft_step_bytes(draft, s);
-    return WEFT_STATUS_SUCCESS;
+    TRY(draft_within(draft, knobs, INT64_MAX, arena));
+    if (!limit || draft->workspace_bytes <= limit->value)
+        return WEFT_STATUS_SUCCESS;
+    return draft_small(draft, knobs, limit->value, arena);
 }

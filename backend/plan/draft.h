@@ -21,6 +21,7 @@ struct draft {
     int64_t moved_bytes; /* that steps read and write in memory */
 };
 
+/* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. */
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
                         const struct device *device, const struct knob_choices *knobs, struct arena *arena);
 

@@ -129,32 +129,42 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
     return NULL;
 }
 
-/* The union of the families' knobs: of values, too; who does not know a value chooses. */
+/* What every engine keeps to; see draft_make. */
+#define WORKSPACE_MOST (INT64_C(1) << 48)
+static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
+                                           "bytes of workspace at most"};
+
+/* Of a knob that several know, the values of all: who does not know a value chooses. */
+static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob *knob) {
+    struct descriptor *made;
+    struct knob_info *listed = find_knob(&self->knobs, knob->type);
+    if (listed) {
+        listed->least = knob->least < listed->least ? knob->least : listed->least;
+        listed->most = knob->most > listed->most ? knob->most : listed->most;
+        return WEFT_STATUS_SUCCESS;
+    }
+    TRY(descriptor_make(&knob_info_schema, &made));
+    struct knob_info *info = (struct knob_info *)made;
+    info->type = (int32_t)knob->type;
+    info->least = knob->least;
+    info->most = knob->most;
+    info->stride = knob->stride;
+    made->finalized = true;
+    self->knobs.descriptors[self->knobs.count++] = made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The union of the families' knobs, and the planner's own. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
-    int most = 0;
+    int most = 1;
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
             most++;
     TRY(arena_alloc(&self->base.arena, &self->knobs.items, (size_t)most * sizeof(void *)));
     for (int f = 0; engine->families[f]; f++)
-        for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++) {
-            struct descriptor *made;
-            struct knob_info *listed = find_knob(&self->knobs, knob->type);
-            if (listed) {
-                listed->least = knob->least < listed->least ? knob->least : listed->least;
-                listed->most = knob->most > listed->most ? knob->most : listed->most;
-                continue;
-            }
-            TRY(descriptor_make(&knob_info_schema, &made));
-            struct knob_info *info = (struct knob_info *)made;
-            info->type = (int32_t)knob->type;
-            info->least = knob->least;
-            info->most = knob->most;
-            info->stride = knob->stride;
-            made->finalized = true;
-            self->knobs.descriptors[self->knobs.count++] = made;
-        }
-    return WEFT_STATUS_SUCCESS;
+        for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
+            TRY(list_knob(self, knob));
+    return list_knob(self, &workspace_knob);
 }
 
 static weftStatus_t finalize_engine(struct descriptor *descriptor) {

@@ -12,6 +12,8 @@ struct partitioning {
     const struct graph *graph;
     const struct engine *engine;
     const struct device *device;
+    const struct knob_choices *knobs;
+    int64_t scratch_limit; /* of a part; INT64_MAX: none */
     struct arena *arena;
     int *owner;  /* of each node: a part, or one of the above */
     int *memory; /* see struct cover */
@@ -20,6 +22,25 @@ struct partitioning {
     bool *beside; /* per node: a neighbour of the newest part */
     int *waiting; /* scratch of the acyclicity test: per node */
 };
+
+/* ---- Asking a family ---------------------------------------------------------------------------------------------- */
+
+/* What the family says of a region; and where there is a limit, whether the step would keep to it. */
+static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
+                        double *seconds) {
+    TRY(family->accepts(region, p->device, seconds));
+    if (p->scratch_limit == INT64_MAX)
+        return WEFT_STATUS_SUCCESS;
+    struct step step = {.family = family, .region = *region, .seconds = *seconds};
+    TRY(family->build(&step, p->device, p->knobs, p->arena));
+    if (family->release)
+        family->release(&step);
+    if (step.workspace_bytes > p->scratch_limit)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: it takes %lld bytes of workspace, the limit is %lld.",
+             descriptor_label(region_node(region, 0)->op), (long long)step.workspace_bytes,
+             (long long)p->scratch_limit);
+    return WEFT_STATUS_SUCCESS;
+}
 
 /* ---- Which nodes matter ------------------------------------------------------------------------------------------ */
 
@@ -143,8 +164,7 @@ static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
         insert_sorted(nodes, part->region.count, n);
         part->region.count++;
         p->owner[n] = id;
-        if (part->family->accepts(&part->region, p->device, &seconds) == WEFT_STATUS_SUCCESS &&
-            parts_are_acyclic(p, NULL)) {
+        if (ask(p, part->family, &part->region, &seconds) == WEFT_STATUS_SUCCESS && parts_are_acyclic(p, NULL)) {
             part->seconds = seconds;
             mark_neighbours(p, n);
             return true;
@@ -175,7 +195,7 @@ static int only_reader(const struct partitioning *p, int n) {
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes, int seed) {
     for (int n = seed; n >= 0; n = only_reader(p, n)) {
         insert_sorted(nodes, part->region.count++, n);
-        weftStatus_t status = part->family->accepts(&part->region, p->device, &part->seconds);
+        weftStatus_t status = ask(p, part->family, &part->region, &part->seconds);
         if (status == WEFT_STATUS_SUCCESS)
             return true;
         if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)
@@ -195,7 +215,7 @@ static bool accepts_with_companions(struct partitioning *p, struct part *part, i
         insert_sorted(nodes, i, nodes[i]);
     insert_sorted(nodes, count, seed);
     part->region.count = are_free ? count + 1 : 0;
-    if (are_free && family->accepts(&part->region, p->device, &part->seconds) == WEFT_STATUS_SUCCESS)
+    if (are_free && ask(p, family, &part->region, &part->seconds) == WEFT_STATUS_SUCCESS)
         return true;
     part->region.count = 0;
     return false;
@@ -233,7 +253,7 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
         if (!engine_uses(p->engine, p->engine->families[f]) ||
-            p->engine->families[f]->accepts(&alone, p->device, &seconds) == WEFT_STATUS_SUCCESS)
+            ask(p, p->engine->families[f], &alone, &seconds) == WEFT_STATUS_SUCCESS)
             continue;
         refusal->family = p->engine->families[f]->name;
         TRY(arena_print(p->arena, &refusal->reason, "%s", status_text()));
@@ -294,8 +314,14 @@ static weftStatus_t assign_all(struct partitioning *p) {
 }
 
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
-                       const struct device *device, struct arena *arena) {
-    struct partitioning p = {.graph = graph, .engine = engine, .device = device, .arena = arena};
+                       const struct device *device, const struct knob_choices *knobs, int64_t scratch_limit,
+                       struct arena *arena) {
+    struct partitioning p = {.graph = graph,
+                             .engine = engine,
+                             .device = device,
+                             .knobs = knobs,
+                             .scratch_limit = scratch_limit,
+                             .arena = arena};
     size_t nodes = (size_t)graph->node_count;
     int *order, *place;
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));

@@ -155,20 +155,59 @@ static weftStatus_t choose_plan_device(struct device *device, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t make_draft(struct plan *plan) {
+/* The plan's configuration with the workspace limited; NULL where the engine cannot keep to that. */
+static weftStatus_t limit_config(struct engine_config **config, const struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
-    struct device device;
+    const struct list *chosen = &plan->config->knobs;
+    struct arena arena = {0};
+    struct descriptor *setting, **items;
+    *config = NULL;
+    const int32_t type = WEFT_KNOB_TYPE_WORKSPACE;
+    TRY(descriptor_make(&knob_setting_schema, &setting));
+    weftStatus_t status = descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type);
+    if (!status)
+        status = descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, 1, &plan->workspace_limit);
+    if (!status)
+        status = descriptor_finalize(setting);
+    if (!status)
+        status = arena_alloc(&arena, &items, (size_t)(chosen->count + 1) * sizeof *items);
+    if (!status) {
+        items[0] = setting; /* what comes first of a kind counts */
+        for (int64_t i = 0; i < chosen->count; i++)
+            items[i + 1] = chosen->descriptors[i];
+        const struct list knobs = {.count = chosen->count + 1, .items = items};
+        status = make_config(config, engine->graph, (int)engine->index, engine->device, &knobs);
+    }
+    arena_free(&arena);
+    descriptor_release(setting);
+    return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
+}
+
+static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
+    const struct engine_descriptor *engine = plan->config->engine;
     struct knob_choices choices;
-    TRY(choose_plan_device(&device, plan));
     TRY(collect_choices(&choices, plan->config, &plan->base.arena));
-    TRY(draft_make(&plan->draft, engine->graph, engines[engine->index], &device, &choices, &plan->base.arena));
-    if (plan->draft.workspace_bytes > plan->workspace_limit)
+    return draft_make(&plan->draft, engine->graph, engines[engine->index], device, &choices, &plan->base.arena);
+}
+
+static weftStatus_t make_draft(struct plan *plan) {
+    struct device device;
+    struct engine_config *limited;
+    TRY(choose_plan_device(&device, plan));
+    TRY(draft_config(plan, &device));
+    int64_t needed = plan->draft.workspace_bytes;
+    if (needed <= plan->workspace_limit)
+        return WEFT_STATUS_SUCCESS;
+    TRY(limit_config(&limited, plan));
+    if (!limited)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: engine %s needs %lld bytes of workspace, the limit is %lld. Raise workspace_limit or take another "
              "engine.",
-             descriptor_label(&plan->base), plan->draft.engine->name, (long long)plan->draft.workspace_bytes,
+             descriptor_label(&plan->base), plan->draft.engine->name, (long long)needed,
              (long long)plan->workspace_limit);
-    return WEFT_STATUS_SUCCESS;
+    descriptor_release(&plan->config->base);
+    plan->config = limited;
+    return draft_config(plan, &device);
 }
 
 /* A device that is elsewhere gets code, and nothing is loaded. */

@@ -1639,7 +1639,7 @@ class knob_type(IntEnum):
     KERNEL_CFG = 24
     """Variant of the kernel."""
     WORKSPACE = 25
-    """Whether, or how much, workspace is used."""
+    """Bytes of workspace at most; slower kernels serve where fast ones take more."""
     TILE_CGA = 26
     """Blocks in a cluster."""
     TILE_CGA_M = 27

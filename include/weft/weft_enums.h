@@ -1586,7 +1586,7 @@ typedef enum {
     WEFT_KNOB_TYPE_LDGC = 22, /**< Width of the loads of operand C. */
     WEFT_KNOB_TYPE_SPECFILT = 23, /**< Whether a kernel for a special filter extent is used. */
     WEFT_KNOB_TYPE_KERNEL_CFG = 24, /**< Variant of the kernel. */
-    WEFT_KNOB_TYPE_WORKSPACE = 25, /**< Whether, or how much, workspace is used. */
+    WEFT_KNOB_TYPE_WORKSPACE = 25, /**< Bytes of workspace at most; slower kernels serve where fast ones take more. */
     WEFT_KNOB_TYPE_TILE_CGA = 26, /**< Blocks in a cluster. */
     WEFT_KNOB_TYPE_TILE_CGA_M = 27, /**< Blocks in a cluster along M. */
     WEFT_KNOB_TYPE_TILE_CGA_N = 28, /**< Blocks in a cluster along N. */

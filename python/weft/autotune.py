@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from weft import backend, dtypes
 from weft.devices import DeviceProperties
+from weft.enums import knob_type
 from weft.errors import WeftError
 from weft.memory import DeviceArray
 from weft.plan import Plan
@@ -127,7 +128,8 @@ class Search:
     def _turn_knobs(self, index: int) -> None:
         candidate = self._planner.candidates[index]
         best, chosen = self._seconds[index], dict(candidate.knobs)
-        for knob in self._planner.knobs(candidate.engine_id):
+        knobs = [k for k in self._planner.knobs(candidate.engine_id) if k.type is not knob_type.WORKSPACE]
+        for knob in knobs:
             for value in _settings(knob):
                 if self._is_over():
                     return

@@ -107,6 +107,7 @@ class Graph(Sugar):
         self._io_names = (tuple(inputs or ()), tuple(outputs or ()))
         self._heuristics = tuple(heuristics)
         self._filters: list[Callable[[Candidate], str]] = []
+        self._workspace_limit: int | None = None
         self._tensors: list[Tensor] = []
         self._operations: list[Operation] = []
         self._seen_device: tuple[device_kind, int] | None = None
@@ -482,7 +483,9 @@ class Graph(Sugar):
         return self._filter(lambda c: "its name" if any(t in c.tag or t in c.name for t in texts) else "")
 
     def deselect_workspace_greater_than(self, workspace: int) -> Graph:
-        """Drops plans that need more bytes of workspace."""
+        """Drops plans that need more bytes of workspace, unless slower kernels of the engine take less."""
+        limit = self._workspace_limit
+        self._workspace_limit = workspace if limit is None else min(limit, workspace)
         return self._filter(
             lambda c: f"its workspace of {c.workspace_size} bytes" if c.workspace_size > workspace else ""
         )
@@ -500,7 +503,7 @@ class Graph(Sugar):
         """Applies the filters; fails when no configuration is left."""
         if not self._planner().candidates:
             self.create_execution_plans()
-        self._planner().keep(self._filters)
+        self._planner().keep(self._filters, self._workspace_limit)
 
     def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE) -> None:
         """Builds the best plan that can be built, or with policy ALL every one."""

@@ -60,6 +60,11 @@ class Knob(NamedTuple):
     stride: int
 
 
+def _tag(engine_id: int, knobs: Mapping[int, int]) -> str:
+    """How an engine with knobs is called: eng0_k2=3."""
+    return f"eng{engine_id}" + "".join(f"_k{knob}={value}" for knob, value in knobs.items())
+
+
 class Planner:
     """The candidates for one finalized graph, and the plans made from them."""
 
@@ -132,6 +137,9 @@ class Planner:
 
     def choose(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> int:
         """Adds an engine with knobs set by hand, if it is not among the candidates yet; its index."""
+        return self._add(self._config(engine_id, knobs))
+
+    def _config(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> Descriptor:
         config = Descriptor(descriptor_type.ENGINECFG_DESCRIPTOR)
         config.set(attribute_name.ENGINECFG_ENGINE, "BACKEND_DESCRIPTOR", [self.engine(engine_id)])
         choices = []
@@ -145,7 +153,7 @@ class Planner:
         if choices:
             config.set(attribute_name.ENGINECFG_KNOB_CHOICES, "BACKEND_DESCRIPTOR", choices)
         config.finalize()
-        return self._add(config)
+        return config
 
     def _add(self, config: Descriptor) -> int:
         kind = descriptor_type.ENGINE_DESCRIPTOR
@@ -155,7 +163,7 @@ class Planner:
         for choice in config.get_descriptors(attribute_name.ENGINECFG_KNOB_CHOICES, kind):
             knob = int(choice.get_one(attribute_name.KNOB_CHOICE_KNOB_TYPE, "KNOB_TYPE"))
             knobs[knob] = int(choice.get_one(attribute_name.KNOB_CHOICE_KNOB_VALUE, "INT64"))
-        tag = f"eng{engine_id}" + "".join(f"_k{knob}={value}" for knob, value in knobs.items())
+        tag = _tag(engine_id, knobs)
         tags = [candidate.tag for candidate in self.candidates]
         if tag not in tags:
             self.candidates.append(Candidate(config, engine, tag, engine_id, knobs))
@@ -166,10 +174,22 @@ class Planner:
         """Why the filters that keep was given drop a candidate; empty if they do not."""
         return next((text for text in (refuse(candidate) for refuse in self._filters) if text), "")
 
-    def keep(self, filters: Sequence[Callable[[Candidate], str]]) -> None:
-        """Drops the candidates for which a filter names a reason; fails when none is left."""
+    def _held_to(self, workspace: int | None, candidate: Candidate) -> Candidate:
+        """The candidate, or with a limit of its workspace what keeps to that, if anything does."""
+        if workspace is None or workspace < 0 or candidate.workspace_size <= workspace:
+            return candidate
+        knobs = {int(enums.knob_type.WORKSPACE): workspace} | candidate.knobs
+        try:
+            config = self._config(candidate.engine_id, knobs)
+        except NotSupportedError:
+            return candidate
+        return candidate._replace(config=config, tag=_tag(candidate.engine_id, knobs), knobs=knobs)
+
+    def keep(self, filters: Sequence[Callable[[Candidate], str]], workspace: int | None = None) -> None:
+        """Drops the candidates for which a filter names a reason; fails when none is left. workspace: bytes
+        to which candidates are held before."""
         kept, self._filters = [], list(filters)
-        for candidate in self.candidates:
+        for candidate in [self._held_to(workspace, candidate) for candidate in self.candidates]:
             reason = self.refusal(candidate)
             if reason:
                 self.failures.append(f"{candidate.name} ({candidate.tag}): deselected by {reason}.")

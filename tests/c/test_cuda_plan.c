@@ -137,6 +137,43 @@ static void one_kernel(void) {
     check_clean(1);
 }
 
+/* A limit of the workspace passes over families that take more; what is saved keeps to it. */
+static void little_workspace(void) {
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    const int64_t dims[3][2] = {{2048, 2047}, {2047, 256}, {2048, 256}};
+    desc t[3];
+    for (int i = 0; i < 3; i++) {
+        t[i] = open_tensor(1 + i, DIMS(dims[i][0], dims[i][1]));
+        MUST(set_enum(t[i], WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, WEFT_DATA_BFLOAT16));
+        MUST(weftBackendFinalize(t[i]));
+    }
+    desc op = matmul(t[0], t[1], t[2]), graph = graph_of(1, &op), plan = finalized(open_gpu_plan(graph, handle));
+    drop(t[0]), drop(t[1]), drop(t[2]);
+    CHECK(get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) > 0, "a factor is packed");
+    drop(plan);
+    plan = open_gpu_plan(graph, handle);
+    MUST(set_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_LIMIT_EXT, 0));
+    MUST(weftBackendFinalize(plan));
+    int64_t bytes;
+    char *blob = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &bytes);
+    desc loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    MUST(weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
+    MUST(weftBackendSetAttribute(loaded, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, blob));
+    MUST(weftBackendFinalize(loaded));
+    for (int i = 0; i < 2; i++) {
+        desc each = i ? loaded : plan;
+        char *tag = get_text(each, WEFT_ATTR_EXECUTION_PLAN_TAG_EXT, NULL);
+        EXACTLY(tag, "eng0_k%d=0", WEFT_KNOB_TYPE_WORKSPACE);
+        CHECK(get_number(each, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) == 0, "none is left");
+        free(tag);
+    }
+    free(blob);
+    drop(plan), drop(loaded), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* Kernels that copy through tensor maps get them encoded for the addresses of the day. */
 static void tensor_maps(void) {
     open_fake();
@@ -518,6 +555,7 @@ static void parallel_compilation(void) {
 
 int main(void) {
     IN_CHILD(one_kernel, driver, compiler);
+    IN_CHILD(little_workspace, driver, compiler);
     IN_CHILD(tensor_maps, driver, compiler);
     IN_CHILD(bare_execution, driver, compiler);
     IN_CHILD(empty_tensors, driver, compiler);

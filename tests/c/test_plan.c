@@ -151,6 +151,8 @@ static void check_knob(desc graph, int64_t index, const char *engine, desc info)
                 engine, least, most, stride);
         drop(config);
     }
+    if (type == WEFT_KNOB_TYPE_WORKSPACE)
+        least = most; /* a limit: not every graph keeps to the least */
     MUST(finalize_with_knob(graph, index, type, least, &config));
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR), loaded = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));

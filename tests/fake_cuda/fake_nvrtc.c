@@ -195,13 +195,17 @@ static int find_name(const char **name, const char *at) {
     return 0;
 }
 
-/* Pointers, numbers and held scalars take 8 bytes, divisors 16, tensor maps 128; -1 where the text does not say. */
+/* Pointers, numbers and held scalars take 8 bytes, divisors 16, tensor maps 128, aligned to 64; -1 where the text does not
+   say. */
 static long long count_arguments(const char *text) {
     const char *at = strstr(text, "struct arguments {\n");
-    long long bytes = 0;
-    for (at = at ? strchr(at, '\n') + 1 : NULL; at && strncmp(at, "};", 2) != 0; at = strchr(at, '\n') + 1)
-        bytes += strncmp(at, "    divisor ", 12) == 0 ? 16 : strncmp(at, "    tensor_map ", 15) == 0 ? 128 : 8;
-    return at ? bytes : -1;
+    long long bytes = 0, alignment = 8;
+    for (at = at ? strchr(at, '\n') + 1 : NULL; at && strncmp(at, "};", 2) != 0; at = strchr(at, '\n') + 1) {
+        bool is_map = strncmp(at, "    tensor_map ", 15) == 0;
+        bytes += is_map ? 128 : strncmp(at, "    divisor ", 12) == 0 ? 16 : 8;
+        alignment = is_map ? 64 : alignment;
+    }
+    return at ? (bytes + alignment - 1) / alignment * alignment : -1;
 }
 
 static void add_kernels(struct program *program, const char *text) {

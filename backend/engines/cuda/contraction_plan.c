@@ -198,13 +198,6 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
     return LAUNCH_SECONDS + (seconds > memory ? seconds : memory) + split_seconds(c, device, splits);
 }
 
-static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
-    for (int i = 0; knobs && i < knobs->count; i++)
-        if (knobs->items[i].type == type)
-            return knobs->items[i].value;
-    return 0;
-}
-
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
     int64_t block = arithmetic_rows[c->arithmetic].block_depth;

@@ -124,13 +124,6 @@ static double predict(const struct hopper *h, const struct device *device, const
                                       (double)tiles_along(h->steps, splits), moving);
 }
 
-static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
-    for (int i = 0; knobs && i < knobs->count; i++)
-        if (knobs->items[i].type == type)
-            return knobs->items[i].value;
-    return 0;
-}
-
 int hopper_operands(const struct hopper *h) {
     int count = 0;
     for (int k = 0; k < h->c.finish.count; k++)

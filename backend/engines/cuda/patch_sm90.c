@@ -269,13 +269,6 @@ static bool set_tile(struct patch *h, int tile) {
            plan_slots(h) && h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
-static int64_t knob_value(const struct knob_choices *knobs, weftBackendKnobType_t type) {
-    for (int i = 0; knobs && i < knobs->count; i++)
-        if (knobs->items[i].type == type)
-            return knobs->items[i].value;
-    return 0;
-}
-
 /* The least predicted time over a table, so that few kernels serve images of all sizes. */
 static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
