@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def findings(text: str) -> Iterator[str]:
     """What a sanitizer reported, one line per kind and kernel."""
     lines = [line.removeprefix("========= ") for line in text.splitlines() if line.startswith("=========")]
     found = Counter[str]()
-    for line, place in zip(lines, [*lines[1:], ""], strict=True):
+    for line, place in pairwise([*lines, ""]):
         if re.match(
             r"(Error: |Warning: )?(Invalid|Uninitialized|Race|Potential|Barrier|Misaligned|Host API)", line
         ):
