@@ -36,7 +36,7 @@ PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPA
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 LARGE = "tests/gpu/test_large.py"
-SMALL = "tests/gpu/small_cases.py"
+SMALL = "tests/small_cases.py"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
 PYTEST = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider"]

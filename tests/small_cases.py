@@ -1,8 +1,8 @@
 """A small graph for every kernel of the CUDA engines: what compute-sanitizer watches.
 
-    python tests/gpu/small_cases.py              all on the GPU, compared with the CPU: which kernels ran
-    python tests/gpu/small_cases.py --plan       the same, compiled for sm_90 alone: no GPU is needed
-    python tests/gpu/small_cases.py --part 3/8   every 8th case, from the 3rd on; under a tool add --no-check
+    python tests/small_cases.py              all on the GPU, compared with the CPU: which kernels ran
+    python tests/small_cases.py --plan       the same, compiled for sm_90 alone: no GPU is needed
+    python tests/small_cases.py --part 3/8   every 8th case, from the 3rd on; under a tool add --no-check
 
 Every tensor's memory is an allocation of its own, of just its size; that of results is not written before.
 Fails where the kernels or the family that a case is for do not run it, where a result is off, and, when all
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
 import weft  # noqa: E402
 from weft import buffers, dtypes  # noqa: E402
@@ -466,7 +466,7 @@ def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], se
 
 
 def known() -> set[str]:
-    """All kernels and families that there are; fails where the sources are not."""
+    """All kernels and families that the sources have."""
     folder = ROOT / "backend/engines/cuda"
     kernels = {path.name for path in folder.glob("kernels/*.cuh") if "__global__" in path.read_text()}
     names = re.findall(r"&cuda_(\w+)", (folder.parent / "engines.c").read_text())
