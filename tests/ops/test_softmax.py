@@ -123,6 +123,30 @@ def test_virtual_result_keeps_the_precision_of_the_calculation() -> None:
     check(wide, {"x": x}, oracle(x, 1)[0], out="f32")
 
 
+def five_operations(g: Any, x: Any) -> Any:
+    """Softmax of the last dim as other frontends write it."""
+    above = g.exp(g.sub(x, g.reduction(x, "MAX", dims=[-1])))
+    return g.div(above, g.reduction(above, "ADD", dims=[-1]))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("dims", [(2, 3, 4, 5), (3, 2, 65), (5, 4096), (2, 40000)])
+def test_five_operations(dims: tuple[int, ...], dtype: str) -> None:
+    x = random(dims, dtype, -8, 8)
+    check(five_operations, {"x": x}, oracle(x, -1)[0], out=dtype, ulps=16)  # differences are rounded
+
+
+def test_five_operations_around_an_offset() -> None:
+    x = random((4, 600), "f32", 9990, 10000)
+    check(five_operations, {"x": x}, oracle(x, -1)[0], out="bf16")
+
+
+def test_five_operations_have_no_number_for_rows_with_infinity() -> None:
+    x = np.float32([[INF, 0, -INF], [-INF] * 3, [np.nan, 0, 1], [-INF, 0, -INF]])
+    nothing = [np.nan] * 3
+    check(five_operations, {"x": x}, np.array([nothing, nothing, nothing, [0, 1, 0]]))
+
+
 X = {"x": ((3, 5), "f32")}
 
 

@@ -17,7 +17,6 @@ enum {
     BOX_PLACES = 256, /* of one copy, at most */
     DEPTH_LEAST = 3,
     DEPTH_MOST = 32,
-    SAMPLES = 16, /* of lib/reduce.cuh */
     SHARED_LITTLE = 1024,
 };
 
@@ -204,7 +203,7 @@ static void predict(struct channels *c, const struct device *device) {
 
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
-    TRY(rows_analyse_sampled(&c->rows, region));
+    TRY(rows_analyse(&c->rows, region, TAKE_AT_ONCE, true));
     TRY(walk_begin(&c->walk, &c->rows));
     TRY(check_walk(&c->walk));
     TRY(place(c, device));
@@ -284,16 +283,6 @@ static void print_bring(struct text *code, const struct walk *walk) {
     text_add(code, "    }\n}\n\n");
 }
 
-/* Samples lie as far apart as the places allow. */
-static int64_t sample_step(const struct walk *walk) {
-    int sampled = walk->rows->sampled;
-    int64_t step = 0;
-    for (int k = 0; k < walk->rows->operand_count && sampled >= 0; k++)
-        if (walk_holds(walk, k) && walk->operands[k].memory == walk->operands[sampled].memory)
-            step = walk->operands[k].strides[1];
-    return walk->runs / SAMPLES * step;
-}
-
 /* ---- The family -------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -319,7 +308,6 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_maps(&print, walk);
     print_number(&print, c.slabs, "slabs");
     print_number(&print, c.stay, "stay");
-    print_number(&print, sample_step(walk), "sample_step");
     walk_print_functions(&print, walk);
     print_bring(&print.code, walk);
     kernel->grid[0] = (uint32_t)(c.slabs * c.blocks);

@@ -6,31 +6,50 @@
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows_walk.h"
 
+enum { LARGE_TEAM = 256 }; /* threads */
+
 struct sweep {
     struct rows rows[2];
     struct walk walks[2];
     int programs;
 };
 
-static weftStatus_t try_walk(struct sweep *sweep, const struct region *region, const struct device *device, bool stream,
-                             bool apart) {
-    TRY(rows_analyse(&sweep->rows[0], region, stream, apart));
-    return walk_plan(&sweep->walks[0], &sweep->rows[0], device, stream);
+static weftStatus_t try_walk(struct sweep *sweep, const struct region *region, const struct device *device,
+                             enum taking taking, bool must_stream, bool apart) {
+    TRY(rows_analyse(&sweep->rows[0], region, taking, apart));
+    return walk_plan(&sweep->walks[0], &sweep->rows[0], device, must_stream);
+}
+
+/* Statistics in one pass. Samples of a row are read before anything of it is stored, which parts of rows cannot promise,
+   and where rows lie side by side they would be as many reads as the row is long. */
+static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
+                                bool must_stream, bool apart) {
+    const struct walk *walk = &sweep->walks[0];
+    TRY(try_walk(sweep, region, device, TAKE_AT_ONCE, must_stream, apart));
+    bool can_sample = !walk->is_columns && walk->parts == 1 && !walk_calculates_in_double(walk);
+    if (sweep->rows[0].sampled >= 0 && !can_sample)
+        TRY(try_walk(sweep, region, device, TAKE_AS_MOMENTS, must_stream, apart));
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* Rows in registers with sums of places beside them, or without, or through shared memory, or streamed. Blocks that share
-   rows wait for each other less where these go through shared memory. */
+   rows wait for each other less where these go through shared memory, and large teams where one pass takes plain sums. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct walk *walk = &sweep->walks[0];
-    TRY(try_walk(sweep, region, device, false, false));
+    TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, false));
     bool apart = !walk->steps && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
-        TRY(try_walk(sweep, region, device, false, true));
+        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, true));
     bool is_shared = walk->cluster > 1 && !walk->is_piped, is_streamed = !walk->steps;
+    bool is_large = walk->steps && walk->team >= LARGE_TEAM && walk->closed > 1 && !walk->is_columns;
     if (is_shared || is_streamed)
-        TRY(try_walk(sweep, region, device, true, true));
+        TRY(try_at_once(sweep, region, device, true, true));
     if (is_shared && !walk->is_piped)
-        TRY(try_walk(sweep, region, device, false, apart));
+        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, apart));
+    if (is_large && !walk->is_piped)
+        TRY(try_at_once(sweep, region, device, false, apart));
+    if (is_large && !walk->is_piped && sweep->rows[0].sampled < 0)
+        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -64,6 +83,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rows_follow(&sweep->rows[1], first));
         TRY(walk_plan(&sweep->walks[1], &sweep->rows[1], device, false));
+        sweep->walks[1].is_late = sweep->walks[0].is_late && sweep->walks[0].ring;
         sweep->programs = 2;
     }
     int kernels = 0;
@@ -127,7 +147,7 @@ static bool elements_depend_on(const struct rows *rows, int name) {
 bool rows_may_alias(const struct region *region, int in, int out) {
     struct rows rows;
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
-        rows_analyse(&rows, region, false, false) || rows.follow.kind != FOLLOW_NOTHING)
+        rows_analyse(&rows, region, TAKE_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
         return false;
     const struct term *made = rows_find(&rows, out);
     if (!made->spans)

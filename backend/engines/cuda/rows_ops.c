@@ -6,6 +6,7 @@
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/norm.h"
+#include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
 #include "graph/ops/softmax.h"
 
@@ -130,30 +131,35 @@ static weftStatus_t expand_reduction(struct rows *rows, const struct node *node)
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The largest score and the sum of weights, in one pass or in two. The larger of no score is -inf; a weight is e to the
-   distance from `shift`, which is finite where all scores are -inf. */
+/* The largest score, with the sum of weights where one pass takes both; -inf where there is no score. */
+static int total_peak(struct rows *rows, const char *type, int x) {
+    return rows_total(rows, rows->taking == TAKE_IN_TURN ? TOTAL_LARGEST : TOTAL_WEIGHTS, type, x);
+}
+
+/* A weight is e to the distance from `shift`, which is finite where all scores are -inf. */
+static int weight_of(struct rows *rows, const char *type, int x, int shift) {
+    return rows_text(rows, type, "WEIGHT(v%d, v%d)", x, shift);
+}
+
+static int total_weights(struct rows *rows, const char *type, int weight, int peak) {
+    return rows->taking == TAKE_IN_TURN ? rows_total(rows, TOTAL_SUM, type, weight) : peak + 1;
+}
+
 static weftStatus_t expand_softmax(struct rows *rows, const struct node *node) {
     const struct softmax_op *op = (const struct softmax_op *)node->op;
     const char *type = arithmetic(op->math, op->x);
     if (strcmp(type, "i64") == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: weights cannot be calculated in integers",
              descriptor_label(node->op));
-    int x = rows_input(rows, op->x, type), sink = rows_input(rows, op->sink, type), peak, shift, sum;
-    if (rows->is_online) {
-        int both = rows_total(rows, TOTAL_WEIGHTS, type, x);
-        peak = sink < 0 ? both : rows_text(rows, type, "larger(v%d, v%d)", both, sink);
-        shift = rows_text(rows, type, "shift_of(v%d)", peak);
-        sum = sink < 0 ? both + 1
-                       : rows_text(rows, type, "v%d * weight(v%d, v%d) + weight(v%d, v%d)", both + 1, both, shift, sink,
-                                   shift);
-    } else {
-        int plain = rows_total(rows, TOTAL_LARGEST, type, x);
-        peak = sink < 0 ? plain : rows_text(rows, type, "larger(v%d, v%d)", plain, sink);
-        shift = rows_text(rows, type, "shift_of(v%d)", peak);
-        sum = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "WEIGHT(v%d, v%d)", x, shift));
-        if (sink >= 0)
-            sum = rows_text(rows, type, "v%d + weight(v%d, v%d)", sum, sink, shift);
-    }
+    int x = rows_input(rows, op->x, type), sink = rows_input(rows, op->sink, type);
+    int plain = total_peak(rows, type, x);
+    int peak = sink < 0 ? plain : rows_text(rows, type, "larger(v%d, v%d)", plain, sink);
+    int shift = rows_text(rows, type, "shift_of(v%d)", peak), weight = weight_of(rows, type, x, shift);
+    int sum = total_weights(rows, type, weight, plain);
+    if (sink >= 0 && rows->taking != TAKE_IN_TURN)
+        sum = rows_text(rows, type, "v%d * weight(v%d, v%d)", sum, plain, shift);
+    if (sink >= 0)
+        sum = rows_text(rows, type, "v%d + weight(v%d, v%d)", sum, sink, shift);
     sum = rows_text(rows, type, "v%d != v%d ? v%d : v%d", peak, peak, peak, sum);
     int scale = rows_text(rows, type, "v%d == 0 ? (%s)0 : 1 / v%d", sum, type, sum);
     rows_result(rows, op->sum_exp, type, sum);
@@ -162,8 +168,84 @@ static weftStatus_t expand_softmax(struct rows *rows, const struct node *node) {
         rows_result(rows, op->stats, type,
                     rows_text(rows, type, "(v%d + log(v%d))%s", peak, sum,
                               op->is_stats_log2 ? " * (float)1.4426950408889634" : ""));
-    rows_result(rows, op->y, type, rows_text(rows, type, "WEIGHT(v%d, v%d) * v%d", x, shift, scale));
+    rows_result(rows, op->y, type, rows_text(rows, type, "v%d * v%d", weight, scale));
     return WEFT_STATUS_SUCCESS;
+}
+
+/* The node of the region that makes a value; NULL: none. */
+static const struct node *producer_of(const struct rows *rows, const struct tensor *tensor) {
+    int producer = rows->graph->values[graph_find_value(rows->graph, tensor)].producer;
+    return producer >= 0 && region_has(rows->region, producer) ? &rows->graph->nodes[producer] : NULL;
+}
+
+/* The operands of a pointwise operation of floats as it stands in the mode's formula; x NULL: it is another. */
+static struct pointwise_operands operands_of(const struct node *node, weftPointwiseMode_t mode) {
+    const struct pointwise_op *op = node && is_op(node, &pointwise_op) ? (const struct pointwise_op *)node->op : NULL;
+    bool is = op && op->pw->mode == (int32_t)mode && strcmp(formula_type(op), "float") == 0 && op->alpha1 == 1 &&
+              op->alpha2 == 1;
+    return is ? pointwise_operands(op) : (struct pointwise_operands){0};
+}
+
+static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
+    const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
+    return op && op->parameters->mode == (int32_t)mode && strcmp(arithmetic(op->parameters->math, op->x), "float") == 0
+               ? op
+               : NULL;
+}
+
+/* Whether a value is a float that nobody sees but so many nodes of the region. */
+static bool is_inner(const struct rows *rows, const struct tensor *tensor, int readers) {
+    int value = graph_find_value(rows->graph, tensor);
+    return tensor->type == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
+           !region_exports(rows->region, value);
+}
+
+void rows_find_softmax(struct rows *rows) {
+    rows->softmax = (struct softmax_nodes){.peak = -1, .weight = -1, .total = -1};
+    for (int i = 0; i < rows->region->count; i++) {
+        const struct node *quotient = region_node(rows->region, i), *exponential, *difference, *most, *sum;
+        struct pointwise_operands share = operands_of(quotient, WEFT_POINTWISE_DIV), e, d;
+        if (!share.x || !(exponential = producer_of(rows, share.x)) || !(sum = producer_of(rows, share.b)))
+            continue;
+        const struct reduction_op *total = reduction_of(sum, WEFT_REDUCE_TENSOR_ADD);
+        e = operands_of(exponential, WEFT_POINTWISE_EXP);
+        if (!e.x || !total || total->x != share.x || !(difference = producer_of(rows, e.x)))
+            continue;
+        d = operands_of(difference, WEFT_POINTWISE_SUB);
+        most = d.x ? producer_of(rows, d.b) : NULL;
+        const struct reduction_op *peak = reduction_of(most, WEFT_REDUCE_TENSOR_MAX);
+        if (peak && peak->x == d.x && is_inner(rows, share.x, 2) && is_inner(rows, e.x, 1) &&
+            is_inner(rows, share.b, 1) && d.b->type == WEFT_DATA_FLOAT)
+            rows->softmax = (struct softmax_nodes){most, sum, quotient, graph_find_value(rows->graph, d.x), -1, -1, -1};
+    }
+}
+
+/* A row with an infinite score or NaN is NaN throughout, as infinity minus itself is. */
+static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *node) {
+    struct softmax_nodes *parts = &rows->softmax;
+    int x = rows_input(rows, rows->graph->values[parts->score].tensor, "float");
+    if (node == parts->most) {
+        parts->peak = total_peak(rows, "float", x);
+        rows_result(rows, ((const struct reduction_op *)node->op)->y, "float", parts->peak);
+        return WEFT_STATUS_SUCCESS;
+    }
+    if (node == parts->sum) {
+        parts->weight = weight_of(rows, "float", x, rows_text(rows, "float", "shift_of(v%d)", parts->peak));
+        parts->total = total_weights(rows, "float", parts->weight, parts->peak);
+        return WEFT_STATUS_SUCCESS;
+    }
+    int scale = rows_text(rows, "float", "1 / (v%d + (v%d - v%d))", parts->total, parts->peak, parts->peak);
+    rows_result(rows, pointwise_operands((const struct pointwise_op *)node->op).out, "float",
+                rows_text(rows, "float", "v%d * v%d", parts->weight, scale));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_softmax_node(const struct rows *rows, const struct node *node) {
+    return node == rows->softmax.most || node == rows->softmax.sum || node == rows->softmax.quotient;
+}
+
+bool rows_expands(const struct rows *rows, const struct node *node) {
+    return rows_serves(node) || is_softmax_node(rows, node);
 }
 
 /* ---- Norms ------------------------------------------------------------------------------------------------------- */
@@ -194,7 +276,7 @@ static struct statistics take_statistics(struct rows *rows, const char *type, co
     bool slips = !s.is_coarse;
     if (!has_mean) {
         squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", x, x));
-    } else if (!rows->is_online) {
+    } else if (rows->taking == TAKE_IN_TURN) {
         s.mean = rows_text(rows, type, "share(v%d, v%d)", rows_total(rows, TOTAL_SUM, type, x), count);
         int deviation = rows_text(rows, type, "v%d - v%d", x, s.mean);
         squares = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", deviation, deviation));
@@ -203,7 +285,7 @@ static struct statistics take_statistics(struct rows *rows, const char *type, co
             s.slip = rows_text(rows, type, "share(v%d, v%d)", sum, count);
             squares = rows_text(rows, type, "v%d - v%d * v%d", squares, sum, s.slip);
         }
-    } else if (rows->is_sampled && (first = rows_first(rows, tensor, type)) >= 0) {
+    } else if (rows->taking == TAKE_AT_ONCE && (first = rows_first(rows, tensor, type)) >= 0) {
         int near = rows_text(rows, type, "v%d - v%d", x, first), sum = rows_total(rows, TOTAL_SUM, type, near);
         int all = rows_total(rows, TOTAL_SUM, type, rows_text(rows, type, "v%d * v%d", near, near));
         int off = rows_text(rows, type, "share(v%d, v%d)", sum, count);
@@ -553,6 +635,8 @@ weftStatus_t rows_expand(struct rows *rows, const struct node *node) {
         {&genstats_op, expand_genstats},         {&bn_bwd_weights_op, expand_bn_bwd_weights},
         {&bn_finalize_op, expand_bn_finalize},
     };
+    if (is_softmax_node(rows, node))
+        return expand_softmax_node(rows, node);
     for (size_t i = 0; i < sizeof expansions / sizeof *expansions; i++)
         if (is_op(node, expansions[i].op))
             return expansions[i].expand(rows, node);

@@ -380,6 +380,7 @@ static weftStatus_t start(struct rows *rows, const struct region *region) {
     rows->region = region;
     rows->graph = region->graph;
     rows->next_name = region->graph->value_count;
+    rows->sampled = -1;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -392,33 +393,26 @@ static weftStatus_t analyse(struct rows *rows, const struct region *region) {
                  "%s is no pointwise operation, reduction, softmax or normalisation", descriptor_label(node->op));
     }
     TRY(find_space(rows));
+    rows_find_softmax(rows);
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++)
             TRY(check_tensor(rows, node->op, rows->graph->values[node->operands[k]].tensor, node->is_output[k]));
-        if (is_pointwise(node)) {
+        if (is_pointwise(node))
             TRY(formula_accepts(node->op));
-            add_pointwise(rows, node);
-        } else {
+        if (rows_expands(rows, node))
             TRY(rows_expand(rows, node));
-        }
+        else
+            add_pointwise(rows, node);
         TRY(rows->trouble);
     }
     return finish(rows);
 }
 
-weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool is_online, bool sums_apart) {
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum taking taking, bool sums_apart) {
     memset(rows, 0, sizeof *rows);
-    rows->is_online = is_online;
+    rows->taking = taking;
     rows->sums_apart = sums_apart;
-    rows->sampled = -1;
-    return analyse(rows, region);
-}
-
-weftStatus_t rows_analyse_sampled(struct rows *rows, const struct region *region) {
-    memset(rows, 0, sizeof *rows);
-    rows->is_online = rows->sums_apart = rows->is_sampled = true;
-    rows->sampled = -1;
     return analyse(rows, region);
 }
 

@@ -71,12 +71,22 @@ struct follow {
     int64_t blocks; /* FOLLOW_COLUMNS: partial sums of each place */
 };
 
+/* How rows are summed up: a pass for each total that the next one needs; or in one pass, with totals that join. Means and
+   variances are plain sums there, around some of the row's elements, or join as moments. */
+enum taking { TAKE_IN_TURN, TAKE_AT_ONCE, TAKE_AS_MOMENTS };
+
+/* Softmax where it comes as a maximum, a difference, an exponential, a sum and a quotient. */
+struct softmax_nodes {
+    const struct node *most, *sum, *quotient; /* NULL: it does not */
+    int score;                                /* a value of the graph */
+    int peak, weight, total;                  /* names, -1: not made yet */
+};
+
 struct rows {
     const struct region *region;
     const struct graph *graph;
-    bool is_online;   /* statistics in one pass over the row: running maxima, joined means */
+    enum taking taking;
     bool sums_apart;  /* no column totals: gradients of scale and bias in a sweep of their own */
-    bool is_sampled;  /* statistics by plain sums, around some of the row's elements */
     bool is_brief;    /* every element that is stored has at most 16 bits */
     struct dims dims; /* of the elements */
     int64_t
@@ -91,14 +101,14 @@ struct rows {
     int next_name;
     int64_t scratch_bytes;
     struct follow follow;
-    int sampled;          /* is_sampled: the operand of which elements give what sums are taken around; -1: none */
+    struct softmax_nodes softmax;
+    int sampled;          /* at once: the operand of which elements give what sums are taken around; -1: none */
     weftStatus_t trouble; /* the first failure of the calls that return names */
 };
 
-/* Finds the region's row space and writes its terms, or says why the family does not serve it. */
-weftStatus_t rows_analyse(struct rows *rows, const struct region *region, bool is_online, bool sums_apart);
-/* The same for kernels/channels.cuh: each statistic is a plain sum, in one pass. */
-weftStatus_t rows_analyse_sampled(struct rows *rows, const struct region *region);
+/* Finds the region's row space and writes its terms, or says why the family does not serve it. sums_apart: no column
+   totals. */
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum taking taking, bool sums_apart);
 
 /* The program that does what the first one left over. */
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
@@ -128,7 +138,10 @@ const struct term *rows_find(const struct rows *rows, int name);
 /* Whether a tensor has more than one element along an axis. */
 bool rows_has_axis(const struct rows *rows, const struct tensor *tensor, int axis);
 
-/* Writes the terms of an operation that is not pointwise. */
+/* Finds softmax among the operations of the region, if it is there. */
+void rows_find_softmax(struct rows *rows);
+/* Writes the terms of an operation that is not pointwise, or a part of softmax. */
+bool rows_expands(const struct rows *rows, const struct node *node);
 weftStatus_t rows_expand(struct rows *rows, const struct node *node);
 /* The dims and parts that the operation gives the row space; false: it has none. */
 bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { SAMPLES = 16 }; /* of lib/reduce.cuh */
+
 /* The launch that is being printed. */
 struct stage {
     int recalled, passes_end, join;
@@ -75,6 +77,16 @@ static int64_t extent_in_runs(const struct walk *walk, int dim) {
     return dim == walk_fast_dim(walk) ? walk->extents[dim] / walk->run : walk->extents[dim];
 }
 
+/* Samples lie as far apart as the row's last dim allows. */
+static int64_t sample_step(const struct walk *walk) {
+    int last = walk->rank - 1, memory = walk->operands[walk->rows->sampled].memory;
+    int64_t step = 0;
+    for (int k = 0; k < walk->rows->operand_count; k++)
+        if (walk->operands[k].memory == memory && walk->operands[k].strides[last] > step)
+            step = walk->operands[k].strides[last];
+    return walk->extents[last] / SAMPLES * step;
+}
+
 static void print_fields(struct printer *p) {
     const struct walk *walk = p->walk;
     const struct {
@@ -87,6 +99,8 @@ static void print_fields(struct printer *p) {
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         print_number(p->print, numbers[i].number, numbers[i].name);
+    if (p->rows->sampled >= 0)
+        print_number(p->print, sample_step(walk), "sample_step");
     print_divisor(p->print, walk->tiles < INT32_MAX ? walk->tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->recalled; pass++) {
@@ -140,13 +154,15 @@ static void print_constants(struct printer *p) {
         {"IS_SINGLE", stores_only(stage) && stage->parts * walk->team * walk->unroll >= walk->runs},
         {"IS_REVERSED", stage->is_split && stage->recalled > 0},
         {"BETWEEN", stage->is_split && stage->recalled > 0 ? -walk->team : walk->team},
-        {"IS_DEPENDENT", walk->is_dependent},
+        {"IS_LATE", walk->is_late},
         {"HAS_ROW_STORES", stage->has_row_stores},
         {"COLUMN_TOTALS", walk->column_totals},
         {"FORGETS", walk->forgets},
+        {"SOME", 4}, /* samples of a row */
     };
     text_add(&p->print->constants,
-             "#include \"lib/async.cuh\"\n#include \"lib/stream.cuh\"\n#include \"lib/reduce.cuh\"\n\n");
+             "#include \"lib/async.cuh\"\n#include \"lib/stream.cuh\"\n#include \"lib/overlap.cuh\"\n"
+             "#include \"lib/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(p->print, constants[i].name, constants[i].value);
     text_add(&p->print->constants, "using position = %s;\n", walk->runs < INT32_MAX / 2 ? "int" : "i64");
@@ -299,6 +315,9 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
     for (int k = 0; k < p->rows->operand_count; k++)
         if (takes(p, k))
             print_run_field(p, k);
+    for (int i = 0; i < p->rows->term_count && takes == is_held; i++)
+        if (p->rows->terms[i].is_needed && walk_carries(p->walk, &p->rows->terms[i]))
+            text_add(p->code, "    float e%d[RUN];\n", p->rows->terms[i].name);
     text_add(p->code, "};\n\nDEVICE void load_%s(%s& in, const arguments& a, %sposition q) {\n", name, name,
              parameters);
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
@@ -426,7 +445,8 @@ static void print_entry(struct printer *p) {
     for (int i = 0; i < p->rows->term_count; i++)
         if (is_entry(p, &p->rows->terms[i])) {
             int k = p->rows->terms[i].operand;
-            text_add(p->code, "    raw<%s, %s> r%d;\n", type_of(p, k), entry_length(p, k), k);
+            text_add(p->code, "    raw<%s, %s> r%d%s;\n", type_of(p, k), entry_length(p, k), k,
+                     k == p->rows->sampled ? "[SOME]" : "");
         }
     text_add(p->code, "};\n\nDEVICE void load_entry(entry& in, const arguments& a, const place& at) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {
@@ -439,9 +459,14 @@ static void print_entry(struct printer *p) {
             text_add(p->code, ")[l * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
             continue;
         }
-        text_add(p->code, "    in.r%d = raw<%s, %s>::load<false>(", k, type_of(p, k), entry_length(p, k));
+        if (k == p->rows->sampled)
+            text_add(p->code,
+                     "    #pragma unroll\n    for (int i = 0; i < SOME; i++) in.r%d[i] = raw<%s, 1>::load<false>(", k,
+                     type_of(p, k));
+        else
+            text_add(p->code, "    in.r%d = raw<%s, %s>::load<false>(", k, type_of(p, k), entry_length(p, k));
         print_address(p, k, true);
-        text_add(p->code, ");\n");
+        text_add(p->code, k == p->rows->sampled ? " + i * a.sample_step);\n" : ");\n");
     }
     text_add(p->code, "}\n\n");
 }
@@ -469,7 +494,12 @@ static void print_open(struct printer *p) {
                       "    row& r = now[l];\n");
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
-        if (is_entry(p, term))
+        if (is_entry(p, term) && term->operand == p->rows->sampled)
+            text_add(p->code,
+                     "    %s some[SOME];\n    for (int i = 0; i < SOME; i++) some[i] = in.r%d[i].at(0);\n"
+                     "    r.v%d = mean_of(some);\n",
+                     type_of(p, term->operand), term->operand, term->name);
+        else if (is_entry(p, term))
             text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
                      *entry_length(p, term->operand) == 'R' ? "l" : "0");
         else if (is_row_field(term) && term->kind == TERM_LOAD)
@@ -573,6 +603,10 @@ static void print_total(struct printer *p, int pass) {
     text_add(p->code, "        return t;\n    }\n    static DEVICE total joined(const total& a, const total& b) {\n"
                       "        total t;\n");
     print_totals(p, pass, "        t.t@ = #::joined(a.t@, b.t@);\n");
+    text_add(p->code,
+             "        return t;\n    }\n"
+             "    template <int FIRST, int LAST> static DEVICE total of_lanes(const total& a) {\n        total t;\n");
+    print_totals(p, pass, "        t.t@ = reduce_lanes<#, FIRST, LAST>(a.t@);\n");
     text_add(p->code, "        return t;\n    }\n");
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0; i < rows->term_count; i++) {
@@ -674,11 +708,11 @@ static void print_element_results(struct printer *p, int pass) {
 
 static void print_elements(struct printer *p, int pass, const bool *takes_part) {
     const struct rows *rows = p->rows;
-    text_add(
-        p->code,
-        "    template <int U>\n    static DEVICE void elements(const held* own, const common* all, const inputs* in, "
-        "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
-        "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : RUN;\n");
+    text_add(p->code,
+             "    template <int U>\n    static DEVICE void elements(%sheld* own, const common* all, const inputs* in, "
+             "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
+             "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : RUN;\n",
+             p->walk->carries ? "" : "const ");
     print_index_offsets(p, takes_part);
     for (int k = 0; k < rows->operand_count; k++)
         if (stores_elements(p, k, pass))
@@ -696,10 +730,15 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
             continue;
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
-        if (term->spans && term->kind == TERM_LOAD)
+        bool is_carried = walk_carries(p->walk, term);
+        if (is_carried && term->stage < pass)
+            text_add(p->code, "    const float v%d = own[u].e%d[e];\n", term->name, term->name);
+        else if (term->spans && term->kind == TERM_LOAD)
             print_element_load(p, term);
         else if (term->spans)
             print_term(p, term);
+        if (is_carried && term->stage == pass)
+            text_add(p->code, "    own[u].e%d[e] = v%d;\n", term->name, term->name);
     }
     print_element_results(p, pass);
     text_add(p->code, "    }\n");

@@ -25,7 +25,7 @@ enum {
     PIPED_FEWER = 24,     /* on chips for which compilers take more registers for the rest */
     PIPED_OPEN = 4,       /* rows whose totals are under way */
     PIPED_BYTES = 2304,   /* for barriers */
-    RING_TEAM = 128,      /* smaller teams load their rows sooner by themselves */
+    RING_TEAM = 256,      /* smaller teams load their rows sooner by themselves */
     STEPS_MOST = 8,
     SUMS_BYTES = 256, /* per thread, where sums of places stay too */
     CLUSTER_MOST = 8,
@@ -190,13 +190,18 @@ static void count_passes(struct walk *walk) {
     walk->passes = walk->closed > walk->last_pass + 1 ? walk->closed : walk->last_pass + 1;
 }
 
-static void take_part(const struct rows *rows, int index, bool *takes_part) {
-    const struct term *term = &rows->terms[index];
+bool walk_carries(const struct walk *walk, const struct term *term) {
+    return walk->carries && strncmp(term->text, "WEIGHT(", 7) == 0 && term->stage < walk->last_pass;
+}
+
+static void take_part(const struct walk *walk, int pass, int index, bool *takes_part) {
+    const struct term *term = &walk->rows->terms[index];
     if (takes_part[index])
         return;
     takes_part[index] = true;
-    for (int i = 0; i < term->use_count && term->spans; i++)
-        take_part(rows, term->uses[i], takes_part);
+    bool is_there = walk_carries(walk, term) && term->stage < pass;
+    for (int i = 0; i < term->use_count && term->spans && !is_there; i++)
+        take_part(walk, pass, term->uses[i], takes_part);
 }
 
 /* Terms of the row are marked too where elements use them, but not what they depend on. */
@@ -209,12 +214,12 @@ void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part) {
             continue;
         bool is_column = term->total == TOTAL_COLUMN;
         if (is_column ? term->stage == pass : term->stage == pass + 1)
-            take_part(rows, term->uses[0], takes_part);
+            take_part(walk, pass, term->uses[0], takes_part);
     }
     for (int k = 0; k < rows->operand_count && pass == walk->last_pass; k++) {
         const struct term *term = rows_find(rows, rows->operands[k].value);
         if (rows->operands[k].is_store && term->spans)
-            take_part(rows, (int)(term - rows->terms), takes_part);
+            take_part(walk, pass, (int)(term - rows->terms), takes_part);
     }
 }
 
@@ -363,14 +368,13 @@ static bool fit_ring(struct walk *walk, const struct device *device) {
     return walk->ring >= 3 && walk->ring * held_bytes(walk) >= (int64_t)walk->column_totals * walk->run * 4;
 }
 
-/* Teams of a block: as many as there is work for. */
-static bool fit_piped(struct walk *walk, const struct device *device) {
-    int64_t registers = device->cuda.major == 9 ? PIPED_REGISTERS : PIPED_FEWER, lanes = 32 * walk->cluster;
-    int64_t most = least(STEPS_MOST, registers / lasting_registers(walk));
-    int64_t teams = most ? PIPED_WARPS / ceiling(walk->runs, lanes * most) : 0;
+/* Teams of a block of so many warps: as many as there is work for. */
+static bool fit_warps(struct walk *walk, const struct device *device, int64_t warps, int64_t registers) {
+    int64_t most = least(STEPS_MOST, registers / lasting_registers(walk)), lanes = 32 * walk->cluster;
+    int64_t teams = most ? warps / ceiling(walk->runs, lanes * most) : 0;
     teams = least(teams, walk->cluster > 1 ? 1 : ceiling(walk->groups, device->cuda.multiprocessors));
     for (; teams > 0; teams--) {
-        walk->steps = (int)ceiling(walk->runs, lanes * (PIPED_WARPS / teams));
+        walk->steps = (int)ceiling(walk->runs, lanes * (warps / teams));
         walk->team = (int)(32 * ceiling(walk->runs, lanes * walk->steps));
         walk->across = (int)teams;
         walk->threads = walk->team * walk->across;
@@ -378,6 +382,14 @@ static bool fit_piped(struct walk *walk, const struct device *device) {
             return true;
     }
     return false;
+}
+
+/* Half the warps with twice the registers of each are faster where these are enough, which samples take, too. */
+static bool fit_piped(struct walk *walk, const struct device *device) {
+    if (device->cuda.major != 9)
+        return fit_warps(walk, device, PIPED_WARPS, PIPED_FEWER);
+    return (walk->rows->sampled < 0 && fit_warps(walk, device, PIPED_WARPS / 2, 2 * PIPED_REGISTERS)) ||
+           fit_warps(walk, device, PIPED_WARPS, PIPED_REGISTERS);
 }
 
 /* Rows in shared memory; the last pass of a row comes behind the first pass of the next one. */
@@ -416,6 +428,7 @@ static bool place_rows(struct walk *walk, const struct device *device) {
     walk->across = walk->threads / walk->team;
     walk->keeps_common = common_bytes(walk) * walk->steps <= COMMON_BYTES;
     walk->forgets = walk->steps * walk->run > 32 || held_bytes(walk) > 16;
+    walk->carries = !walk->forgets && !walk_calculates_in_double(walk);
     return true;
 }
 
@@ -495,11 +508,14 @@ static void place_stream(struct walk *walk, const struct device *device) {
     if (walk->is_columns && walk->passes > 2)
         walk->unroll = (int)least(walk->unroll, 2);
     walk->unroll = walk->unroll < 1 ? 1 : walk->unroll;
-    walk->forgets = walk->is_persistent = walk->prefetches = walk->keeps_common = false;
+    walk->forgets = walk->is_persistent = walk->prefetches = walk->keeps_common = walk->carries = false;
     if (!walk->is_columns) {
         walk->across = 1;
         walk->threads = walk->groups < 3 * device->cuda.multiprocessors ? 2 * STREAM_THREADS : STREAM_THREADS;
         walk->team = walk->threads;
+        while (walk->last_pass < 0 && walk->passes == 1 && walk->unroll < 8 &&
+               walk->runs >= 8 * walk->unroll * walk->team)
+            walk->unroll *= 2; /* nothing but reads */
         return;
     }
     walk->across = power_above(walk->groups, 16);
@@ -570,8 +586,9 @@ static void allot_registers(struct walk *walk) {
         walk->min_blocks = 1;
 }
 
-/* Clusters of 4 and 8 do not fill every group of multiprocessors: 30 and 15 of them fit on 132. Pairs of blocks add up
-   their sums of places, where all blocks are in pairs. */
+/* Clusters of 4 and 8 do not fill every group of multiprocessors: 30 and 15 of them fit on 132. No more blocks sum places
+   than share the rows evenly, as each leaves sums of its own: 132 of 4096 rows would wait for 4. Pairs of blocks add
+   up theirs, where all blocks are in pairs. */
 static void count_blocks(struct walk *walk, const struct device *device) {
     int64_t most = INT32_MAX, multiprocessors = device->cuda.multiprocessors;
     if (walk->is_persistent) {
@@ -579,9 +596,14 @@ static void count_blocks(struct walk *walk, const struct device *device) {
         most = most > 1 ? most : 1;
     }
     walk->blocks = least(walk->tiles * walk->parts, most);
+    if (walk->column_totals && walk->blocks) {
+        int64_t even = ceiling(walk->tiles, ceiling(walk->tiles, walk->blocks));
+        walk->blocks = least(walk->blocks, even + even % 2);
+    }
     if (walk->is_piped && walk->column_totals && walk->cluster == 1 && walk->blocks % 2 == 0)
         walk->joined = 2;
     walk->is_dependent = device->cuda.major >= 9;
+    walk->is_late = walk->is_dependent && walk->column_totals && !walk->is_piped;
 }
 
 /* Each row's parts are few and rows are many: a warp or a few for each. */

@@ -22,7 +22,8 @@ struct walk {
     bool keeps_common;              /* what all rows read alike stays in registers */
     bool is_whole;                  /* every thread has all its runs, every team a row */
     bool forgets;                   /* runs in registers are converted anew in every pass */
-    bool is_dependent;              /* the launch may begin while the one before ends */
+    bool carries;                   /* weights of softmax stay in registers once they are known */
+    bool is_dependent, is_late; /* the launch may begin while the one before ends; the next one not before its end */
     uint32_t counted; /* channels.cuh: bits of the operands that totals depend on, which alone stay; 0: rows.cuh */
     bool puts_away;   /* results leave the cache before what is read again */
     int64_t groups, runs, tiles, blocks;
@@ -42,6 +43,8 @@ void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part);
 
 /* An operand that stays in a thread's registers. */
 bool walk_holds(const struct walk *walk, int operand);
+/* Whether a term stays from the first pass that evaluates it. */
+bool walk_carries(const struct walk *walk, const struct term *term);
 /* Bytes of one run of it. */
 int64_t walk_held_bytes(const struct walk *walk, int operand);
 /* Bytes that a block's threads hold of one row; and of all rows in shared memory with what they read alike. */

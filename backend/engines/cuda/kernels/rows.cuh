@@ -16,17 +16,22 @@
              JOIN: joins the parts of one pass to one. IS_SINGLE: no more than one block of runs for each thread
    Columns   COLUMN_TOTALS sums over rows for every place in the row stay in registers of a persistent block, which
              leaves them in the workspace; another launch adds up the blocks
-   Registers FORGETS: between passes runs stay as they are stored, and are converted again
-   Launches  IS_DEPENDENT: may begin while the one before ends
+   Registers FORGETS: between passes runs stay as they are stored, and are converted again; else weights of softmax stay
+             from the pass that sums them up, as an exponential costs more than a register
+   Samples   sums for a mean and a variance, where one pass takes both, are around the mean of SOME of the row's elements
+   Launches  the next one is let in at once, where it waits; IS_LATE: at the end, as rows whose places are summed take 1 to
+             4 % longer with others in the multiprocessors
    Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
              team of whole warps in a block
    Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS HELD_BYTES
-             KEEPS_COMMON RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_DEPENDENT HAS_ROW_STORES
+             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_LATE HAS_ROW_STORES
              COLUMN_TOTALS FORGETS position BETWEEN
    Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each; runs
              taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of 16384 with
              sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than in registers;
-             parts as adjoining chunks: 3 % slower forward */
+             parts as adjoining chunks: 3 % slower forward; moments that join (Chan) in rows of 16384: 72 us, 69 as sums
+             around samples, 70 in two passes; softmax of such rows in one pass: 80 us, 72 in two; eight runs for each of
+             half the threads: 2 to 6 % slower; more threads than 1024 on a multiprocessor spill: 25 to 70 % slower */
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
@@ -65,7 +70,7 @@ template <class P, int PARTS> DEVICE typename P::total join_warps(const typename
         const int mine = threadIdx.x % (2 * LAST);
         sum = P::none();
         for (int i = mine; i < PARTS; i += 2 * LAST) sum = P::joined(sum, parts[i]);
-        sum = reduce_lanes<P, 1, LAST>(sum);
+        sum = P::template of_lanes<1, LAST>(sum);
     }
     return sum;
 }
@@ -73,13 +78,13 @@ template <class P, int PARTS> DEVICE typename P::total join_warps(const typename
 /* A row is in neighbouring threads. */
 template <class P> DEVICE void reduce_row(typename P::total& sum, const span& s) {
     if constexpr (TEAM <= 32) {
-        sum = reduce_lanes<P, 1, TEAM / 2>(sum);
+        sum = P::template of_lanes<1, TEAM / 2>(sum);
     }
     if constexpr (TEAM > 32 || CLUSTER > 1) {
         constexpr int WARPS = TEAM > 32 ? TEAM / 32 : 1;
         // By turns, as the next row may be ahead of readers of this one.
         __shared__ typename P::total s_warps[2][ACROSS][WARPS * CLUSTER];
-        if constexpr (TEAM > 32) sum = reduce_lanes<P, 1, 16>(sum);
+        if constexpr (TEAM > 32) sum = P::template of_lanes<1, 16>(sum);
         typename P::total* own = &s_warps[s.turn][s.across][s.rank * WARPS + s.lane / 32];
         if constexpr (CLUSTER > 1) {
             if (threadIdx.x % 32 < CLUSTER) store_to_peer(own, threadIdx.x % 32, sum);
@@ -101,7 +106,7 @@ template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], c
     constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
     static_assert(CLUSTER == 1 || GROUPS > 1, "blocks that share rows have several warps for each");
     #pragma unroll
-    for (int l = 0; l < LANES; l++) sum[l] = reduce_lanes<P, ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
+    for (int l = 0; l < LANES; l++) sum[l] = P::template of_lanes<ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
     if constexpr (GROUPS > 1) {
         __shared__ typename P::total s_groups[GROUPS][ROWS];
         __shared__ typename P::total s_blocks[CLUSTER > 1 ? 2 : 1][CLUSTER][ROWS]; // by turns, as in reduce_row
@@ -112,7 +117,7 @@ template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], c
         for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
             typename P::total whole = P::none();
             for (int g = threadIdx.x % JOINERS; g < GROUPS; g += JOINERS) whole = P::joined(whole, s_groups[g][c]);
-            whole = reduce_lanes<P, 1, JOINERS / 2>(whole);
+            whole = P::template of_lanes<1, JOINERS / 2>(whole);
             auto* own = &s_blocks[CLUSTER > 1 ? s.turn : 0][s.rank][c];
             if constexpr (CLUSTER == 1) *own = whole;
             else if (threadIdx.x % JOINERS < CLUSTER) store_to_peer(own, threadIdx.x % JOINERS, whole);
@@ -176,7 +181,7 @@ DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments& a, con
 
 /* All runs of a thread through one pass, from registers or from shared memory. */
 template <class P>
-DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, const held* own, const common* all, const row* now,
+DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, held* own, const common* all, const row* now,
                       column* columns, const arguments& a, const place& at) {
     #pragma unroll UNROLL
     for (int step = 0; step < STEPS; step++) {
@@ -251,7 +256,7 @@ template <int P> DEVICE void close(const typename pass<P>::total (&sum)[LANES], 
 
 /* A pass over the elements, up to the row's totals. */
 template <class P>
-DEVICE void take(typename P::total (&sum)[LANES], const span& s, const held* own, const common* all, const row* now,
+DEVICE void take(typename P::total (&sum)[LANES], const span& s, held* own, const common* all, const row* now,
                  column* columns, const arguments& a, const place& at) {
     typename P::taken taken[LANES];
     #pragma unroll
@@ -374,7 +379,8 @@ DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
-    if constexpr (IS_DEPENDENT) await_launch_before();
+    if constexpr (IS_LATE) await_launch_before();
+    else begin_overlapped();
     const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
     const i64 step = gridDim.x / CLUSTER;
     i64 job = blockIdx.x / CLUSTER;
@@ -418,6 +424,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         run_passes<0>(s, mine.runs, all, now, columns, a, at);
         if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
     }
-    if constexpr (IS_DEPENDENT) allow_launch_after();
     if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, 0, rank, 0), a);
 }

@@ -15,11 +15,15 @@
              the slots and leave them in the workspace, where another launch adds up what all blocks left
    Limits    sm_90 on; RUN divides the extent that runs lie along; TEAM is whole warps; CLUSTER > 1 wants one team
    Params    RUN TEAM ACROSS CLUSTER JOINED THREADS MIN_BLOCKS STEPS IS_WHOLE RING SLOTS HELD_BYTES KEEPS_COMMON
-             IS_DEPENDENT HAS_ROW_STORES COLUMN_TOTALS position
-   Tried     (H200, 16 warps in a block) a block for each row, two of them side by side: 90 us, 76 one row behind the other
-             (layer norm of 1024x65536); sums of places of single blocks: 116 us, 111 of pairs (its gradient, 4096x16384);
-             shorter rows with sums of places: 103 us for 16384x4096 in rows.cuh, 115 here, as some multiprocessors are
-             through long before others */
+             SOME HAS_ROW_STORES COLUMN_TOTALS position
+   Tried     (H200) 32 warps: 73 us, 71 with 16 (RMS norm of 1024x65536), 116 and 112 (gradient of layer norm, 4096x16384);
+             a block for each row, two of them side by side: 90 us, 76 one row behind the other (layer norm of
+             1024x65536); rows in registers of a cluster, one block for each part: 97 us, 76 here; sums of places of
+             single blocks: 116 us, 111 of pairs (4096x16384); shorter rows with sums of places: 103 us for 16384x4096 in
+             rows.cuh, 115 here, as some multiprocessors are through long before others: with the same rows, 12 of 132 end
+             after 48 us, most after 62, the last after 78; rows asked of a counter, in a cooperative launch, so that all
+             end together (RMS norm): 73 us for 1024x65536, as by place, 72 for 73 of 2048x32768, 74 for 71 of 256x262144;
+             rows of 16384 without sums of places: 72 us, 66 in rows.cuh */
 
 constexpr int WARPS = TEAM / 32;       // of a team
 constexpr int PARTS = WARPS * CLUSTER; // of a row
@@ -86,12 +90,18 @@ DEVICE void leave_total(const worker& w, const total& sum, u32 turn) {
 DEVICE total join_totals(const worker& w, u32 turn) {
     constexpr int LANES = PARTS > 16 ? 32 : PARTS > 8 ? 16 : PARTS > 4 ? 8 : PARTS > 2 ? 4 : 2;
     await_arrival(&s_closings[w.team][turn % OPEN], turn / OPEN & 1);
-    total sum = pass<0>::none();
+    constexpr int EACH = (PARTS + LANES - 1) / LANES;
+    total sums[EACH];
     #pragma unroll
-    for (int i = 0; i < PARTS; i += LANES)
-        if (PARTS % LANES == 0 || i + w.lane % LANES < PARTS)
-            sum = pass<0>::joined(sum, s_totals[w.team][turn % OPEN][i + w.lane % LANES]);
-    return reduce_lanes<pass<0>, 1, LANES / 2>(sum);
+    for (int i = 0; i < EACH; i++) {
+        const int part = i * LANES + w.lane % LANES;
+        sums[i] = part < PARTS ? s_totals[w.team][turn % OPEN][part] : pass<0>::none();
+    }
+    #pragma unroll
+    for (int left = EACH; left > 1; left = (left + 1) / 2)
+        #pragma unroll
+        for (int i = 0; i + (left + 1) / 2 < left; i++) sums[i] = pass<0>::joined(sums[i], sums[i + (left + 1) / 2]);
+    return pass<0>::of_lanes<1, LANES / 2>(sums[0]);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
@@ -154,7 +164,7 @@ DEVICE void make_barriers() {
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
     make_barriers();
-    if constexpr (IS_DEPENDENT) await_launch_before();
+    begin_overlapped();
     worker w;
     w.lane = threadIdx.x % 32;
     w.warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // tells the compiler that lanes agree
@@ -186,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
             await_arrival(&s_arrivals[w.warp][stage], round);
             pass<0>::taken taken[1] = {pass<0>::nothing()};
             walk<pass<0>>(taken, w, slot_of(w, stage), all, next, columns, a, at);
-            next_sum = reduce_lanes<pass<0>, 1, 16>(pass<0>::settled(taken[0]));
+            next_sum = pass<0>::of_lanes<1, 16>(pass<0>::settled(taken[0]));
             if constexpr (PARTS > 1) leave_total(w, next_sum, turn);
         }
         if (behind >= 0) {
@@ -208,7 +218,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         stage = stage == RING - 1 ? 0 : stage + 1;
         round ^= stage == 0;
     }
-    if constexpr (IS_DEPENDENT) allow_launch_after();
     if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, w, a);
     if constexpr (CLUSTER * JOINED > 1) meet<CLUSTER * JOINED>(); // no block ends while another needs its memory
 }

@@ -145,16 +145,21 @@ DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
 
-/* The mean of some elements, `step` apart: what sums of all of them may be taken around. */
+/* The mean of some elements: what sums of all of them may be taken around. */
+template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {
+    float mean = 0;
+    #pragma unroll
+    for (int i = 0; i < N; i++) mean += to_float(some[i]) * (1.0f / N);
+    return from<T>::number(mean);
+}
+
+/* That of elements that lie `step` apart. */
 template <class T> DEVICE T sample(const T* p, i64 step) {
     constexpr int SAMPLES = 16;
     T some[SAMPLES];
-    float mean = 0;
     #pragma unroll
     for (int i = 0; i < SAMPLES; i++) some[i] = p[i * step];
-    #pragma unroll
-    for (int i = 0; i < SAMPLES; i++) mean += to_float(some[i]) * (1.0f / SAMPLES);
-    return from<T>::number(mean);
+    return mean_of(some);
 }
 
 /* Chan's formula joins what was measured around different means, so that nothing large cancels. */
@@ -238,6 +243,19 @@ template <class A, bool IS_BRIEF> struct weights {
         return {most, a.sum * of(a.number, shift) + b.sum * of(b.number, shift)};
     }
 };
+
+/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it. */
+template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
+DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
+    A most = x.number;
+    #pragma unroll
+    for (int mask = FIRST; mask <= LAST; mask *= 2) most = larger(most, shuffle_xor(most, mask));
+    x.sum *= weights<A, IS_BRIEF>::of(x.number, shift_of(most));
+    x.number = most;
+    #pragma unroll
+    for (int mask = FIRST; mask <= LAST; mask *= 2) x.sum += shuffle_xor(x.sum, mask);
+    return x;
+}
 
 /* ---- Integers ---- */
 
