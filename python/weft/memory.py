@@ -31,6 +31,9 @@ class DeviceMemory:
     that needs memory may have them while that work is still under way. None: giving them back waits for the
     device."""
 
+    is_any_on_stream = False
+    """Whether there ever was memory with a stream."""
+
     def __init__(self, handle: backend.Handle, size: int, stream: int | None = None) -> None:
         self.size, self.stream = size, stream
         # The process's own handle: the caller may close theirs before the memory goes.
@@ -38,6 +41,7 @@ class DeviceMemory:
         if stream is None:
             self._pointer = backend.allocate(self._handle, size)
         else:
+            DeviceMemory.is_any_on_stream = True
             self._pointer = backend.allocate_on_stream(self._handle, size, stream)
         self.address = int(ffi.cast("uintptr_t", self._pointer))
 
@@ -194,9 +198,10 @@ def _result(slot: Slot, handle: backend.Handle, stream: int) -> DeviceArray:
 
 def use_on(arrays: Iterable[Any], stream: int | None) -> None:
     """Tells the memory of DeviceArrays among some arrays which stream they are used on; None: on any."""
-    for array in arrays:
-        if type(array) is DeviceArray:
-            array._memory.use_on(stream)
+    if DeviceMemory.is_any_on_stream:
+        for array in arrays:
+            if type(array) is DeviceArray:
+                array._memory.use_on(stream)
 
 
 def _form(array: DeviceArray) -> tuple[Any, ...]:
