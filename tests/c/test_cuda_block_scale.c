@@ -87,7 +87,7 @@ static const struct family_case cases[] = {
     {&cuda_block_scale, dequantize_fp8, "FP8 in boxes", "times the scales of blocks"},
     {&cuda_weight_only, one_row_int4, "a row, INT4",
      "weights dequantised in registers, 32 columns by 8 rows, 1 operations behind"},
-    {&cuda_weight_only, two_tokens_int4, "16 rows, INT4", "128 columns by 16 rows"},
+    {&cuda_weight_only, two_tokens_int4, "16 rows, INT4", "32 columns by 16 rows"},
     {&cuda_weight_only, odd_rows_int8, "33 rows, INT8", "16 columns by 64 rows"},
     {&cuda_weight_only, all_rows_uint4, "64 rows, UINT4", "by 64 rows"},
     {&cuda_weight_only, all_rows_int8, "64 rows, INT8", "by 64 rows"},

@@ -9,14 +9,16 @@
 
 enum {
     ROWS_MAX = 64,
-    WARPS = 8,
+    WARPS = 16, /* of a multiprocessor: one block, or two of half as many */
     BLOCKS_MAX = 2,
     SUMS_MAX = 16,
     ROWS_OF_FRAGMENT = 8,
     COLUMNS_OF_BLOCK = 16,
     ACCESS_BYTES = 16,
-    STAGES_MAX = 6,
-    SHARED_BYTES = 96 * 1024,
+    STAGES_LEAST = 2,
+    STAGES_MAX = 3,
+    FEW_TOKENS = 2,         /* which the first-level cache keeps for all warps */
+    SHARED_RESERVED = 1024, /* of each block, by the driver */
 };
 
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
@@ -29,8 +31,9 @@ struct weight_only {
     int64_t rows, columns, depth, group, block;
     int64_t a_row, w_row, scale_row, scale_k; /* strides: of A in elements, of W in bytes */
     int length;                               /* weights in one access */
-    int tokens, blocks, across;               /* of 8 rows; of 16 columns; warps side by side */
+    int tokens, blocks, across, warps;        /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
     bool scales_sums;
+    int shared; /* bytes of a multiprocessor */
     double seconds;
 };
 
@@ -131,14 +134,21 @@ static weftStatus_t check_layout(struct weight_only *w) {
 
 /* ---- Tile --------------------------------------------------------------------------------------------------------- */
 
-/* Each block of threads reads all of A. */
-static double predict(const struct weight_only *w, const struct device *device, int64_t columns) {
+/* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
+static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->scales_sums ? 2 : 4); }
+static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
+
+/* Each block of threads reads all of A, much of it from L2; where blocks are few, each has all warps of a
+   multiprocessor. */
+static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
     double weights = (double)tensor_bytes(w->weights->x) + (double)tensor_bytes(w->weights->scale);
-    double grid = (double)((w->columns + columns - 1) / columns);
+    double blocks = (double)((w->columns + columns - 1) / columns);
+    double slots = (double)device->cuda.multiprocessors * resident(w, warps);
+    double waves = (double)(int64_t)((blocks + slots - 1) / slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
-    double filling = (weights + grid * (double)(w->rows * w->depth * 2)) / L2_BYTES_PER_SECOND;
-    double share = grid / device->cuda.multiprocessors;
-    return LAUNCH_SECONDS + (moving > filling ? moving : filling) / (share < 1 ? share : 1);
+    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->rows * w->depth * 2) : 0;
+    double filling = (weights + again) / L2_BYTES_PER_SECOND;
+    return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
 static void choose_tile(struct weight_only *w, const struct device *device) {
@@ -149,14 +159,16 @@ static void choose_tile(struct weight_only *w, const struct device *device) {
     const int most = w->scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
     w->blocks = 0;
     for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
-        for (int across = 1; across <= WARPS / 2; across *= 2) {
-            double seconds = predict(w, device, (int64_t)across * blocks * COLUMNS_OF_BLOCK);
-            if (blocks * w->tokens > most || (w->blocks && seconds >= w->seconds))
-                continue;
-            w->blocks = blocks;
-            w->across = across;
-            w->seconds = seconds;
-        }
+        for (int warps = WARPS / 2; warps <= (is_heavy(w) ? WARPS / 2 : WARPS); warps *= 2)
+            for (int across = 1; across <= warps / 2; across *= 2) {
+                double seconds = predict(w, device, (int64_t)across * blocks * COLUMNS_OF_BLOCK, warps);
+                if (blocks * w->tokens > most || (w->blocks && seconds >= w->seconds))
+                    continue;
+                w->blocks = blocks;
+                w->warps = warps;
+                w->across = across;
+                w->seconds = seconds;
+            }
 }
 
 static weftStatus_t analyse(struct weight_only *w, const struct region *region, const struct device *device) {
@@ -180,6 +192,7 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
              descriptor_label(w->c.node->op), ROWS_MAX, (long long)w->rows);
     TRY(check_types(w));
     TRY(check_layout(w));
+    w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -193,29 +206,35 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-/* Whether what a step reads of A waits with its weights. */
-static bool stages_a(const struct weight_only *w) { return w->tokens * w->length / 8 <= 4; }
-
-static int stage_bytes(const struct weight_only *w) {
-    int slots = 2 * w->blocks + (stages_a(w) ? w->tokens * w->length / 8 : 0);
-    return slots * WARPS * 32 * ACCESS_BYTES;
+static int bytes_of_stage(const struct weight_only *w, bool has_a) {
+    int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->length / 8 : 0);
+    return slots * 32 * ACCESS_BYTES;
 }
 
+static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
+
+/* Whether what a step reads of A waits with its weights. */
+static bool stages_a(const struct weight_only *w) {
+    return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_LEAST;
+}
+
+static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
+
 static int stages(const struct weight_only *w) {
-    int fit = SHARED_BYTES / stage_bytes(w);
-    return fit < STAGES_MAX ? fit : STAGES_MAX;
+    int fit = shared_of_block(w) / stage_bytes(w);
+    int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_LEAST;
+    return fit < most ? fit : most;
 }
 
 /* At the end sums of 8 rows are there, in lines that are not a multiple of all banks. */
 static int shared_bytes(const struct weight_only *w) {
     int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
-    int sums = WARPS / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
+    int sums = w->warps / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
     return ring > sums ? ring : sums;
 }
 
 static void print_structure(struct kernel_print *print, const struct weight_only *w) {
     const struct block_scale_dequantize_op *op = w->weights;
-    int sums = w->tokens * w->blocks * 4 * (w->scales_sums ? 2 : 1);
     text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
              cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
@@ -225,8 +244,8 @@ static void print_structure(struct kernel_print *print, const struct weight_only
     print_constant(print, "TOKENS", w->tokens);
     print_constant(print, "BLOCKS", w->blocks);
     print_constant(print, "WARPS_ACROSS", w->across);
-    print_constant(print, "WARPS_DEEP", WARPS / w->across);
-    print_constant(print, "RESIDENT", sums > 32 || w->tokens > 4 ? 1 : 2);
+    print_constant(print, "WARPS_DEEP", w->warps / w->across);
+    print_constant(print, "RESIDENT", resident(w, w->warps));
     print_constant(print, "STAGES", stages(w));
     print_constant(print, "STAGES_A", stages_a(w));
     print_constant(print, "SCALES_SUMS", w->scales_sums);
@@ -276,7 +295,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
     kernel->grid[0] = (uint32_t)((w.columns + columns - 1) / columns);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = WARPS * 32;
+    kernel->block = (uint32_t)w.warps * 32;
     kernel->shared_bytes = (uint32_t)shared_bytes(&w);
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,

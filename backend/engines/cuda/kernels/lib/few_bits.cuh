@@ -1,6 +1,7 @@
 /* few_bits: whole numbers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number: their bits go
    into the fraction of 2^10 or 2^7, where a unit is 1, and what that adds is taken away. Numbers with a sign come with its bit turned,
-   which adds half their range.
+   which adds half their range. Of 4 bits as bf16: eight bits alone are that many of the smallest number that there is, so that two
+   places of a word need no shift, and come as UNIT parts of what they are.
      Pairs     of 4 bits: numbers e and e + 4 of a word; of 8 bits: 2e and 2e + 1. Sums of products do not mind the order, if both
                factors have it: join() makes such pairs of neighbours */
 
@@ -9,11 +10,10 @@ DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { u32 r; asm("fma.rn.f16x2 %0,
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z)); return r; }
 /* x & y ^ z. */
 DEVICE u32 mask_turn(u32 x, u32 y, u32 z) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(x), "r"(y), "r"(z)); return r; }
-DEVICE u32 narrow_pair(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 
 template <class F> struct pair_numbers;
 template <> struct pair_numbers<f16> { static constexpr u32 ONE = 0x3c003c00, BASE = 0x64006400, MINUS_BASE = 0xe400e400, MINUS_BASE_8 = 0xe408e408, MINUS_BASE_128 = 0xe480e480; };
-template <> struct pair_numbers<bf16> { static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300, MINUS_BASE = 0xc300c300, MINUS_BASE_8 = 0xc308c308; };
+template <> struct pair_numbers<bf16> { static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300, MINUS_BASE = 0xc300c300; };
 constexpr u32 MINUS_ZEROS = 0x80008000;
 
 /* N pairs of a word. */
@@ -21,10 +21,24 @@ template <class T> struct few_bits;
 
 template <bool IS_SIGNED> struct four_bits {
     static constexpr int PAIRS = 4;
-    template <class F> static DEVICE u32 pair(u32 word, int e, F) {
-        using numbers = pair_numbers<F>;
-        const u32 raised = mask_turn(word >> e * 4, 0x000f000f, numbers::BASE | (IS_SIGNED ? 0x00080008 : 0));
-        return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_8 : numbers::MINUS_BASE, F{});
+    static DEVICE constexpr float unit(f16) { return 1; }
+    static DEVICE constexpr float unit(bf16) { return 64; }
+    static DEVICE u32 times_unit(u32 pair, f16) { return pair; }
+    static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
+    /* The bits of a pair, where the word has them or eight places on. */
+    static DEVICE u32 bits(u32 word, int e, u32 others) {
+        return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f, others | (!IS_SIGNED ? 0 : e % 2 ? 0x00800080 : 0x00080008));
+    }
+    static DEVICE u32 pair(u32 word, int e, f16) {
+        constexpr u32 SIXTEENTH = 0x2c002c00, MINUS_64 = 0xd400d400, MINUS_72 = 0xd480d480;
+        using numbers = pair_numbers<f16>;
+        const u32 raised = bits(word, e, numbers::BASE);
+        if (e % 2) return multiply_add(raised, SIXTEENTH, IS_SIGNED ? MINUS_72 : MINUS_64, f16{});
+        return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_8 : numbers::MINUS_BASE, f16{});
+    }
+    static DEVICE u32 pair(u32 word, int e, bf16) {
+        constexpr u32 POWER_127 = 0x7f007f00, POWER_123 = 0x7d007d00, MINUS_EIGHTH = 0xbe00be00; /* the least is 2^-133 */
+        return multiply_add(bits(word, e, 0), e % 2 ? POWER_123 : POWER_127, IS_SIGNED ? MINUS_EIGHTH : MINUS_ZEROS, bf16{});
     }
     /* Of eight neighbours in four words. */
     static DEVICE u32 join(const u32 (&r)[4], int e) { return __byte_perm(r[e / 2], r[2 + e / 2], e % 2 ? 0x7632 : 0x5410); }
@@ -34,17 +48,19 @@ template <> struct few_bits<u4> : four_bits<false> {};
 
 template <bool IS_SIGNED> struct eight_bits {
     static constexpr int PAIRS = 2;
+    template <class F> static DEVICE constexpr float unit(F) { return 1; }
+    template <class F> static DEVICE u32 times_unit(u32 pair, F) { return pair; }
     static DEVICE u32 pair(u32 word, int e, f16) {
         using numbers = pair_numbers<f16>;
         const u32 raised = __byte_perm(IS_SIGNED ? word ^ 0x80808080 : word, numbers::BASE, e ? 0x5352 : 0x5150);
         return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_128 : numbers::MINUS_BASE, f16{});
     }
-    static DEVICE u32 pair(u32 word, int e, bf16) { /* whose fraction is too short: through that of 2^23 */
-        constexpr u32 BASE = 0x4b000000;
-        const u32 turned = IS_SIGNED ? word ^ 0x80808080 : word;
-        const float bias = IS_SIGNED ? 8388736.0f : 8388608.0f;
-        const float low = __uint_as_float(__byte_perm(turned, BASE, e ? 0x7652 : 0x7650)), high = __uint_as_float(__byte_perm(turned, BASE, e ? 0x7653 : 0x7651));
-        return narrow_pair(low - bias, high - bias);
+    /* Whose fraction has 7 bits: the eighth, which a sign makes -128 and no sign makes 128, turns what is taken away. */
+    static DEVICE u32 pair(u32 word, int e, bf16) {
+        const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
+        const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE), taken = mask_turn(two, 0x00800080, pair_numbers<bf16>::MINUS_BASE);
+        const u32 number = multiply_add(raised, pair_numbers<bf16>::ONE, taken, bf16{});
+        return IS_SIGNED ? number : multiply_add(number, pair_numbers<bf16>::ONE, pair_numbers<bf16>::BASE, bf16{});
     }
     static DEVICE u32 join(const u32 (&r)[4], int e) { return r[e]; }
 };
