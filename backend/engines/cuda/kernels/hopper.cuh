@@ -277,87 +277,91 @@ template <class P> DEVICE void multiply_tile(accumulators& r_c, const P& p, pipe
 }
 
 /* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it and by that
-   of its SCALE_COLUMNS columns. They are read a step ahead, and taken while the tensor core multiplies. */
+   of its SCALE_COLUMNS columns. They are read two steps ahead, for steps in two turns: the compiler waits for them before it lets the
+   tensor core begin. */
 template <class P, bool EXIST = HAS_SCALES> struct step_scales {
-    static constexpr int ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
-    i32 a_at[ROWS], b_at[COLUMNS];
-    float a[ROWS], b[COLUMNS], now[COLUMNS][ROWS];
-    DEVICE step_scales(const P& p, const place& tile, i32 row, i32 step) {
+    static constexpr int TURNS = 2, ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
+    i32 a_at[ROWS], b_at[COLUMNS], step, until;
+    float a[TURNS][ROWS], b[TURNS][COLUMNS], now[COLUMNS][ROWS];
+    DEVICE step_scales(const P& p, const place& tile, i32 row, i32 first, i32 steps) : step(first), until(first + steps) {
+        /* Hides that B has one scale per warp: the compiler would keep it where it must wait for it at once. */
+        const i32 nothing = (i32)(lane_index() / ((u32)p.columns + 32));
         #pragma unroll
         for (int i = 0; i < ROWS; ++i)
-            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8, step);
+            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8, first);
         #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) b_at[j] = b_scale_at(p, tile.z, tile.column + j * SCALE_COLUMNS, step);
-        fetch(p);
+        for (int j = 0; j < COLUMNS; ++j) b_at[j] = b_scale_at(p, tile.z, tile.column + j * SCALE_COLUMNS, first) + nothing;
+        #pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn) fetch(p, turn);
     }
-    DEVICE void fetch(const P& p) {
+    /* Beyond the last step its own again: without a branch, which products under way must not meet. */
+    DEVICE void fetch(const P& p, int turn) {
         #pragma unroll
-        for (int i = 0; i < ROWS; ++i) a[i] = a_scale(p, a_at[i]);
+        for (int i = 0; i < ROWS; ++i) a[turn][i] = a_scale(p, a_at[i]);
         #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) b[j] = b_scale(p, b_at[j]);
-    }
-    /* Of a step that there is, or the last ones again: without a branch, which products under way must not meet. */
-    DEVICE void fetch_next(const P& p, i32 step, bool exists) {
-        const i32 a_step = exists ? a_scale_step(p, step) : 0, b_step = exists ? b_scale_step(p, step) : 0;
+        for (int j = 0; j < COLUMNS; ++j) b[turn][j] = b_scale(p, b_at[j]);
+        ++step;
+        const i32 a_step = step < until ? a_scale_step(p, step) : 0, b_step = step < until ? b_scale_step(p, step) : 0;
         #pragma unroll
         for (int i = 0; i < ROWS; ++i) a_at[i] += a_step;
         #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) b_at[j] += b_step;
-        fetch(p);
     }
-    DEVICE void take() {
+    DEVICE void take(const P& p, int turn) {
         #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) settle(b[j]);
-        #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            settle(a[i]);
+        for (int j = 0; j < COLUMNS; ++j) {
             #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) now[j][i] = a[i] * b[j];
+            for (int i = 0; i < ROWS; ++i) {
+                now[j][i] = a[turn][i] * b[turn][j];
+                settle(now[j][i]);
+            }
         }
+        fetch(p, turn);
     }
     DEVICE float apply(float sum, int block, int i, float r_step) const {
         return sum + r_step * now[i / 4 * 8 / SCALE_COLUMNS][block * 2 + i / 2 % 2];
     }
 };
 template <class P> struct step_scales<P, false> {
-    DEVICE step_scales(const P&, const place&, i32, i32) {}
-    DEVICE void fetch_next(const P&, i32, bool) {}
-    DEVICE void take() {}
+    static constexpr int TURNS = 1;
+    DEVICE step_scales(const P&, const place&, i32, i32, i32) {}
+    DEVICE void take(const P&, int) {}
     DEVICE float apply(float sum, int, int, float r_step) const { return sum + r_step; }
 };
 
 /* The same, by sums of one step and one block at a time. */
 template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, int group, i32 steps) {
-    const i32 first = tile.first_step(p);
-    step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS, first);
+    constexpr int TURNS = step_scales<P>::TURNS;
+    step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS, tile.first_step(p), steps);
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
-    for (i32 step = 0; step < steps; ++step) {
-        sum_t r_step[BLOCK_N / 2];
-        ready_slot(p, use, tile, group, step);
-        const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
+    for (i32 step = 0; step < steps; step += TURNS) {
         #pragma unroll
-        for (int block = 0; block < ROW_BLOCKS; ++block) {
-            mma_fence();
+        for (int turn = 0; turn < TURNS; ++turn) {
+            if (turn > 0 && step + turn >= steps) break;
+            sum_t r_step[BLOCK_N / 2];
+            ready_slot(p, use, tile, group, step + turn);
+            const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
             #pragma unroll
-            for (int k = 0; k < STEPS_PER_SLOT; ++k)
-                multiply_accumulate(r_step, a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, k > 0);
-            mma_commit();
-            if (block == 0) {
-                scales.take();
-                scales.fetch_next(p, first + step + 1, step + 1 < steps);
+            for (int block = 0; block < ROW_BLOCKS; ++block) {
+                mma_fence();
+                #pragma unroll
+                for (int k = 0; k < STEPS_PER_SLOT; ++k)
+                    multiply_accumulate(r_step, a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, k > 0);
+                mma_commit();
+                if (block == 0) scales.take(p, turn);
+                mma_wait<0>();
+                if (block == ROW_BLOCKS - 1) release_slot(use.slot);
+                #pragma unroll
+                for (int i = 0; i < BLOCK_N / 2; ++i) {
+                    settle(r_step[i]);
+                    r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
+                }
             }
-            mma_wait<0>();
-            if (block == ROW_BLOCKS - 1) release_slot(use.slot);
-            #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; ++i) {
-                settle(r_step[i]);
-                r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
-            }
+            use.advance();
         }
-        use.advance();
     }
 }
 
