@@ -33,11 +33,9 @@ static const struct names names[] = {
                  WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY}},
 };
 
-/* x, w and y of one type and layout; of another type is what is made. */
-static void convolve_to(struct model *m, enum direction direction, enum layout layout, int type, int made,
-                        const struct extents dims[3], struct window window) {
-    static const int results[] = {[FORWARD] = 2, [DATA] = 0, [FILTER] = 1};
-    int64_t spatial = dims[0].count - 2;
+/* Of x, w and y, which are `spatial` + 2 dims. */
+static void convolve_tensors(struct model *m, enum direction direction, const desc tensors[3], int64_t spatial,
+                             struct window window) {
     const int64_t stride[] = {window.stride, window.stride, window.stride};
     const int64_t dilation[] = {window.dilation, window.dilation, window.dilation};
     const int64_t padding[] = {window.padding, window.padding, window.padding};
@@ -48,13 +46,22 @@ static void convolve_to(struct model *m, enum direction direction, enum layout l
     MUST(set_numbers(parameters, WEFT_ATTR_CONVOLUTION_PRE_PADDINGS, spatial, padding));
     MUST(weftBackendFinalize(parameters));
     MUST(set_held(op, names[direction].parameters, parameters));
-    for (int i = 0; i < 3; i++) {
-        int of = i == results[direction] ? made : type;
-        desc tensor = layout == CHANNELS_LAST ? channels_last(m, dims[i], of) : typed(m, dims[i], of);
-        MUST(set_held(op, names[direction].operands[i], tensor));
-    }
+    for (int i = 0; i < 3; i++)
+        MUST(set_held(op, names[direction].operands[i], tensors[i]));
     drop(parameters);
     add(m, op);
+}
+
+/* x, w and y of one type and layout; of another type is what is made. */
+static void convolve_to(struct model *m, enum direction direction, enum layout layout, int type, int made,
+                        const struct extents dims[3], struct window window) {
+    static const int results[] = {[FORWARD] = 2, [DATA] = 0, [FILTER] = 1};
+    desc tensors[3];
+    for (int i = 0; i < 3; i++) {
+        int of = i == results[direction] ? made : type;
+        tensors[i] = layout == CHANNELS_LAST ? channels_last(m, dims[i], of) : typed(m, dims[i], of);
+    }
+    convolve_tensors(m, direction, tensors, dims[0].count - 2, window);
 }
 
 static void convolve(struct model *m, enum direction direction, enum layout layout, int type,
@@ -172,6 +179,20 @@ static void narrow_end(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, NARROW_END, (struct window){1, 1, 1});
 }
 
+/* Behind a norm's scale and relu. */
+static void prepared(struct model *m) {
+    static const int64_t strides[] = {64 * 56 * 56, 1, 64 * 56, 64};
+    desc x = channels_last(m, NARROW[0], BF16), scaled = inner(m), image = open_tensor(m->next_uid++, NARROW[0]);
+    MUST(set_enum(image, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, BF16));
+    MUST(set_numbers(image, WEFT_ATTR_TENSOR_STRIDES, 4, strides));
+    MUST(set_flag(image, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
+    image = keep(m, finalized(image));
+    add_pointwise(m, WEFT_POINTWISE_MUL, x, channels_last(m, DIMS(1, 64, 1, 1), BF16), scaled);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, scaled, NULL, image);
+    const desc tensors[] = {image, channels_last(m, NARROW[1], BF16), channels_last(m, NARROW[2], BF16)};
+    convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
+}
+
 static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow, "3x3 of 64",
      "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
@@ -180,6 +201,9 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, halved_data, "3x3 of 128, data gradient of stride 2",
      "wgmma over patches of 8x29 pixels, tiles of 7x28, 4 phases"},
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
+    {&cuda_patch_sm90, prepared, "3x3 of 64 behind relu",
+     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
+     "memory, prepared"},
 };
 
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */

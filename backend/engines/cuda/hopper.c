@@ -80,8 +80,24 @@ static weftStatus_t check_prologue(const struct hopper *h, const struct device *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What operations before a product may read: A's rows and its depth, each a digit of its own. */
+static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
+    *prologue = (struct prologue){.c = &h->c};
+    if (h->c.before_count > 0 && !h->is_matrix)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: operations before it are fused here if it is a matrix.",
+             descriptor_label(&h->c.factor[FACTOR_A].tensor->base));
+    for (int i = 0; i < 2; i++) {
+        const struct digits *digits = &h->c.digits[i ? DEPTH : ROW];
+        if (digits->count == 1)
+            prologue->axes[prologue->axis_count++] = (struct prologue_axis){
+                digits->at[0].extent, digits->at[0].stride[FACTOR_A], (i == 1) == h->view[FACTOR_A].along_depth};
+    }
+    return prologue_find(prologue);
+}
+
 static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
+    struct prologue prologue;
     *h = (struct hopper){.is_turned = is_turned};
     TRY(contraction_find_prepared(&h->c, region));
     if (is_turned)
@@ -91,7 +107,7 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
     TRY(hopper_scales(h));
-    TRY(hopper_prologue(h));
+    TRY(find_prologue(&prologue, h));
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
     h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
@@ -126,30 +142,6 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pointwise operations that lead to one factor: the first that has any. */
-static int find_prologue(const struct graph *graph, const struct node *product, int *nodes) {
-    int count = 0;
-    for (int i = 0; i < product->operand_count && count == 0; i++) {
-        const struct node *reader = product;
-        int first = i, last = i + 1, next = 0;
-        do {
-            for (int k = first; k < last; k++) {
-                int producer = graph->values[reader->operands[k]].producer;
-                bool is_new =
-                    !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
-                for (int j = 0; j < count; j++)
-                    is_new = is_new && nodes[j] != producer;
-                if (is_new)
-                    nodes[count++] = producer;
-            }
-            reader = next < count ? &graph->nodes[nodes[next++]] : NULL;
-            first = 0;
-            last = reader ? reader->operand_count : 0;
-        } while (reader);
-    }
-    return count;
-}
-
 /* What scales blocks of a product's factors, or else prepares one. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
@@ -163,7 +155,7 @@ static int companions(const struct graph *graph, int node, int *nodes) {
             op_of(graph->nodes[producer].op) == &block_scale_dequantize_op)
             nodes[count++] = producer;
     }
-    return count > 0 ? count : find_prologue(graph, product, nodes);
+    return count > 0 ? count : prologue_companions(graph, node, nodes);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -348,6 +340,7 @@ void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const str
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
                                 struct arena *arena) {
     struct kernel_print print;
+    struct prologue prologue;
     kernel_print_init(&print, h->c.region->graph);
     /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
     text_add(&print.constants, "using sum_t = %s;\nusing index = i32;\n", arithmetic_rows[h->c.arithmetic].sum);
@@ -357,7 +350,8 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     hopper_print_maps(&print, h);
     hopper_print_factors(&print, h);
     hopper_print_scales(&print, h);
-    hopper_print_prologue(&print, h);
+    TRY(find_prologue(&prologue, h));
+    prologue_print(&print, &prologue);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
                 (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
                 !h->view[FACTOR_B].along_depth);

@@ -5,7 +5,7 @@
 #ifndef WEFT_ENGINES_CUDA_HOPPER_H
 #define WEFT_ENGINES_CUDA_HOPPER_H
 
-#include "engines/cuda/contraction.h"
+#include "engines/cuda/prologue.h"
 #include "graph/ops/convolution.h"
 
 enum { VIEW_DIMS_MAX = TENSOR_MAP_RANK_MAX, ENTRIES_MAX = 2 };
@@ -53,18 +53,8 @@ struct block_scales {
     int64_t stride, step_stride, entry_stride; /* elements from one block to the next; per batch entry */
 };
 
-/* What a prologue reads beside A: one number, or one for each of A's rows or of the depth. */
-struct prologue_operand {
-    int value;
-    weftDataType_t type;
-    bool runs_along; /* A's contiguous index, else across it */
-    int64_t extent, stride;
-};
-
 struct hopper {
     struct contraction c;
-    int operand_count; /* of the prologue */
-    struct prologue_operand operands[BEFORE_MAX];
     bool is_turned; /* A and B have changed places */
     struct map_view view[FACTORS];
     bool is_matrix; /* both factors are plain matrices */
@@ -110,14 +100,6 @@ int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile)
 /* a_scale_at(p, z, row, step): where the scale of a row is for a step; a_scale_step(p, step): how far from that of the step
    before; a_scale(p, at): the scale; the same of b. */
 void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
-
-/* ---- hopper_prologue.c: pointwise operations before the product ---- */
-
-/* Checks those of a contraction that has its shape; NOT_SUPPORTED and a sentence for what cannot be prepared in place. */
-weftStatus_t hopper_prologue(struct hopper *h);
-/* read_along(p, x), read_across(p, y): operands of 8 neighbours from x on along A's contiguous index, at y of the other;
-   prepare(p, words, along, across). */
-void hopper_print_prologue(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 

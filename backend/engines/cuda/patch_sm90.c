@@ -7,6 +7,8 @@
 #include "engines/cuda/families.h"
 #include "engines/cuda/hopper.h"
 
+#include <math.h>
+
 enum {
     TAPS_MAX = 49,
     CHANNELS = 64, /* of a block: rows of 128 bytes */
@@ -26,10 +28,13 @@ enum {
     MATH_GROUPS = 2,
     THREADS = 384,
     SHARED_MAX = 232448,
+    REGION_MAX = 64, /* nodes whose prologue is weighed */
 };
 
+static const double COPY_SECONDS = 2e-6; /* to launch one */
 static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
+static const double PREPARING_CLOCKS = 2; /* of 64 channels of a pixel, which the other tile's products hide in part */
 static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
 static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
 
@@ -51,6 +56,7 @@ struct axis {
 
 struct patch {
     struct contraction c;
+    struct prologue prologue;
     struct conv_geometry g;
     struct axis axis[2];                 /* lines, columns */
     const struct conv_operand *in, *out; /* of the images */
@@ -242,6 +248,8 @@ static double predict(const struct patch *h, const struct device *device) {
     double read = MATH_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
     double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
+    if (h->c.before_count > 0)
+        step += PREPARING_CLOCKS * h->patch_h * h->pitch;
     double end = h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
     double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
     double bytes = (double)(tensor_bytes(h->in->tensor) + tensor_bytes(result_of(h)));
@@ -291,13 +299,25 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
     return best >= 0 && set_tile(h, best);
 }
 
+/* Operations before it are fused on the image, whose tensor they read. */
+static weftStatus_t take_prologue(struct patch *h) {
+    const struct contraction *c = &h->c;
+    struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
+    if (c->factor[FACTOR_A].scaling || c->factor[FACTOR_B].scaling || c->factor[FACTOR_B].prepared != NOTHING_BEFORE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
+             descriptor_label(c->node->op));
+    in->tensor = c->factor[FACTOR_A].tensor;
+    h->prologue = (struct prologue){.c = c, .axis_count = 1, .axes = {{h->channels, 1, true}}};
+    return prologue_find(&h->prologue);
+}
+
 static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the patch family runs on compute capability 9.0, '%s' has %d.%d",
              device->name, device->cuda.major, device->cuda.minor);
     *h = (struct patch){0};
-    TRY(contraction_find_totalled(&h->c, region));
+    TRY(contraction_find_prepared(&h->c, region));
     if (!conv_is(h->c.node->op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
     h->g = conv_geometry(h->c.node->op);
@@ -307,6 +327,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->channels = is_data ? h->g.k : h->g.c;
     h->filters = is_data ? h->g.c : h->g.k;
     TRY(check_shape(h));
+    TRY(take_prologue(h));
     TRY(contraction_plan(&h->c, device, NULL));
     h->store = finish_find_half(&h->c);
     TRY(check_types(h));
@@ -322,6 +343,24 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A copy of the image that is prepared apart, for whoever is faster then. */
+static double seconds_apart(const struct patch *h, const struct device *device) {
+    const struct region *region = h->c.region;
+    int nodes[REGION_MAX], count = 0;
+    struct patch bare;
+    double seconds = INFINITY, other;
+    for (int i = 0; i < region->count && region->count <= REGION_MAX; i++)
+        if (region_node(region, i) == h->c.node || contraction_is_behind(&h->c, region_node(region, i)))
+            nodes[count++] = region->nodes[i];
+    const struct region without = {.graph = region->graph, .count = count, .nodes = nodes};
+    if (count > 0 && analyse(&bare, &without, device, NULL) == WEFT_STATUS_SUCCESS)
+        seconds = bare.seconds;
+    if (count > 0 && cuda_hopper.accepts(&without, device, &other) == WEFT_STATUS_SUCCESS && other < seconds)
+        seconds = other;
+    status_clear();
+    return seconds + COPY_SECONDS + 2 * (double)tensor_bytes(h->in->tensor) / (double)device->cuda.bandwidth;
+}
+
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
     double other;
@@ -331,6 +370,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
              "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
              descriptor_label(h.c.node->op), other * 1e6, h.seconds * 1e6);
     status_clear();
+    if (h.c.before_count > 0 && seconds_apart(&h, device) < h.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its image is better prepared apart.", descriptor_label(h.c.node->op));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -351,7 +392,8 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {h->patches, "PATCH_SLOTS"},
                      {h->filter_slots, "FILTER_SLOTS"},
                      {h->is_resident, "IS_RESIDENT"},
-                     {g->direction == CONV_DATA, "IS_TURNED"}};
+                     {g->direction == CONV_DATA, "IS_TURNED"},
+                     {h->c.before_count > 0, "HAS_PROLOGUE"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -383,7 +425,7 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
                          (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
         {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
                          (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
-    print_map(print, graph_find_value(graph, x->tensor), &maps[0], "x_map");
+    print_map(print, h->c.factor[FACTOR_A].value, &maps[0], "x_map");
     print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
 }
 
@@ -431,6 +473,11 @@ static void print_numbers(struct kernel_print *print, const struct patch *h, int
     print_divisor(print, h->items, "items_of_phase");
     print_divisor(print, h->filter_tiles, "filter_tiles");
     print_number(print, h->g.n, "images");
+    if (h->c.before_count > 0) {
+        print_number(print, h->in->size[1], "x_lines");
+        print_number(print, h->in->size[2], "x_columns");
+        print_number(print, h->channels, "channels");
+    }
     print_number(print, h->out->size[1], "lines");
     print_number(print, h->out->size[2], "positions");
     if (h->c.finish.reducer_count > 0) {
@@ -477,6 +524,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                 h.g.direction == CONV_DATA, false);
     totals_print_kinds(&print, &h.c);
     totals_print_stored(&print, &h.c, h.store);
+    prologue_print(&print, &h.prologue);
     finish_print(&print, &h.c);
     text_add(&print.code, "DEVICE u32 bits_of(const finished& out) { return out.f%d.at[0].bits; }\n\n",
              (int)(h.store - h.c.finish.at));
@@ -490,9 +538,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s, %d operations behind",
+        "memory%s%s, %d operations behind",
         h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
-        h.is_resident ? " resident" : "", h.c.finish.reducer_count > 0 ? ", totals" : "", step->region.count - 1);
+        h.is_resident ? " resident" : "", h.c.before_count > 0 ? ", prepared" : "",
+        h.c.finish.reducer_count > 0 ? ", totals" : "", step->region.count - 1 - h.c.before_count);
 }
 
 static const struct knob knobs[] = {
@@ -506,6 +555,7 @@ const struct family cuda_patch_sm90 = {
     .doc = "a convolution of stride 1 or a data gradient and pointwise operations, of patches read once, on Hopper",
     .knobs = knobs,
     .accepts = accepts,
+    .companions = prologue_companions,
     .build = build,
     .load = cuda_load,
     .run = cuda_run,

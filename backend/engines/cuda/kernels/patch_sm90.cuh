@@ -11,10 +11,11 @@
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
+   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it lies, once for all taps
    Totals    per filter, of the result as it lies in the patch while it leaves (column_totals and elements_of are printed): a block keeps
              to its filters, a storer's lane to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
-   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED RUN index sum_t, and
+   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED HAS_PROLOGUE RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
    Tried     storing by the math warpgroups: 2,000 clocks per tile slower; starting one of them some taps late: no gain */
 
@@ -135,11 +136,43 @@ using sums = sum_t[PIXELS / 2]; /* a thread's part of [64 filters, PIXELS] */
 
 DEVICE void release(u32 barrier) { if (lane_index() == 0) arrive(barrier); } /* one arrival per warp, after its own mma_wait */
 
+/* The prologue of a patch where it lies: 8 channels of a pixel at a time, of pixels 16 apart. What is outside the image, or behind its
+   channels, is zeros, and shall be. */
+template <class P> DEVICE void ready_patch(const P& p, const ring_cursor<PATCH_SLOTS>& patch, const place& at, i32 channel, int group) {
+    if constexpr (!HAS_PROLOGUE) {
+        wait(patch_arrived(patch.slot), patch.phase);
+    } else {
+        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = 4;
+        const i32 first = (i32)(threadIdx.x % 128 / 8), chunk = (i32)(threadIdx.x % 8), left = (i32)p.channels - channel - chunk * 8;
+        const auto along = read_along(p, channel + chunk * 8);
+        const auto across = read_across(p, 0);
+        wait(patch_arrived(patch.slot), patch.phase);
+        u32 s = patch_slot(patch.slot) + first * PIXEL_BYTES + (chunk ^ first % 8) * 16;
+        for (i32 row = first; row < ROWS; row += 16 * AT_ONCE, s += 16 * AT_ONCE * PIXEL_BYTES) {
+            words r[AT_ONCE];
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) if (row + 16 * i < ROWS) r[i] = load_words(s + i * 16 * PIXEL_BYTES);
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const i32 line = (row + 16 * i) / PITCH, column = row + 16 * i - line * PITCH;
+                const bool is_inside = (u32)(at.line + (i32)p.corner_h + line) < (u32)p.x_lines && (u32)(at.column + (i32)p.corner_w + column) < (u32)p.x_columns;
+                if (row + 16 * i >= ROWS || !is_inside || left <= 0) continue;
+                prepare(p, r[i], along, across);
+                #pragma unroll
+                for (int word = 0; word < 4; ++word) r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
+                store_words(s + i * 16 * PIXEL_BYTES, r[i]);
+            }
+        }
+        publish_to_async_proxy();
+        sync_threads(1 + group, 128);
+    }
+}
+
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
-DEVICE u32 multiply_tile(sums& r_y, const arguments& p, const taps& seen, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter) {
+template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter) {
     u32 last_patch = 0, last_filter = 0;
     for (i32 block = 0; block < (i32)p.blocks; ++block) {
-        wait(patch_arrived(patch.slot), patch.phase);
+        ready_patch(p, patch, at, block * BLOCK_K, group);
         i32 r = 0, s = 0;
         for (i32 tap = 0; tap < seen.rows * seen.columns; ++tap) {
             if constexpr (IS_RESIDENT) filter.slot = seen.number(p, r, s);
@@ -213,7 +246,7 @@ template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     patch.advance(group);
     u32 tiles_written = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
-        const u32 slot = multiply_tile(r_y, p, item.seen(p), patch, filter);
+        const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter);
         write_tile(r_y, p, item.filter(p), slot, group, tiles_written++);
     }
 }

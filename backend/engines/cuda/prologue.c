@@ -1,32 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointwise operations before a product: the first factor is changed where the copy engine has put it, in shared memory,
-   8 neighbours at a time. What else they read is one number, or one for each of the factor's rows or of the depth. */
+/* Pointwise operations before a product: which there are, what they read, and their text. */
+#include "engines/cuda/prologue.h"
 #include "engines/cuda/formula.h"
-#include "engines/cuda/hopper.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
 
 enum { NEIGHBOURS = 8, ACCESS_BYTES = 16 };
 
-static const struct tensor *tensor_at(const struct hopper *h, int value) {
-    return h->c.region->graph->values[value].tensor;
+static const struct tensor *tensor_at(const struct prologue *prologue, int value) {
+    return prologue->c->region->graph->values[value].tensor;
+}
+
+/* ---- Which there are --------------------------------------------------------------------------------------------- */
+
+int prologue_companions(const struct graph *graph, int node, int *nodes) {
+    const struct node *product = &graph->nodes[node];
+    int count = 0;
+    if (op_of(product->op) != &matmul_op && !conv_is(product->op))
+        return 0;
+    for (int i = 0; i < product->operand_count && count == 0; i++) {
+        const struct node *reader = product;
+        int first = i, last = i + 1, next = 0;
+        do {
+            for (int k = first; k < last; k++) {
+                int producer = graph->values[reader->operands[k]].producer;
+                bool is_new =
+                    !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
+                for (int j = 0; j < count; j++)
+                    is_new = is_new && nodes[j] != producer;
+                if (is_new)
+                    nodes[count++] = producer;
+            }
+            reader = next < count ? &graph->nodes[nodes[next++]] : NULL;
+            first = 0;
+            last = reader ? reader->operand_count : 0;
+        } while (reader);
+    }
+    return count;
 }
 
 /* ---- What is read ------------------------------------------------------------------------------------------------ */
 
-/* The index of A whose digit is dimension `dim` of its tensor; INDICES: none is. */
-static enum index index_of(const struct hopper *h, int dim) {
-    const struct tensor *a = h->c.factor[FACTOR_A].tensor;
-    static const enum index indices[] = {ROW, DEPTH};
-    for (int i = 0; i < 2; i++) {
-        const struct digits *digits = &h->c.digits[indices[i]];
-        if (digits->count == 1 && digits->at[0].extent == a->dims.at[dim] &&
-            digits->at[0].stride[FACTOR_A] == a->strides.at[dim])
-            return indices[i];
-    }
-    return INDICES;
+/* Of the factor's axes the one that dimension `dim` of its tensor is; NULL: none is. */
+static const struct prologue_axis *axis_of(const struct prologue *prologue, int dim) {
+    const struct tensor *a = prologue->c->factor[FACTOR_A].tensor;
+    for (int i = 0; i < prologue->axis_count; i++)
+        if (prologue->axes[i].extent == a->dims.at[dim] && prologue->axes[i].stride == a->strides.at[dim])
+            return &prologue->axes[i];
+    return NULL;
 }
 
-static weftStatus_t add_operand(struct hopper *h, const struct node *node, int value) {
-    const struct tensor *tensor = tensor_at(h, value), *a = h->c.factor[FACTOR_A].tensor;
+static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
+    const struct tensor *tensor = tensor_at(h, value), *a = h->c->factor[FACTOR_A].tensor;
     struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
     int dim = NO_DIM, count = 0;
     for (int i = 0; i < h->operand_count; i++)
@@ -37,10 +62,9 @@ static weftStatus_t add_operand(struct hopper *h, const struct node *node, int v
             dim = i;
             count++;
         }
-    enum index index = count == 1 && tensor->dims.count == a->dims.count && tensor->dims.at[dim] == a->dims.at[dim]
-                           ? index_of(h, dim)
-                           : INDICES;
-    if (count > 0 && index == INDICES)
+    bool is_vector = count == 1 && tensor->dims.count == a->dims.count && tensor->dims.at[dim] == a->dims.at[dim];
+    const struct prologue_axis *axis = is_vector ? axis_of(h, dim) : NULL;
+    if (count > 0 && !axis)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: %s has dims %s; before a product a number, or one for each row of its factor or of the depth, is "
              "read.",
@@ -50,25 +74,24 @@ static weftStatus_t add_operand(struct hopper *h, const struct node *node, int v
              descriptor_label(node->op), descriptor_label(&tensor->base), dtype_of(operand.type)->name);
     if (h->operand_count == BEFORE_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be read before it.",
-             descriptor_label(h->c.node->op), BEFORE_MAX);
+             descriptor_label(h->c->node->op), BEFORE_MAX);
     if (count > 0) {
         operand.extent = tensor->dims.at[dim];
         operand.stride = tensor->strides.at[dim];
-        operand.runs_along = (index == DEPTH) == h->view[FACTOR_A].along_depth;
+        operand.runs_along = axis->runs_along;
     }
     h->operands[h->operand_count++] = operand;
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t hopper_prologue(struct hopper *h) {
-    const struct contraction *c = &h->c;
+weftStatus_t prologue_find(struct prologue *h) {
+    const struct contraction *c = h->c;
     weftDataType_t type = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
     if (c->before_count == 0)
         return WEFT_STATUS_SUCCESS;
-    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || !h->is_matrix ||
-        (type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16))
+    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || (type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: operations before it are fused on its first factor, a matrix of halves or bfloat16.",
+             "%s: operations before it are fused on its first factor, of halves or bfloat16.",
              descriptor_label(c->node->op));
     for (int b = 0; b < c->before_count; b++) {
         const struct node *node = c->before[b];
@@ -89,13 +112,13 @@ weftStatus_t hopper_prologue(struct hopper *h) {
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
 /* Whether all neighbours exist and lie in whole accesses. */
-static bool is_whole(const struct hopper *h, const struct prologue_operand *operand) {
+static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
     return operand->stride == 1 && operand->extent % NEIGHBOURS == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
 }
 
 /* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. */
-static void print_read(struct kernel_print *print, const struct hopper *h, bool along, const char *name) {
+static void print_read(struct kernel_print *print, const struct prologue *h, bool along, const char *name) {
     text_add(&print->code, "struct %s_read {\n", name);
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].runs_along == along)
@@ -133,8 +156,8 @@ static void print_read(struct kernel_print *print, const struct hopper *h, bool 
 }
 
 /* prepare(): numbers of A in, what the product reads out, converted in pairs. */
-static void print_prepare(struct kernel_print *print, const struct hopper *h) {
-    const struct factor *a = &h->c.factor[FACTOR_A];
+static void print_prepare(struct kernel_print *print, const struct prologue *h) {
+    const struct factor *a = &h->c->factor[FACTOR_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
     text_add(&print->code,
              "DEVICE void prepare(const arguments& p, words& r, const along_read& along, const across_read& across) {\n"
@@ -145,16 +168,16 @@ static void print_prepare(struct kernel_print *print, const struct hopper *h) {
         text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
                  h->operands[i].runs_along ? "e" : "0");
-    for (int b = h->c.before_count; b-- > 0;)
-        (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c.region->graph, h->c.before[b]);
+    for (int b = h->c->before_count; b-- > 0;)
+        (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c->region->graph, h->c->before[b]);
     text_add(&print->code,
              "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
              "        r.at[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
              a->prepared, NEIGHBOURS / 2, type);
 }
 
-void hopper_print_prologue(struct kernel_print *print, const struct hopper *h) {
-    if (h->c.before_count == 0)
+void prologue_print(struct kernel_print *print, const struct prologue *h) {
+    if (h->c->before_count == 0)
         return;
     print_read(print, h, true, "along");
     print_read(print, h, false, "across");
