@@ -179,6 +179,17 @@ def test_fp8_scaled_to_fp8():
     )
 
 
+@pytest.mark.parametrize("out", ["e4m3", "i8"])
+@pytest.mark.parametrize("dims", [(1, 200, 256, 64), (2, 130, 144, 72), (1, 64, 160, 128), (1, 72, 48, 96)])
+def test_results_of_a_byte(dims, out):
+    z, m, n, k = dims
+    a, b = checks.random((z, m, k), "i8", -1, 1), checks.random((z, k, n), "i8", -1, 1, seed=1)
+    a, b = checks.narrow(a, "bf16"), checks.narrow(b, "bf16")
+    want = np.maximum(checks.exact(a) @ checks.exact(b), -3)
+    graph = {"compute_data_type": "f32", "intermediate_data_type": "f32"}
+    checks.check(lambda g, a, b: g.max(g.matmul(a, b), -3.0), {"a": a, "b": b}, want, out=out, graph=graph)
+
+
 @pytest.mark.parametrize(("left", "right"), [("i8", "i8"), ("u8", "i8"), ("i8", "u8"), ("u8", "u8")])
 @pytest.mark.parametrize("dims", [(1, 64, 64, 64), (2, 33, 130, 144), (1, 70, 40, 528), (1, 1, 24, 272)])
 def test_bytes_contiguous_along_the_depth(left, right, dims):

@@ -250,7 +250,7 @@ static void plan_totals(struct hopper *h, const struct device *device) {
 
 /* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
 static void plan_end(struct hopper *h) {
-    h->store = h->splits > 1 ? NULL : finish_find_half(&h->c) ? finish_find_half(&h->c) : finish_find_staged(&h->c, 4);
+    h->store = h->splits > 1 ? NULL : hopper_find_store(h);
     h->stores_boxes = stores_boxes(h);
     if (h->store)
         h->c.finish.run = 2; /* as the sums lie */

@@ -134,6 +134,14 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const
 /* Grid, block and shared memory for so many tiles of whole clusters. */
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles);
 
+/* The one result, if slabs hold it. */
+static inline const struct finisher *hopper_find_store(const struct hopper *h) {
+    const struct finisher *store = NULL;
+    for (int bytes = 1; bytes <= 4 && !store; bytes *= 2)
+        store = finish_find_staged(&h->c, bytes);
+    return store;
+}
+
 /* Columns of a slab, and bytes of each of their elements. */
 static inline int hopper_result_bytes(const struct hopper *h) {
     return h->store ? (int)dtype_bytes(h->store->type, 1) : 2;

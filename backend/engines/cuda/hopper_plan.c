@@ -188,7 +188,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     if (hopper_scale_columns(h, tile) * SCALES_MOST < tile->columns)
         return false;
-    if (is_deep(tile) && (hopper_operands(h) > 1 || !(finish_find_half(&h->c) || finish_find_staged(&h->c, 4))))
+    if (is_deep(tile) && (hopper_operands(h) > 1 || !hopper_find_store(h)))
         return false;
     if (tile->row_blocks > 1 && tile->columns >= 128 && hopper_operands(h) > 2) /* two blocks of addresses, too */
         return false;

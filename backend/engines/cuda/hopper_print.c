@@ -222,7 +222,9 @@ static struct tensor_map_form result_form(const struct hopper *h, const struct f
                                             (uint64_t)digits_extent(&h->c.digits[ROW]),
                                             (uint64_t)digits_extent(&h->c.digits[BATCH])},
                                    .box = {(uint32_t)slab, 16, 1},
-                                   .swizzle = slab * bytes == 128 ? TENSOR_MAP_128B : TENSOR_MAP_64B};
+                                   .swizzle = slab * bytes == 128  ? TENSOR_MAP_128B
+                                              : slab * bytes == 64 ? TENSOR_MAP_64B
+                                                                   : TENSOR_MAP_32B};
     static const enum index outer[] = {ROW, BATCH};
     for (int i = 0; i < form.rank - 1; i++)
         form.strides[i] = finish->digit_count[outer[i]] ? (uint64_t)(store->strides[outer[i]][0] * bytes) : 16;
@@ -248,7 +250,8 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
 }
 
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
-    const char *type = dtype_bytes(store->type, 1) == 2 ? "u32" : "u64";
+    static const char *const types[] = {[1] = "u16", [2] = "u32", [4] = "u64"};
+    const char *type = types[dtype_bytes(store->type, 1)];
     text_add(&print->code, "DEVICE %s pair_of(const finished& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
              (int)(store - c->finish.at));
 }

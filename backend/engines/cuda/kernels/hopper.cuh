@@ -15,7 +15,7 @@
    Parts     PARTS is 2: the two blocks of a cluster sum half of k each of one tile, for one warpgroup's rows of which each receives
              the other's sums, in shared memory, and ends them. Where rows are few, the other factor is read by all multiprocessors
              in tiles wide enough for L2. One tile per block: nothing is left to overlap
-   End       one result of 16 or 32 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
+   End       one result of 8 to 32 bits (IS_STAGED): finished where the sums lie, through a slab of shared memory per warp, out by TMA
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Brought   BRINGS: a 16-bit operand that lies like the result comes by TMA into the slabs that the result leaves from, which then are a whole

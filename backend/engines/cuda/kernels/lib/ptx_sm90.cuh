@@ -114,6 +114,7 @@ DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
+DEVICE void store_pair(u32 address, u16 pair) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(pair) : "memory"); }
 DEVICE void store_pair(u32 address, u64 pair) { asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(pair) : "memory"); }
 
 struct alignas(16) words { u32 at[4]; };

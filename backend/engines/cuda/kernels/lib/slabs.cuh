@@ -1,11 +1,11 @@
-/* slabs: results of 16 or 32 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
+/* slabs: results of 8, 16 or 32 bits on their way from accumulators to memory. Pairs of a row are finished as they lie, RUN being 2, and pass
      through a slab of shared memory that belongs to one warp, of 16 rows x SLAB_N columns, from where whole rows leave: by TMA
      (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the places of rows.
      BRINGS: the slabs hold an operand that lies as the result does, which bring_pair puts to what is fetched.
    Demands BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS HAS_TOTALS FETCHED_WORDS BRINGS. Templates, so that what was not printed is not looked up. */
 
 constexpr int SLAB_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
-constexpr u32 SLAB_ROW_BYTES = SLAB_N * RESULT_BYTES; /* so the swizzle is 128 or 64 bytes wide */
+constexpr u32 SLAB_ROW_BYTES = SLAB_N * RESULT_BYTES; /* so the swizzle is 128, 64 or 32 bytes wide */
 constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES;
 
 /* Which 16-byte chunk of a slab row is where. */
@@ -32,6 +32,15 @@ struct pair_place {
     DEVICE pair_place(i32 warp_row, i32 block_column, int octets, int number)
         : row(warp_row + lane_index() / 4 + number % 2 * 8), column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
 };
+
+/* Pairs of 8 bits, where they lie: four lanes fill half a 16-byte chunk of a row, and no two rows meet a bank. */
+DEVICE void store_pairs(u32 s_slab, u32 chunk, const u16 (&pairs)[4]) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 slab_row = lane_index() / 4 + i % 2 * 8;
+        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + i / 2 * 8 + lane_index() % 4 * 2, pairs[i]);
+    }
+}
 
 /* Pairs of 32 bits, where they lie: two lanes fill a 16-byte chunk of a row. */
 DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
@@ -111,7 +120,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
             if constexpr (RESULT_BYTES == 2)
                 store_matrices(s_blocks, packed);
             else
-                store_pairs(s_slab, octets * 4, packed);
+                store_pairs(s_slab, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
         }
         if constexpr (STORES_BOXES) {
             publish_to_async_proxy();
