@@ -166,6 +166,13 @@ static void prepared(struct model *m) {
     add_matmul(m, F32, factor, turned(m, DIMS(1, 64, 256), BF16), typed(m, DIMS(1, 65536, 256), BF16), NULL);
 }
 
+/* What an activation reads is kept beside what it makes. */
+static void two_results(struct model *m) {
+    desc c = typed(m, DIMS(4096, 4096), BF16);
+    add_matmul(m, F32, typed(m, DIMS(4096, 1024), BF16), turned(m, DIMS(1024, 4096), BF16), c, NULL);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, c, NULL, typed(m, DIMS(4096, 4096), BF16));
+}
+
 static void bf16_odd(struct model *m) {
     desc c = inner(m);
     add_matmul(m, F32, typed(m, DIMS(3, 1001, 1333), BF16), typed(m, DIMS(3, 1333, 1777), BF16), c, NULL);
@@ -362,6 +369,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_hopper, int8_turned, "matmul int8, Hopper", "wgmma"},
     {&cuda_hopper, in_use, "matmul with overrides, Hopper", "wgmma"},
     {&cuda_hopper, prepared, "linear behind relu, Hopper", "prepared"},
+    {&cuda_hopper, two_results, "linear, relu, both kept, Hopper", "staged, 1 operations behind"},
     {&cuda_hopper, fp8_in_use, "matmul fp8 with an override, Hopper", "promoted"},
     {&cuda_hopper, forward_int8, "conv int8, Hopper", "image"},
     {&cuda_hopper, filter_narrow, "filter gradient of 40 channels, Hopper", "image of pixels"},

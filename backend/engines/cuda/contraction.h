@@ -188,6 +188,8 @@ void finish_print_limits(struct kernel_print *print, const struct finish *finish
 void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k);
 /* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
 const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
+/* One or two results, if all are such, and how many; else 0. */
+int finish_find_stored(const struct contraction *c, int bytes, const struct finisher *stores[2]);
 static inline const struct finisher *finish_find_half(const struct contraction *c) { return finish_find_staged(c, 2); }
 /* Whether operand k lies as store does, so that whatever moves results can move it: 16 bits, in whole accesses of 16 bytes. */
 bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store);

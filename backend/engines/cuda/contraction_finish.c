@@ -522,22 +522,32 @@ bool finish_lies_alike(const struct contraction *c, int k, const struct finisher
     return is;
 }
 
-const struct finisher *finish_find_staged(const struct contraction *c, int bytes) {
+/* Whether what operand k stores has elements of so many bytes, and rows of whole accesses of 16 bytes. */
+static bool is_staged(const struct contraction *c, const struct finisher *store, int bytes) {
     const struct finish *finish = &c->finish;
-    const struct finisher *store = NULL;
     int64_t access = 16 / bytes;
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE) {
-            if (store)
-                return NULL;
-            store = &finish->at[k];
-        }
-    if (!store || dtype_bytes(store->type, 1) != bytes || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
+    if (dtype_bytes(store->type, 1) != bytes || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
         store->strides[COLUMN][0] != 1 || finish->run < 2 || digits_extent(&c->digits[COLUMN]) % access != 0)
-        return NULL;
+        return false;
     for (int index = BATCH; index <= ROW; index++)
         for (int d = 0; d < finish->digit_count[index]; d++)
             if (store->strides[index][d] <= 0 || store->strides[index][d] % access != 0)
-                return NULL;
-    return tensor_at(c, store->value)->alignment % 16 == 0 ? store : NULL;
+                return false;
+    return tensor_at(c, store->value)->alignment % 16 == 0;
+}
+
+int finish_find_stored(const struct contraction *c, int bytes, const struct finisher *stores[2]) {
+    int count = 0;
+    for (int k = 0; k < c->finish.count; k++)
+        if (c->finish.at[k].role == FINISH_STORE) {
+            if (count == 2 || !is_staged(c, &c->finish.at[k], bytes))
+                return 0;
+            stores[count++] = &c->finish.at[k];
+        }
+    return count;
+}
+
+const struct finisher *finish_find_staged(const struct contraction *c, int bytes) {
+    const struct finisher *stores[2];
+    return finish_find_stored(c, bytes, stores) == 1 ? stores[0] : NULL;
 }

@@ -179,7 +179,7 @@ static int math_groups(const struct hopper *h) { return h->tile->rows / (h->tile
 
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h);
+    int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
     int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
     int brought = h->brings ? math_groups(h) * 4 * (int)sizeof(int64_t) : 0;
     int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
@@ -200,7 +200,7 @@ static bool fits_operand(struct hopper *h) {
 
 /* The first operand that lies as the result does is copied into the slabs that results leave from. */
 static void plan_brought(struct hopper *h) {
-    for (int k = 0; k < h->c.finish.count && h->stores_boxes && h->tile->parts == 1; k++) {
+    for (int k = 0; k < h->c.finish.count && h->stores_boxes && h->tile->parts == 1 && !h->second; k++) {
         h->brings = finish_lies_alike(&h->c, k, h->store) && fits_operand(h);
         if (h->brings) {
             h->brought = k;
@@ -248,10 +248,24 @@ static void plan_totals(struct hopper *h, const struct device *device) {
     h->lines[SPAN_ALL] = blocks * math_groups(h) * 4;
 }
 
+/* Two results of 16 bits leave side by side, where the copy engine stores both. */
+static void plan_second(struct hopper *h) {
+    const struct finisher *stores[2];
+    if (h->store || h->splits > 1 || finish_find_stored(&h->c, 2, stores) != 2)
+        return;
+    h->store = stores[0];
+    h->stores_boxes = stores_boxes(h);
+    if (h->stores_boxes)
+        h->second = stores[1];
+    else
+        h->store = NULL;
+}
+
 /* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
 static void plan_end(struct hopper *h) {
     h->store = h->splits > 1 ? NULL : hopper_find_store(h);
     h->stores_boxes = stores_boxes(h);
+    plan_second(h);
     if (h->store)
         h->c.finish.run = 2; /* as the sums lie */
     else if (h->c.finish.lead == ROW)
@@ -272,6 +286,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
     print_constant(print, "BRINGS", h->brings);
+    print_constant(print, "RESULTS", h->second ? 2 : 1);
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "PARTS", tile->parts);

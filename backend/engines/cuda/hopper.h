@@ -68,9 +68,10 @@ struct hopper {
     bool is_by_images;
     struct block_scales scales[FACTORS];
     const struct hopper_tile *tile;
-    bool stores_boxes;            /* the staged result is a matrix for the copy engine */
-    const struct finisher *store; /* of c.finish: the one result, when it leaves through shared memory; else NULL */
-    int stages, slabs_in_flight;  /* of the tile; of results */
+    bool stores_boxes;             /* the staged result is a matrix for the copy engine */
+    const struct finisher *second; /* the other one of two of 16 bits that leave so, as matrices */
+    const struct finisher *store;  /* of c.finish: the one result, when it leaves through shared memory; else NULL */
+    int stages, slabs_in_flight;   /* of the tile; of results */
     bool brings; /* operand `brought` of c.finish, which lies like the result, is copied into its slabs */
     int brought;
     bool stays;           /* a block keeps to one column of tiles, whose totals it leaves once */

@@ -242,6 +242,10 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
         struct cuda_map map = {.form = result_form(h, h->store)};
         print_map(print, h->store->value, &map, "c_map");
     }
+    if (h->second) {
+        struct cuda_map map = {.form = result_form(h, h->second)};
+        print_map(print, h->second->value, &map, "c2_map");
+    }
     if (h->brings) {
         const struct finisher *operand = &h->c.finish.at[h->brought];
         struct cuda_map map = {.form = result_form(h, operand)};
@@ -263,6 +267,12 @@ void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
                  "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c_map, src, column, row%s);\n}\n\n",
                  h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
+    if (h->second)
+        text_add(&print->code,
+                 "DEVICE u32 pair_of_second(const finished& out) { return *(const u32*)&out.f%d; }\n\n"
+                 "DEVICE void store_second(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
+                 "    store_box(p.c2_map, src, column, row%s);\n}\n\n",
+                 (int)(h->second - h->c.finish.at), h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
     if (h->brings)
         text_add(&print->code,
                  "DEVICE void bring_box(const arguments& p, index z, u32 dst, u32 full, i32 column, i32 row) {\n"

@@ -53,7 +53,7 @@ constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 constexpr u32 STAGING = STAGES * SLOT_BYTES;
-constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * SLAB_BYTES : 0);
+constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * TURN_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
 constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
 constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1) * 8;
@@ -233,10 +233,10 @@ template <class P> DEVICE void ready_slot(const P& p, const pipeline_cursor& use
 
 /* Into a warp's slabs, which its results have long left. */
 template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 math_warp) {
-    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES, full = brought(math_warp);
+    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES, full = brought(math_warp);
     if (lane_index() == 0) {
         wait_stores_read<0>();
-        arrive_expecting(full, SLABS_IN_FLIGHT * SLAB_BYTES);
+        arrive_expecting(full, SLABS_IN_FLIGHT * TURN_BYTES);
         #pragma unroll 1
         for (int i = 0; i < SLABS_IN_FLIGHT; ++i) {
             const i32 block = i / (BLOCK_N / SLAB_N), row = tile.row + (i32)(math_warp / 4 * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
@@ -488,7 +488,7 @@ DEVICE void add_sums(accumulators& r_c) {
 template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp, T& taken) {
     accumulators r_c;
     pipeline_cursor use;
-    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
+    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES;
     u32 turn = 0, tiles_brought = 0; /* which slab of the warp is next, over all tiles */
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);

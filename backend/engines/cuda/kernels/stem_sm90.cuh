@@ -15,6 +15,7 @@
 constexpr int BLOCKS = LINES * SEGMENTS, MATH_GROUPS = 2, THREADS = (1 + MATH_GROUPS) * 128, LOADERS = 128;
 constexpr int LOADER_REGISTERS = 56, MATH_REGISTERS = 224, SPARE_REGISTERS = MATH_REGISTERS - BLOCKS * BLOCK_N / 2 - 40;
 constexpr bool HAS_TOTALS = false, BRINGS = false;
+constexpr int RESULTS = 1;
 #include "lib/slabs.cuh"
 
 /* ---- What this kernel demands ---- */

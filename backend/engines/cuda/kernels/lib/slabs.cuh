@@ -2,11 +2,12 @@
      through a slab of shared memory that belongs to one warp, of 16 rows x SLAB_N columns, from where whole rows leave: by TMA
      (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the places of rows.
      BRINGS: the slabs hold an operand that lies as the result does, which bring_pair puts to what is fetched.
-   Demands BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS HAS_TOTALS FETCHED_WORDS BRINGS. Templates, so that what was not printed is not looked up. */
+     RESULTS is 2: of 16 bits both, and boxes both.
+   Demands RESULTS BLOCK_N RESULT_BYTES SLABS_IN_FLIGHT STORES_BOXES SPARE_REGISTERS HAS_TOTALS FETCHED_WORDS BRINGS. Templates, so that what was not printed is not looked up. */
 
 constexpr int SLAB_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
 constexpr u32 SLAB_ROW_BYTES = SLAB_N * RESULT_BYTES; /* so the swizzle is 128, 64 or 32 bytes wide */
-constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES;
+constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES, TURN_BYTES = RESULTS * SLAB_BYTES; /* of two results side by side */
 
 /* Which 16-byte chunk of a slab row is where. */
 DEVICE u32 slab_swizzle(u32 slab_row) { return (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16); }
@@ -92,7 +93,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
     if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
-        const u32 s_slab = staging + turn * SLAB_BYTES; /* [16, SLAB_N], swizzled */
+        const u32 s_slab = staging + turn * TURN_BYTES; /* [16, SLAB_N], swizzled */
         turn = (turn + 1) % SLABS_IN_FLIGHT;
         wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
         __syncwarp();
@@ -108,12 +109,14 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
                 for (int i = 0; i < 4; ++i) bring_pair(in[i], r_brought[i]);
             }
             decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
+            u32 second[4];
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const pair_place to(row, column, octets, i);
                 const int r = number * 8 + i * 2;
                 const auto out = evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
                 packed[i] = pair_of(out);
+                if constexpr (RESULTS == 2) second[i] = pair_of_second(out);
                 taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
             }
             ahead.fetch_octets(p, z, number + operands_ahead<P>::AHEAD);
@@ -121,12 +124,14 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
                 store_matrices(s_blocks, packed);
             else
                 store_pairs(s_slab, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
+            if constexpr (RESULTS == 2) store_matrices(s_blocks + SLAB_BYTES, second);
         }
         if constexpr (STORES_BOXES) {
             publish_to_async_proxy();
             __syncwarp();
             if (lane == 0) { /* rows and columns outside the result are dropped */
                 store_result(p, z, s_slab, column, row);
+                if constexpr (RESULTS == 2) store_second(p, z, s_slab + SLAB_BYTES, column, row);
                 commit_stores();
             }
         } else {
