@@ -14,8 +14,9 @@ enum {
     CHANNELS = 64, /* of a block: rows of 128 bytes */
     FILTER_BYTES = 64 * CHANNELS * 2,
     PIXEL_BYTES = CHANNELS * 2,
-    PIXELS_MAX = 256,   /* columns of wgmma, and what the copy engine takes along a dimension */
-    OVERHANG_MOST = 64, /* of a tile over its image: with 100 pixels the device has been seen to fault */
+    PIXELS_MAX = 256,           /* columns of wgmma, and what the copy engine takes along a dimension */
+    PIXELS_MAX_WITH_BOTH = 200, /* a prologue and totals, which take registers */
+    OVERHANG_MOST = 64,         /* of a tile over its image: with 100 pixels the device has been seen to fault */
     PATCHES_LEAST = 3,
     PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
@@ -34,7 +35,7 @@ enum {
 static const double COPY_SECONDS = 2e-6; /* to launch one */
 static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
-static const double PREPARING_CLOCKS = 2; /* of 64 channels of a pixel, which the other tile's products hide in part */
+static const double PREPARING_CLOCKS = 11;        /* of 64 channels of a pixel of both tiles */
 static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
 static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
 
@@ -275,8 +276,10 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_q = parts(h->axis[1].positions, columns);
     h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
     bool is_near = columns < h->axis[1].positions + OVERHANG_MOST && lines < h->axis[0].positions + OVERHANG_MOST;
-    return is_near && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= PIXELS_MAX &&
-           plan_slots(h) && h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
+    bool has_both = h->c.before_count > 0 && h->c.finish.reducer_count > 0;
+    return is_near && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
+           pixels_of(h) <= (has_both ? PIXELS_MAX_WITH_BOTH : PIXELS_MAX) && plan_slots(h) &&
+           h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
 /* The least predicted time over a table, so that few kernels serve images of all sizes. */

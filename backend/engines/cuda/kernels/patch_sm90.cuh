@@ -12,12 +12,13 @@
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
    Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it lies, once for all taps
-   Totals    per filter, of the result as it lies in the patch while it leaves (column_totals and elements_of are printed): a block keeps
-             to its filters, a storer's lane to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
+   Totals    per filter, of the result as it is stored, in registers before it leaves (column_totals and elements_of are printed): a block
+             keeps to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
    Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED HAS_PROLOGUE RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
-   Tried     storing by the math warpgroups: 2,000 clocks per tile slower; starting one of them some taps late: no gain */
+   Tried     storing by the math warpgroups: 2,000 clocks per tile slower; totals from the patch on its way out, by the math warpgroups or by
+             the storers: convolutions of 64 channels 45 and 100 % slower than from registers; starting one of them some taps late: no gain */
 
 /* ---- What this kernel demands ---- */
 
@@ -142,8 +143,10 @@ template <class P> DEVICE void ready_patch(const P& p, const ring_cursor<PATCH_S
     if constexpr (!HAS_PROLOGUE) {
         wait(patch_arrived(patch.slot), patch.phase);
     } else {
-        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = 4;
-        const i32 first = (i32)(threadIdx.x % 128 / 8), chunk = (i32)(threadIdx.x % 8), left = (i32)p.channels - channel - chunk * 8;
+        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_totals::COUNT > 0 ? 2 : 4;
+        u32 thread = threadIdx.x % 128;
+        settle(thread); /* what follows from it would be kept in registers over all tiles */
+        const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
         const auto along = read_along(p, channel + chunk * 8);
         const auto across = read_across(p, 0);
         wait(patch_arrived(patch.slot), patch.phase);
@@ -199,6 +202,60 @@ template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& s
     return last_patch;
 }
 
+/* What a thread has seen of the two filters whose sums it has, as they are stored. Its pixels 2 (lane % 4) + e of the octets that count
+   are a bit each, the same for all tiles that lie within y. A template, so that what was not printed is not looked up. */
+template <class P> struct taken_totals {
+    static constexpr int COUNT = column_totals::COUNT;
+    float r_total[COUNT > 0 ? COUNT : 1][2];
+
+    DEVICE taken_totals() {
+        #pragma unroll
+        for (int i = 0; i < 2 * COUNT; ++i) r_total[i / 2][i % 2] = column_totals::none(i / 2);
+    }
+    static DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
+        u32 octets = 0;
+        for (int j = 0; j < PIXELS / 8; ++j) octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
+        return octets;
+    }
+    template <int E> static DEVICE u32 whole_octets() { /* constants */
+        constexpr u32 octets[] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E), octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
+        const u32 low = lane_index() & 1 ? octets[1] : octets[0], high = lane_index() & 1 ? octets[3] : octets[2];
+        return lane_index() & 2 ? high : low;
+    }
+
+    DEVICE void take(const P& p, u32 bits, int h) {
+        const auto out = elements_of(p, (u16)bits);
+        #pragma unroll
+        for (int t = 0; t < COUNT; ++t) r_total[t][h] = column_totals::joined(t, r_total[t][h], out.columns[t].at[0]);
+    }
+    DEVICE void take_tile(const P& p, const place& at, const u32 (&r_pairs)[PIXELS / 4]) {
+        const i32 lines = at.image < (i32)p.images ? (i32)p.lines - at.line : 0, columns = (i32)p.positions - at.column;
+        u32 octets[2] = {whole_octets<0>(), whole_octets<1>()};
+        for (int e = 0; e < 2 && (lines < TILE_H || columns < TILE_W); ++e)
+            octets[e] &= octets_within(lines, columns, (i32)(lane_index() % 4) * 2 + e);
+        #pragma unroll
+        for (int j = 0; j < PIXELS / 8; ++j)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (octets[e] >> j & 1)
+                    #pragma unroll
+                    for (int h = 0; h < 2; ++h) take(p, r_pairs[2 * j + h] >> 16 * e, h);
+    }
+
+    DEVICE void end_all(const P& p, i32 filter, int group) {
+        const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group;
+        #pragma unroll
+        for (int i = 0; i < 2 * COUNT; ++i) {
+            const int t = i / 2, h = i % 2;
+            float total = r_total[t][h];
+            #pragma unroll
+            for (int mask = 1; mask <= 2; mask *= 2) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, mask));
+            const i32 column = filter + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+            if (lane_index() % 4 == 0 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
+        }
+    }
+};
+
 /* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words 2j + h. A
    template, so that what is printed is looked up late. */
 template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sums& r_y, const P& p, i32 filter) {
@@ -219,10 +276,14 @@ template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sum
 
 /* Turning each block of 8 x 8 over makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of the pitch on
    the way: what is left is the dense TILE_H x TILE_W box of y. */
-template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written) {
-    const u32 lane = lane_index(), chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
+template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written, const place& at,
+                                          taken_totals<P>& taken) {
+    u32 lane = lane_index();
+    if constexpr (taken_totals<P>::COUNT > 0) settle(lane); /* here, too */
+    const u32 chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
     finish_sums(r_pairs, r_y, p, filter);
+    if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, r_pairs);
     wait(result_stored(group), tiles_written + 1 & 1); /* else result_written could run two phases ahead of its reader */
     sync_threads(1 + group, 128);                      /* all four warps have read the patch */
     #pragma unroll
@@ -241,64 +302,21 @@ template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filte
 
 template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     sums r_y;
+    taken_totals<P> taken;
     ring_cursor<PATCH_SLOTS> patch;
     ring_cursor<FILTER_SLOTS> filter;
     patch.advance(group);
     u32 tiles_written = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
         const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter);
-        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++);
+        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++, item.locate(p, group), taken);
     }
+    if constexpr (taken_totals<P>::COUNT > 0) taken.end_all(p, item_walk(p).filter(p), group);
 }
 
-/* ---- The storers: one warp for each math warpgroup, which is at its next tile by then ---- */
+/* ---- The storers: one thread for each math warpgroup, which is at its next tile by then ---- */
 
-/* What a lane has seen of two filters, a word of each pixel: 8 pixels at a time, so that reads overlap. A template, so that what was not
-   printed is not looked up. */
-template <class P> struct taken_totals {
-    static constexpr int COUNT = column_totals::COUNT, AT_ONCE = 8;
-    float r_total[COUNT > 0 ? COUNT : 1][2];
-
-    DEVICE taken_totals() {
-        #pragma unroll
-        for (int i = 0; i < 2 * COUNT; ++i) r_total[i / 2][i % 2] = column_totals::none(i / 2);
-    }
-    DEVICE void take(const P& p, u32 word) {
-        #pragma unroll
-        for (int f = 0; f < 2; ++f) {
-            const auto out = elements_of(p, (u16)(word >> 16 * f));
-            #pragma unroll
-            for (int t = 0; t < COUNT; ++t) r_total[t][f] = column_totals::joined(t, r_total[t][f], out.columns[t].at[0]);
-        }
-    }
-    /* Of the dense TILE_H x TILE_W box at s_y, the pixels that y has. */
-    DEVICE void take_tile(const P& p, const place& at, u32 s_y) {
-        const i32 lines = at.image < (i32)p.images ? (i32)p.lines - at.line : 0, columns = (i32)p.positions - at.column;
-        const i32 rows = (lines < TILE_H ? lines : TILE_H) * TILE_W;
-        s_y += lane_index() % 4 * 4;
-        for (i32 first = 0; first < rows; first += AT_ONCE, s_y += AT_ONCE * PIXEL_BYTES) {
-            u32 r[AT_ONCE];
-            #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) r[i] = load_shared_word(s_y + i * PIXEL_BYTES + (lane_index() / 4 ^ i) * 16);
-            #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (first + i < rows && (columns >= TILE_W || (first + i) % TILE_W < columns)) take(p, r[i]);
-        }
-    }
-    DEVICE void end_all(const P& p, i32 filter, int group) {
-        const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group;
-        #pragma unroll
-        for (int i = 0; i < 2 * COUNT; ++i) {
-            const i32 column = filter + (i32)lane_index() * 2 + i % 2;
-            if (column < (i32)p.columns) p.column_parts[(i / 2 * p.column_lines + line) * p.columns + column] = r_total[i / 2][i % 2];
-        }
-    }
-};
-
-template <class P> DEVICE void store_tiles(const P& p, int group) {
-    constexpr bool HAS_TOTALS = taken_totals<P>::COUNT > 0;
-    const bool is_first = lane_index() == 0;
-    taken_totals<P> taken;
+DEVICE void store_tiles(const arguments& p, int group) {
     ring_cursor<PATCH_SLOTS> patch;
     patch.advance(group);
     u32 phase = 0;
@@ -306,24 +324,14 @@ template <class P> DEVICE void store_tiles(const P& p, int group) {
         for (i32 block = 1; block < (i32)p.blocks; ++block) patch.advance(MATH_GROUPS); /* the result lies in the tile's last patch */
         const place at = item.locate(p, group);
         wait(result_written(group), phase);
-        if (is_first) {
-            store_box((&p.y_map0)[item.phase], patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
-            commit_stores();
-        }
-        if constexpr (HAS_TOTALS) {
-            taken.take_tile(p, at, patch_slot(patch.slot)); /* while it leaves */
-            publish_to_async_proxy();                       /* it has been read before patches take its place */
-        }
-        __syncwarp();
-        if (is_first) {
-            wait_stores_read<0>();
-            arrive(result_stored(group));
-            arrive(patch_finished(patch.slot), 4); /* for the four warps */
-        }
+        store_box((&p.y_map0)[item.phase], patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
+        commit_stores();
+        wait_stores_read<0>();
+        arrive(result_stored(group));
+        arrive(patch_finished(patch.slot), 4); /* for the four warps */
         patch.advance(MATH_GROUPS);
         phase ^= 1;
     }
-    if constexpr (HAS_TOTALS) taken.end_all(p, item_walk(p).filter(p), group);
 }
 
 /* ---- The kernel ---- */
@@ -345,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_sm90(const __grid
         shrink_registers<40>();
         if (warp == 0 && elect_one()) load_patches(p);
         if (warp == 1 && elect_one()) load_filters(p);
-        if (warp >= 2) store_tiles(p, warp - 2);
+        if (warp >= 2 && elect_one()) store_tiles(p, warp - 2);
     } else {
         grow_registers<232>();
         multiply_tiles(p, warp / 4 - 1);
