@@ -259,7 +259,8 @@ enum {
     LEAST_TILE_BYTES = 4096,
     LINE_BYTES = 128,
     STAGED_BYTES_MAX = 46 << 10,
-    TILE_UNIT = 16
+    TILE_UNIT = 16,
+    BLOCKS_AT_ONCE = 8
 };
 
 static int64_t power_from(int64_t number) {
@@ -331,6 +332,7 @@ static void find_turn(struct map *map, int64_t area) {
         return;
     tile->is_turn = true;
     int64_t line = LINE_BYTES / 16 * each;
+    area = tile->is_flat_to ? area : area / 2;
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
     tile->along_axis = tile->is_flat_from ? across : lines_of(across, line, area / tile->along_last);
     if (!tile->is_flat_to)
@@ -410,6 +412,12 @@ static int choose_unroll(const struct map *map, const struct device *device) {
     return unroll;
 }
 
+/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in the second cache. */
+static bool expects(int64_t blocks, const struct device *device) {
+    int64_t each = blocks / device->cuda.multiprocessors;
+    return device->cuda.major >= 9 && each > 2 && each < BLOCKS_AT_ONCE;
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
@@ -423,7 +431,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return arena_print(arena, &step->detail, "nothing to compute");
     map.unroll = choose_unroll(&map, device);
     find_tile(&map, device);
+    if (map.tile.axis >= 0 && map_tiles(&map) > INT32_MAX)
+        map.tile = (struct map_tile){.axis = -1};
     bool is_tiled = map.tile.axis >= 0;
+    int64_t per_block = (int64_t)MAP_THREADS * map.unroll;
+    int64_t blocks = is_tiled ? map_tiles(&map) : (map_runs(&map) + per_block - 1) / per_block;
+    blocks = least(blocks, INT32_MAX);
+    map.expects = !is_tiled && expects(blocks, device);
     kernel_print_init(&print, step->region.graph);
     if (map.tile.is_turn)
         map_print_turn(&print, &map);
@@ -433,12 +447,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *file = map.tile.is_turn ? "turn.cuh" : is_tiled ? "map_tile.cuh" : "map.cuh";
     const char *entry = map.tile.is_turn ? "turn" : is_tiled ? "map_tile" : "map";
     TRY(kernel_finish(&print, kernel, file, entry, arena));
-    int64_t per_block = (int64_t)MAP_THREADS * map.unroll;
-    int64_t blocks = is_tiled ? map_tiles(&map) : (map_runs(&map) + per_block - 1) / per_block;
-    blocks = least(blocks, INT32_MAX);
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = MAP_THREADS;
+    kernel->block = map.tile.is_turn ? TURN_THREADS : MAP_THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
     if (map.tile.is_turn)
         return arena_print(arena, &step->detail, "turns tiles of %lldx%lld, %d dims", (long long)map.tile.along_axis,

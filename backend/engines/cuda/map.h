@@ -6,7 +6,7 @@
 #include "engines/cuda/kernel.h"
 #include "engines/cuda/operand.h"
 
-enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256 };
+enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TURN_THREADS = 128 };
 
 /* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
    along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
@@ -25,6 +25,7 @@ struct map {
     int count; /* operands; the first is the store whose memory order leads */
     struct operand operands[MAP_OPERANDS_MAX];
     int run, unroll;
+    bool expects; /* all blocks run at once, and ask for what they read before the kernel before ends */
     bool is_flat; /* runs pass from row to row: dense operands are taken in runs, others one by one */
     struct map_tile tile;
 };

@@ -35,6 +35,14 @@ static bool is_loose(const struct map *map, int k) {
     return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
 }
 
+/* Whether a block reads one stretch of an operand. */
+static bool is_expected(const struct map *map, int k) {
+    const struct operand *operand = &map->operands[k];
+    const struct tensor *tensor = operand->memory >= 0 ? map->region->graph->values[operand->memory].tensor : NULL;
+    return is_loaded(map, k) && !is_packed(operand) && operand_is_dense(&map->space, operand) && !tensor->is_by_value &&
+           !tensor->is_constant && tensor->alignment % 16 == 0 && dtype_bytes(operand->type, operand->offset) % 16 == 0;
+}
+
 /* How many elements a thread loads of an operand: broadcast along the run, it is one. */
 static const char *loaded_count(const struct map *map, int k) {
     return map->operands[k].strides[last_of(map)] || is_loose(map, k) ? "N" : "1";
@@ -179,6 +187,19 @@ static void print_loads(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
+/* expect_inputs(): asks for what a block reads of dense operands, from the place of its first run on. */
+static void print_expected(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
+                   "DEVICE void expect_inputs(const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->expects && is_expected(map, k)) {
+            text_add(code, "    expect(");
+            print_address(code, map, k, "to");
+            text_add(code, ", THREADS * UNROLL * RUN * %d);\n", (int)dtype_bytes(map->operands[k].type, 1));
+        }
+    text_add(code, "}\n\n");
+}
+
 static void print_index(struct text *code, const struct map *map, int k) {
     text_add(code, "        const i64 v%d = 0", map->operands[k].value);
     for (int i = 0; i <= last_of(map); i++)
@@ -319,16 +340,15 @@ void map_print(struct kernel_print *print, const struct map *map) {
     text_add(&print->code, "#include \"lib/gather.cuh\"\n");
     if (is_tiled) {
         print_constant(print, "GROUP", group_of(map));
-        print_constant(print, "BLOCKS", 4);
-        print_constant(print, "UNROLL", group_of(map) > 2 || map->count > 2 ? 1 : 2);
+        print_constant(print, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
         print_constant(print, "TILE_AXIS", map->tile.along_axis);
         print_constant(print, "TILE_LAST", map->tile.along_last);
-        print_number(print, map_tiles(map), "tiles");
         print_number(print, map->space.extents[map->tile.axis], "axis_extent");
         print_number(print, map->space.extents[last_of(map)], "last_extent");
         text_add(&print->code, "#include \"lib/exchange.cuh\"\n");
     } else {
         print_constant(print, "UNROLL", map->unroll);
+        print_constant(print, "EXPECTS", map->expects);
         print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
         print_constant(print, "SHARES_BYTES", map_shares_bytes(map));
         print_number(print, space_elements(&map->space), "elements");
@@ -339,6 +359,8 @@ void map_print(struct kernel_print *print, const struct map *map) {
     if (map->is_flat && last_of(map) > 0)
         print_advance(&print->code, map);
     print_loads(&print->code, map);
+    if (!is_tiled)
+        print_expected(&print->code, map);
     if (is_tiled)
         print_stages(&print->code, map);
     print_compute(&print->code, map);
@@ -359,7 +381,7 @@ void map_print_turn(struct kernel_print *print, const struct map *map) {
     for (int i = 0; i <= last_of(map); i++)
         span += (map->space.extents[i] - 1) * from->strides[i];
     text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
-    print_constant(print, "THREADS", MAP_THREADS);
+    print_constant(print, "THREADS", TURN_THREADS);
     print_constant(print, "TILE_AXIS", tile->along_axis);
     print_constant(print, "TILE_LAST", tile->along_last);
     print_constant(print, "SHIFTS_FROM", tile->shifts_from);

@@ -419,7 +419,8 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     each = is_aligned ? each : 16 / bytes;
     kernel_print_init(&print, step->region.graph);
     print_constant(&print, "THREADS", THREADS);
-    print_constant(&print, "UNROLL", UNROLL);
+    int unroll = is_aligned ? UNROLL : 1; /* shifted chunks hold many registers: more threads beat more loads */
+    print_constant(&print, "UNROLL", unroll);
     print_constant(&print, "EACH", each);
     print_constant(&print, "IS_ALIGNED", is_aligned);
     text_add(&print.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
@@ -428,7 +429,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     print_number(&print, elements, "elements");
     print_pieces(&print, m);
     TRY(kernel_finish(&print, kernel, "join.cuh", "join", arena));
-    int64_t blocks = (elements + each * THREADS * UNROLL - 1) / (each * THREADS * UNROLL);
+    int64_t blocks = (elements + each * THREADS * unroll - 1) / (each * THREADS * unroll);
     kernel->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;

@@ -2,9 +2,10 @@
    Formula   printed from the graph: compute() evaluates its nodes on a run of RUN neighbours and stores the results
    Tile      a thread takes UNROLL runs, THREADS runs apart, so that a warp touches whole lines; persistent over the rest
    Memory    all loads of a thread are issued before its first arithmetic; nothing is shared
+   Start     where all blocks run at once (EXPECTS), what they read is on its way to the second cache before the kernel before ends
    Limits    RUN divides the last extent, but in flat spaces, whose rest goes one by one: to a thread each, or all to one
              thread where results share bytes (SHARES_BYTES)
-   Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES, and locate(), load_inputs(), compute(), printed */
+   Params    RUN THREADS UNROLL HAS_REST SHARES_BYTES EXPECTS, and locate(), load_inputs(), expect_inputs(), compute(), printed */
 
 #include "lib/overlap.cuh"
 
@@ -25,9 +26,13 @@ template <class A> DEVICE void sweep_rest(const A& a, i64 first) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant__ arguments a) {
-    begin_overlapped();
     const i64 step = (i64)gridDim.x * THREADS * UNROLL;
     const i64 runs = a.elements / RUN;
+    if constexpr (EXPECTS) {
+        const i64 first = (i64)blockIdx.x * THREADS * UNROLL;
+        if (threadIdx.x == 0 && first + UNROLL * THREADS <= runs) expect_inputs(a, locate(a, first));
+    }
+    begin_overlapped();
     for (i64 first = (i64)blockIdx.x * THREADS * UNROLL + threadIdx.x; first < runs; first += step) {
         inputs<RUN> in[UNROLL];
         #pragma unroll

@@ -6,7 +6,8 @@
    Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and rows of `from` follow
              one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of `to` do (IS_FLAT_TO), so are they
    Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the last dim
-   Tried     lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower)
+   Tried     lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower);
+             blocks of 256 threads (tiles of as many bytes a thread: 1 to 5 % slower)
    Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside of chunks)
              IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_place(), to_place(), along_axis(), along_last(), printed */
 

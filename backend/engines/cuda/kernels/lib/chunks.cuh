@@ -24,10 +24,10 @@ DEVICE piece piece_of(const void* x, i64 row, i64 left, i64 count, i64 elements)
     return piece{begin + (u64)((row + 1) * count - left) * sizeof(element), left, begin, begin + (u64)elements * sizeof(element)};
 }
 
-/* The bytes from p on, out of the two aligned chunks of 16 in which they lie. */
+/* The bytes from p on, out of the one or two aligned chunks of 16 in which they lie. */
 template <int BYTES> DEVICE chunk<BYTES> load_shifted(u64 p) {
     const u32 phase = (u32)p % 16;
-    const chunk<16> low = load_global<16>(p - phase), high = load_global<16>(p - phase + 16);
+    const chunk<16> low = load_global<16>(p - phase), high = load_global<16>((p + BYTES - 1) / 16 * 16);
     u32 w[8];
     chunk<BYTES> out;
     #pragma unroll
