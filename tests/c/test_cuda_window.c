@@ -92,16 +92,41 @@ static void dense_mean_pool_backward(struct model *m) {
                          NULL);
 }
 
+static void max_pool_planes_backward(struct model *m) {
+    add_pooling_backward(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1, typed(m, DIMS(32, 64, 112, 112), BF16),
+                         typed(m, DIMS(32, 64, 56, 56), BF16), typed(m, DIMS(32, 64, 56, 56), I8));
+}
+
+/* Rows that begin anywhere. */
+static void mean_pool_planes_backward(struct model *m) {
+    add_pooling_backward(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 3, 2, 1, typed(m, DIMS(32, 64, 55, 55), F32),
+                         typed(m, DIMS(32, 64, 28, 28), F32), NULL);
+}
+
+static void odd_channels(struct model *m) {
+    add_pooling(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1, channels_last(m, DIMS(32, 63, 112, 112), BF16),
+                channels_last(m, DIMS(32, 63, 56, 56), BF16), NULL);
+}
+
+static void large_windows(struct model *m) {
+    add_pooling(m, WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING, 7, 7, 0, channels_last(m, DIMS(128, 2048, 7, 7), BF16),
+                channels_last(m, DIMS(128, 2048, 1, 1), BF16), NULL);
+}
+
 static const struct family_case cases[] = {
     {&cuda_window, max_pool, "max pool with index", "windows of 1x3x3, runs of 8 channels"},
-    {&cuda_window, mean_pool_nchw, "mean of the whole image", "windows of 1x7x7, runs of 1 channels"},
+    {&cuda_window, mean_pool_nchw, "mean of the whole image", "pool_whole: windows of 1x7x7"},
     {&cuda_window, max_pool_backward, "max pool backward", "windows of 1x3x3, runs of 8 channels"},
     {&cuda_window, mean_pool_backward, "mean pool backward", "windows of 1x2x2, runs of 8 channels"},
     {&cuda_window, max_pool_planes, "max pool of planes", "pool_planes: windows of 1x3x3, runs of 1 channels"},
     {&cuda_window, mean_pool_bands, "mean pool of bands", "pool_planes: windows of 1x3x3, runs of 1 channels"},
     {&cuda_window, dense_max_pool, "dense max pool", "runs of 8 channels, patches of 2x2"},
     {&cuda_window, dense_mean_pool, "dense mean pool", "runs of 8 channels, patches of 2x2"},
-    {&cuda_window, dense_mean_pool_backward, "dense mean pool backward", "runs of 8 channels, patches of 2x2"},
+    {&cuda_window, dense_mean_pool_backward, "dense mean pool backward", "pool: windows of 1x3x3, runs of 8 channels"},
+    {&cuda_window, max_pool_planes_backward, "max pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
+    {&cuda_window, mean_pool_planes_backward, "mean pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
+    {&cuda_window, odd_channels, "odd channels", "pool_loose: windows of 1x3x3"},
+    {&cuda_window, large_windows, "large windows", "pool_team: windows of 1x7x7, runs of 8 channels"},
 };
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */

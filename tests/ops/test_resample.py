@@ -315,6 +315,7 @@ def test_data_types_of_pooling(dtype: str) -> None:
         Pool("dense bands", (2, 1, 147, 250), [3, 2], [1, 1], [1, 0], [1, 1]),
         Pool("bands with rows left over", (1, 1, 190, 161), [2, 3], [3, 1], [0, 1], [0, 1]),
         Pool("many small images", (3, 1100, 7, 5), [3, 3], [2, 1], [1, 1], [1, 1]),
+        Pool("whole images", (3, 48, 7, 7), [7, 7], [7, 7], [0, 0], [0, 0]),
     ],
     ids=lambda case: case.name,
 )
@@ -325,6 +326,47 @@ def test_images_as_planes(case: Pool, dtype: str) -> None:
     )
     mean = average_pool(case, x, "AVGPOOL_EXCLUDE_PADDING")
     checks.check(lambda g, x: pool(g, x, case, "AVGPOOL_EXCLUDE_PADDING", None), {"x": x}, mean, magnitude=9)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Pool("channels of odd number", (2, 37, 9, 25), [3, 3], [2, 2], [1, 1], [1, 1]),
+        Pool("dense, channels of odd number", (1, 40, 6, 17), [3, 2], [1, 1], [1, 0], [1, 1]),
+        Pool("many channels, large windows", (2, 512, 7, 7), [7, 7], [7, 7], [0, 0], [0, 0]),
+        Pool("planes", (2, 3, 39, 45), [3, 3], [2, 2], [1, 1], [1, 1]),
+        Pool("dense planes", (2, 3, 39, 45), [3, 2], [1, 1], [1, 1], [1, 1]),
+    ],
+    ids=lambda case: case.name,
+)
+def test_images_of_many_elements(case: Pool, dtype: str) -> None:
+    x = whole_numbers(case, dtype)
+    y, index = max_pool(case, x)
+    checks.check(lambda g, x: pool(g, x, case, "MAXPOOL", None), {"x": x}, y, layouts=checks.LAYOUTS)
+    dy = checks.random(y.shape, dtype, seed=1)
+    checks.check(
+        lambda g, dy, index: g.resample_backward(dy, index, mode="MAXPOOL", **case.options).set_dim(case.x),
+        {"dy": dy, "index": index.astype(np.int8)},
+        max_pool_backward(case, index, dy),
+        layouts=checks.LAYOUTS,
+        magnitude=8,
+    )
+    for mode in AVERAGES:
+        checks.check(
+            lambda g, x, mode=mode: pool(g, x, case, mode, None),
+            {"x": x},
+            average_pool(case, x, mode),
+            layouts=checks.LAYOUTS,
+            magnitude=9,
+        )
+        checks.check(
+            lambda g, dy, mode=mode: g.resample_backward(dy, mode=mode, **case.options).set_dim(case.x),
+            {"dy": dy},
+            average_pool_backward(case, dy, mode),
+            layouts=checks.LAYOUTS,
+            magnitude=20,
+        )
 
 
 def test_lowest_integer_where_nothing_is_seen() -> None:

@@ -35,9 +35,14 @@ EMBED(lib_window, "lib/window.cuh")
 EMBED(window, "window.cuh")
 EMBED(window_bwd, "window_bwd.cuh")
 EMBED(lib_pool, "lib/pool.cuh")
+EMBED(lib_planes, "lib/planes.cuh")
 EMBED(lib_pool_results, "lib/pool_results.cuh")
 EMBED(pool, "pool.cuh")
+EMBED(pool_loose, "pool_loose.cuh")
+EMBED(pool_whole, "pool_whole.cuh")
 EMBED(pool_planes, "pool_planes.cuh")
+EMBED(pool_planes_bwd, "pool_planes_bwd.cuh")
+EMBED(pool_team, "pool_team.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(join, "join.cuh")
@@ -114,9 +119,14 @@ static const struct program_header files[] = {
     {"window.cuh", weft_kernel_window},
     {"window_bwd.cuh", weft_kernel_window_bwd},
     {"lib/pool.cuh", weft_kernel_lib_pool},
+    {"lib/planes.cuh", weft_kernel_lib_planes},
     {"lib/pool_results.cuh", weft_kernel_lib_pool_results},
     {"pool.cuh", weft_kernel_pool},
+    {"pool_loose.cuh", weft_kernel_pool_loose},
+    {"pool_whole.cuh", weft_kernel_pool_whole},
     {"pool_planes.cuh", weft_kernel_pool_planes},
+    {"pool_planes_bwd.cuh", weft_kernel_pool_planes_bwd},
+    {"pool_team.cuh", weft_kernel_pool_team},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"join.cuh", weft_kernel_join},

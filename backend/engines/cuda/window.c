@@ -1,47 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The window family: one pooling or interpolation, or its gradient, in one sweep over its result. The host half decides and
-   prints constants; kernels/pool.cuh, pool_planes.cuh and pool_bwd.cuh walk small windows in whole steps, window.cuh and
-   window_bwd.cuh all others, and lib/window.cuh knows the geometry. */
+   prints constants: small windows in whole steps are the pool kernels' (window.h), all others kernels/window.cuh's and
+   window_bwd.cuh's, and lib/window.cuh knows the geometry. */
+#include "engines/cuda/window.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/kernel.h"
-#include "graph/ops/resample.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, POOL_THREADS = 128, LONGEST_RUN = 16, UNROLLED_TAPS = 16, DIGITS_MAX = 6 };
+enum { THREADS = 256, LONGEST_RUN = 16, UNROLLED_TAPS = 16, DIGITS_MAX = 6 };
 
 /* Of the pool kernels: what registers hold, and what is worth unrolling. */
 enum {
     POOL_RUN = 8,
     POOL_TAPS = 64,
     POOL_SHARED_TAPS = 25,
-    POOL_LOADS = 64,
     POOL_STEP = 4,
     POOL_SIDES = 9,
     POOL_REACHING = 16,
     POOL_FOUND_AGAIN = 4,
     POOL_ROWS = 4,
-    PLANES_BYTES = 28 << 10
+    TEAM_MAX = 16,
+    AHEAD = 528,
+    LOOSE_ACCESS = 4,    /* bytes */
+    LOOSE_CHANNELS = 32, /* bytes */
+    LOOSE_BYTES = 14 << 10
 };
 
 static const double INT32_REACH = 1 << 30;
-
-struct window {
-    const struct region *region;
-    const struct descriptor *op;
-    struct resample_geometry g;
-    int run;
-    bool is_wide; /* numbers of the geometry pass 32 bits */
-    bool has_y, has_index;
-    bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
-    bool is_pool;          /* patches of neighbours, by the pool kernels */
-    bool is_planes;        /* of these, images that lie as planes: pool_planes.cuh */
-    int64_t tile_planes, tile_rows;
-    int64_t patch[3]; /* positions along each axis that a thread makes; of dx, steps of windows */
-    int64_t rows;     /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
-};
 
 /* The tensor that is made: positions are counted in its memory order. */
 static const struct resample_operand *result_of(const struct window *w) { return w->g.backward ? &w->g.x : &w->g.y; }
@@ -62,20 +49,18 @@ static weftStatus_t check_tensor(const struct window *w, const struct tensor *te
     return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* How many channels of an operand one access takes. */
 static int64_t channels_per_access(const struct resample_operand *operand) {
     if (operand->channel_stride != 1)
         return 1;
-    int64_t fits = gcd(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
-    int64_t run = gcd(fits > 1 ? fits : 1, operand->batch_stride);
+    int64_t fits = window_gcd(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
+    int64_t run = window_gcd(fits > 1 ? fits : 1, operand->batch_stride);
     for (int i = 0; i < 3; i++)
-        run = gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+        run = window_gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
     return run;
 }
 
-static bool is_used(const struct window *w, const struct resample_operand *operand) {
+bool window_uses(const struct window *w, const struct resample_operand *operand) {
     bool is_saved = operand == &w->g.saved;
     return operand->tensor && (!is_saved || (w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->g.index.tensor)) &&
            (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
@@ -84,6 +69,33 @@ static bool is_used(const struct window *w, const struct resample_operand *opera
 static bool is_stored(const struct region *region, const struct tensor *tensor) {
     int value = tensor ? graph_find_value(region->graph, tensor) : -1;
     return value >= 0 && !value_is_dead(&region->graph->values[value]);
+}
+
+bool window_has_padding(const struct resample_geometry *g) {
+    bool has = false;
+    for (int i = 0; i < 3; i++)
+        has = has || g->offset[i] > 0 || (g->y.size[i] - 1) * g->step[i] - g->offset[i] + g->taps[i] > g->x.size[i];
+    return has;
+}
+
+/* The gradient of a mean whose windows go step by step is such a mean itself, of dy. */
+static void turn_mean(struct window *w) {
+    struct resample_geometry *g = &w->g;
+    bool is_mean = (g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING && g->padding != WEFT_EDGE_VAL_PAD) ||
+                   (g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING && !window_has_padding(g));
+    struct resample_operand dx = g->x;
+    for (int i = 0; i < 3; i++)
+        is_mean = is_mean && g->denominator[i] == 1 && g->step[i] == 1;
+    if (!g->backward || !is_mean)
+        return;
+    g->backward = false;
+    g->mode = WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
+    g->padding = WEFT_ZERO_PAD;
+    g->x = g->y;
+    g->y = dx;
+    g->saved.tensor = NULL;
+    for (int i = 0; i < 3; i++)
+        g->offset[i] = g->taps[i] - 1 - g->offset[i];
 }
 
 static void find_reach(struct window *w) {
@@ -111,115 +123,124 @@ static bool forward_fits(const struct window *w) {
 
 static bool backward_fits(const struct window *w) {
     int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
-    return sides <= POOL_SIDES && all <= (is_used(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
+    return sides <= POOL_SIDES && all <= (window_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
 }
 
 /* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start of
    the padding. */
 static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
-static int64_t first_patch(const struct window *w, int axis) {
+int64_t window_first_patch(const struct window *w, int axis) {
     int64_t offset = w->g.offset[axis], side = side_of(w, axis);
     return axis ? offset / side - (offset % side < 0) : 0;
 }
 
-/* How many patches there are along an axis. */
-static int64_t patches(const struct window *w, int axis) {
+int64_t window_patches(const struct window *w, int axis) {
     const struct resample_operand *result = result_of(w);
     int64_t size = result->size[axis], side = side_of(w, axis);
-    if (!w->is_pool)
+    if (w->kernel < POOL)
         return size;
     if (!w->g.backward)
         return (size + w->patch[axis] - 1) / w->patch[axis];
     int64_t end = axis ? size + w->g.offset[axis] : size;
-    return (end + side - 1) / side - first_patch(w, axis);
+    return (end + side - 1) / side - window_first_patch(w, axis);
+}
+
+/* Whether windows go in whole steps, few enough, over what padding does not change. */
+static bool is_pool(const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    bool is_mean = excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
+    bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && product(g->taps) <= POOL_TAPS &&
+              (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
+    for (int i = 0; i < 3; i++)
+        is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
+    return is;
 }
 
 /* Windows that overlap share what a thread loads; those of rows two steps apart share it through the first cache. */
 static void find_patch(struct window *w) {
     const struct resample_geometry *g = &w->g;
-    bool is_mean = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
-    bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
-    w->is_pool = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && product(g->taps) <= POOL_TAPS &&
-                 (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
+    bool is_small = product(g->taps) <= POOL_SHARED_TAPS;
+    w->kernel = g->backward ? WINDOW_BWD : WINDOW;
+    w->rows = 1;
     for (int i = 0; i < 3; i++) {
-        w->is_pool = w->is_pool && g->x.size[i] > 0 && g->y.size[i] > 0;
-        bool overlaps = g->taps[i] > g->step[i], is_dense = overlaps && g->step[i] == 1;
-        int64_t many = (i == 2 || is_dense) && product(g->taps) <= POOL_SHARED_TAPS ? 2 : 1;
-        w->is_pool = w->is_pool && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
-        w->patch[i] = i == 0 || g->y.size[i] == 1 ? 1 : many;
+        bool is_dense = g->step[i] == 1 && g->taps[i] > 1;
+        w->patch[i] = i > 0 && g->y.size[i] > 1 && is_small && (i == 2 || is_dense) ? 2 : 1;
     }
-    if (w->is_pool && g->backward && !backward_fits(w))
+    if (!is_pool(w))
+        return;
+    if (g->backward && !backward_fits(w))
         w->patch[1] = w->patch[2] = 1;
-    w->is_pool = w->is_pool && (g->backward ? backward_fits(w) : forward_fits(w));
-    if (w->is_pool && w->run > POOL_RUN)
-        w->run = POOL_RUN;
+    if (!(g->backward ? backward_fits(w) : forward_fits(w)))
+        return;
+    w->kernel = g->backward ? POOL_BWD : POOL;
+    w->run = w->run > POOL_RUN ? POOL_RUN : w->run;
     int64_t rows = POOL_ROWS / w->patch[1];
-    w->rows = w->is_pool && w->run > 1 && patches(w, 1) >= rows ? rows : 1;
+    w->rows = w->run > 1 && window_patches(w, 1) >= rows ? rows : 1;
 }
 
-/* Whether a window may see nothing but padding. */
-static bool has_empty_windows(const struct window *w) {
-    bool has = false;
+bool window_may_be_empty(const struct resample_geometry *g) {
+    bool may = false;
     for (int i = 0; i < 3; i++) {
-        int64_t last = (w->g.y.size[i] - 1) * w->g.step[i] - w->g.offset[i];
-        has = has || w->g.denominator[i] != 1 || w->g.offset[i] >= w->g.taps[i] || last >= w->g.x.size[i];
+        int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
+        may = may || g->denominator[i] != 1 || g->offset[i] >= g->taps[i] || last >= g->x.size[i];
     }
-    return has;
+    return may;
 }
 
-static bool is_packed_plane(const struct resample_operand *x, int64_t n, int64_t c) {
-    int64_t plane = x->size[1] * x->size[2];
-    return x->size[0] == 1 && (x->size[2] == 1 || x->size_stride[2] == 1) &&
-           (x->size[1] == 1 || x->size_stride[1] == x->size[2]) && (c == 1 || x->channel_stride == plane) &&
-           (n == 1 || x->batch_stride == plane * c);
-}
-
-static int64_t bytes_of_plane(const struct window *w) {
-    const struct resample_operand *x = &w->g.x;
-    return dtype_bytes((weftDataType_t)x->tensor->type, x->size[1] * x->size[2]);
-}
-
-/* Bytes of a plane that so many rows of positions see. */
-static int64_t bytes_seen(const struct window *w, int64_t rows) {
-    int64_t seen = (rows - 1) * w->g.step[1] + w->g.taps[1];
-    return bytes_of_plane(w) / w->g.x.size[1] * seen;
-}
-
-/* Whether planes go through shared memory, and how many or how much of one at a time: what rows of positions see, or all. */
-static void find_planes(struct window *w) {
+/* Windows that hardly share elements, and are so large that a thread each would be few. */
+static void find_team(struct window *w) {
     const struct resample_geometry *g = &w->g;
-    int64_t rows = g->y.size[1], down = 4;
-    w->is_planes = w->is_pool && !g->backward && w->run == 1 && g->taps[0] == 1 && g->step[0] == 1 &&
-                   is_packed_plane(&g->x, g->n, g->c) && !has_empty_windows(w) && g->n * g->c * rows < INT32_MAX &&
-                   g->x.tensor->alignment % dtype_bytes((weftDataType_t)g->x.tensor->type, 1) == 0;
-    if (!w->is_planes)
+    if (w->kernel == POOL && w->run > 1 && product(g->taps) > POOL_SHARED_TAPS && g->taps[0] == 1 && g->taps[1] > 1 &&
+        g->taps[1] <= TEAM_MAX && (g->y.size[1] == 1 || g->step[1] >= g->taps[1]))
+        w->kernel = POOL_TEAM;
+}
+
+/* Whether the channels of all positions lie in one stretch. */
+static bool is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand) {
+    int64_t stride = g->c;
+    bool is_packed = operand->channel_stride == 1 && operand->tensor->alignment % 16 == 0;
+    for (int i = 3; i-- > 0; stride *= operand->size[i])
+        is_packed = is_packed && (operand->size[i] == 1 || operand->size_stride[i] == stride);
+    return is_packed && (g->n == 1 || operand->batch_stride == stride);
+}
+
+/* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the row. */
+static void find_loose(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
+    if (w->kernel != POOL || w->run * size > LOOSE_ACCESS || g->c * size < LOOSE_CHANNELS || g->taps[0] != 1 ||
+        g->step[0] != 1 || g->offset[0] != 0 || 16 % size != 0 || window_may_be_empty(g) || !is_packed_last(g, &g->x) ||
+        tensor_bytes(g->x.tensor) % 16 != 0 || g->n * g->y.size[1] * row >= INT32_MAX)
         return;
-    while (down > 1 && (down > rows || ((down - 1) * g->step[1] + g->taps[1]) * g->taps[2] > POOL_LOADS))
-        down /= 2;
-    if (bytes_of_plane(w) > PLANES_BYTES) {
-        while (rows > down && bytes_seen(w, rows) > PLANES_BYTES)
-            rows = (rows / 2 + down - 1) / down * down;
-        w->is_planes = rows < g->y.size[1] && bytes_seen(w, rows) <= PLANES_BYTES;
-    }
-    w->tile_rows = (rows + down - 1) / down * down;
-    if (!w->is_planes)
+    most = (LOOSE_BYTES / g->taps[1] / (g->c * size) - g->taps[2]) / g->step[2] + 1;
+    if (most < 2 && most < row)
         return;
-    w->patch[0] = w->patch[2] = 1;
-    w->patch[1] = down;
+    int64_t tiles = (row + most - 1) / most;
+    w->kernel = POOL_LOOSE;
+    w->run = 1;
+    w->rows = w->patch[1] = 1;
+    w->patch[2] = row > 1 ? 2 : 1;
+    w->tile_columns = window_round_up((row + tiles - 1) / tiles, w->patch[2]);
+    w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
+    while ((g->x.size[2] * g->c - w->pitch) % (16 / size) != 0)
+        w->pitch++;
 }
 
 /* How many channels go at once, and what a thread makes of them. */
 static void find_walk(struct window *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
-    int64_t run = gcd(LONGEST_RUN, w->g.c);
+    int64_t run = window_gcd(LONGEST_RUN, w->g.c);
     for (int k = 0; k < 4; k++)
-        if (is_used(w, operands[k]))
-            run = gcd(run, channels_per_access(operands[k]));
+        if (window_uses(w, operands[k]))
+            run = window_gcd(run, channels_per_access(operands[k]));
     w->run = (int)run;
     find_reach(w);
     find_patch(w);
-    find_planes(w);
+    find_team(w);
+    find_loose(w);
+    window_find_planes(w);
 }
 
 /* ---- Analysis ----------------------------------------------------------------------------------------------------- */
@@ -243,15 +264,20 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
     for (int k = 0; k < 4; k++)
         TRY(check_tensor(w, operands[k]->tensor));
+    turn_mean(w);
+    for (int i = 0; i < 3 && !w->g.backward; i++)
+        if (w->g.y.size[i] == 1 && w->g.denominator[i] == 1)
+            w->g.step[i] = 1; /* a single position takes none */
     find_walk(w);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
-   patches that they reach. */
+   patches that they reach, and planes are read with their numbers. */
 static bool finds_first(const struct window *w) {
     bool overlaps = w->g.taps[0] > w->g.step[0] || w->g.taps[1] > w->g.step[1] || w->g.taps[2] > w->g.step[2];
-    return w->g.backward && is_used(w, &w->g.saved) && overlaps && product(w->g.taps) < INT8_MAX;
+    return w->g.backward && window_uses(w, &w->g.saved) && product(w->g.taps) < INT8_MAX &&
+           (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
 }
 
 /* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. */
@@ -282,8 +308,8 @@ static int64_t turns_of(const struct window *w) {
     const struct resample_operand *result = result_of(w);
     if (result->size[0] * result->size[1] * result->size[2] == 0)
         return 0;
-    int64_t groups = (patches(w, 1) + w->rows - 1) / w->rows;
-    return w->g.n * (w->g.c / w->run) * patches(w, 0) * groups * w->rows * patches(w, 2);
+    int64_t groups = (window_patches(w, 1) + w->rows - 1) / w->rows;
+    return w->g.n * (w->g.c / w->run) * window_patches(w, 0) * groups * w->rows * window_patches(w, 2);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -292,7 +318,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     const struct resample_operand *operands[] = {&w.g.x, &w.g.y, &w.g.index, &w.g.saved};
     double bytes = 0;
     for (int k = 0; k < 4; k++)
-        if (is_used(&w, operands[k]))
+        if (window_uses(&w, operands[k]))
             bytes += (double)tensor_bytes(operands[k]->tensor);
     *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
     return WEFT_STATUS_SUCCESS;
@@ -321,7 +347,7 @@ static void print_operand(struct kernel_print *print, const struct window *w, co
     weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
     if (operand == &w->g.index && w->index_is_scratch)
         print_scratch(print, cuda_type_name(type), 0, pointer);
-    else if (is_used(w, operand))
+    else if (window_uses(w, operand))
         print_pointer(print, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
     snprintf(text, sizeof text, "%s_t", pointer);
     print_type(print, text, type);
@@ -342,13 +368,13 @@ struct digit {
    Rows of patches that neighbours take come right before the channels. */
 static int list_digits(const struct window *w, struct digit *digits) {
     const struct resample_operand *result = result_of(w);
-    int64_t step1 = w->is_pool && !w->g.backward ? w->patch[1] : 1,
-            step2 = w->is_pool && !w->g.backward ? w->patch[2] : 1;
+    int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
+            step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
     const struct digit all[] = {
         {"n", w->g.n, result->batch_stride, 1},
-        {"at[0]", patches(w, 0), result->size_stride[0], 1},
-        {"at[1]", (patches(w, 1) + w->rows - 1) / w->rows, result->size_stride[1], w->rows * step1},
-        {"at[2]", patches(w, 2), result->size_stride[2], step2},
+        {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
+        {"at[1]", (window_patches(w, 1) + w->rows - 1) / w->rows, result->size_stride[1], w->rows * step1},
+        {"at[2]", window_patches(w, 2), result->size_stride[2], step2},
         {"at[1]", w->rows, w->run > 1 ? -1 : result->size_stride[1], step1},
         {"c", w->g.c / w->run, w->run > 1 ? -2 : result->channel_stride, w->run},
     };
@@ -395,50 +421,103 @@ static bool computes_in_double(const struct window *w) {
     return is_double;
 }
 
-static int threads_of(const struct window *w) { return w->is_pool ? POOL_THREADS : THREADS; }
+static int threads_of(const struct window *w) {
+    return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
+}
+
+static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
 
 /* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a NaN
    is above all. */
 static bool is_paired(const struct window *w, const struct device *device) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || device->cuda.major >= 9));
-    return w->is_pool && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL && finds &&
-           (w->run % 2 == 0 || w->run == 1) && (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) &&
+    return w->kernel >= POOL && w->kernel != POOL_WHOLE && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL &&
+           finds && (w->run % 2 == 0 || w->run == 1) && (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) &&
            device->cuda.major >= 8;
 }
 
-/* How many blocks of POOL_THREADS a multiprocessor's registers must hold at once. */
+/* How many blocks a multiprocessor's registers must hold at once. */
 static int blocks_of(const struct window *w, const struct device *device) {
+    bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
+    if (w->kernel == POOL_TEAM)
+        return 1024 / threads_of(w);
+    if (w->kernel == POOL_WHOLE)
+        return 8;
     if (product(w->g.taps) > POOL_SHARED_TAPS)
         return 2;
-    if (computes_in_double(w) || is_used(w, &w->g.saved) || product(w->g.taps) > 9)
+    if (computes_in_double(w) || window_uses(w, &w->g.saved) || product(w->g.taps) > 9)
         return 3;
-    if (w->is_planes)
-        return w->has_index ? 6 : 8;
+    if (is_planes(w))
+        return w->has_index || w->g.backward ? 6 : 8;
+    if (w->kernel == POOL_LOOSE)
+        return 8;
     if (w->has_index && !w->g.backward)
         return is_paired(w, device) ? 4 : 3;
-    bool is_small = w->patch[1] * w->patch[2] <= 2;
-    if (w->g.backward && w->g.mode != WEFT_RESAMPLE_MAXPOOL)
+    if (w->g.backward && is_mean)
         return is_small ? 6 : 5;
-    return is_paired(w, device) || is_small ? 5 : 4;
+    return is_mean || is_paired(w, device) || is_small ? 5 : 4;
+}
+
+/* Whether places in memory pass 31 bits. */
+static bool has_far_elements(const struct window *w) {
+    const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
+    double farthest = 0;
+    for (int k = 0; k < 4; k++) {
+        const struct resample_operand *o = operands[k];
+        double last = (double)w->g.n * (double)o->batch_stride + (double)w->g.c * (double)o->channel_stride;
+        for (int i = 0; i < 3; i++)
+            last += ((double)o->size[i] + POOL_TAPS) * (double)o->size_stride[i];
+        farthest = window_uses(w, o) && last > farthest ? last : farthest;
+    }
+    return farthest >= INT32_MAX;
+}
+
+static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
+
+static int64_t blocks_at_all(const struct window *w) {
+    int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
+    return (turns_of(w) + each - 1) / each;
+}
+
+/* Whether all blocks run at once, and each warp reads one stretch per tap. */
+static bool expects(const struct window *w, const struct device *device) {
+    return w->kernel == POOL_TEAM && device->cuda.major >= 9 && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
+           window_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
+           blocks_at_all(w) <= 8 * (int64_t)device->cuda.multiprocessors;
+}
+
+/* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. */
+static int ahead_of(const struct window *w, const struct device *device) {
+    const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
+    bool is_dense = w->g.mode != WEFT_RESAMPLE_MAXPOOL && w->patch[1] > 1;
+    bool waits = w->kernel == POOL_BWD || (w->kernel == POOL && is_dense);
+    return waits && device->cuda.major >= 9 && w->run > 1 && is_packed_last(&w->g, read) &&
+                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(device)
+               ? AHEAD
+               : 0;
 }
 
 static void print_constants(struct kernel_print *print, const struct window *w, const struct device *device) {
     const struct resample_geometry *g = &w->g;
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
-    bool unrolls = w->is_pool || product(g->taps) <= UNROLLED_TAPS;
+    bool is_pool = w->kernel >= POOL, unrolls = is_pool || product(g->taps) <= UNROLLED_TAPS;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
-        {"RUN", w->run},
+        {"RUN", is_planes(w) ? w->planes.along : w->run},
+        {"ALONG_ROWS", is_planes(w)},
+        {"EXPECTS", expects(w, device)},
+        {"AHEAD", ahead_of(w, device)},
+        {"GRAIN", is_planes(w) ? w->planes.grain : w->run},
         {"THREADS", threads_of(w)},
         {"TAPS0", unrolls ? g->taps[0] : 0},
         {"TAPS1", unrolls ? g->taps[1] : 0},
         {"TAPS2", unrolls ? g->taps[2] : 0},
-        {"STEP0", w->is_pool ? g->step[0] : 0},
-        {"STEP1", w->is_pool ? g->step[1] : 0},
-        {"STEP2", w->is_pool ? g->step[2] : 0},
+        {"STEP0", is_pool ? g->step[0] : 0},
+        {"STEP1", is_pool ? g->step[1] : 0},
+        {"STEP2", is_pool ? g->step[2] : 0},
         {"PATCH1", w->patch[1]},
         {"PATCH2", w->patch[2]},
         {"BLOCKS", blocks_of(w, device)},
@@ -451,22 +530,34 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
         {"IS_WHOLE", g->denominator[0] == 1 && g->denominator[1] == 1 && g->denominator[2] == 1},
         {"CLAMPS", g->padding == WEFT_EDGE_VAL_PAD && !excludes},
         {"SKIPS_PADDING", g->padding == WEFT_NEG_INF_PAD},
-        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && has_empty_windows(w)},
+        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && window_may_be_empty(g)},
         {"EXCLUDES_PADDING", excludes},
         {"PROPAGATES_NAN", g->propagates_nan},
         {"HAS_Y", w->has_y},
         {"HAS_INDEX", w->has_index},
-        {"HAS_SAVED", is_used(w, &g->saved)},
+        {"HAS_SAVED", window_uses(w, &g->saved)},
         {"HAS_OLD", g->beta != 0},
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
-    text_add(&print->constants, "using math_t = %s;\nusing length_t = %s;\nusing position = %s;\n",
-             computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32",
-             turns_of(w) < INT32_MAX ? "u32" : "i64");
+    text_add(
+        &print->constants,
+        "using element = u16;\nusing math_t = %s;\nusing length_t = %s;\nusing offset_t = %s;\nusing position = %s;\n",
+        computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32", has_far_elements(w) ? "i64" : "i32",
+        turns_of(w) < INT32_MAX ? "u32" : "i64");
 }
 
-static void print_geometry(struct kernel_print *print, const struct window *w) {
+/* What blocks ask for ahead: slabs of the memory that is read, as many as there are blocks. */
+static void print_ahead(struct kernel_print *print, const struct window *w, const struct device *device) {
+    const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
+    int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
+    if (!ahead_of(w, device))
+        return;
+    print_number(print, window_round_up((bytes + slabs - 1) / slabs, 16), "slab");
+    print_number(print, bytes / 16 * 16, "whole");
+}
+
+static void print_geometry(struct kernel_print *print, const struct window *w, const struct device *device) {
     const struct resample_geometry *g = &w->g;
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
     const struct dtype *type = dtype_of((weftDataType_t)compared->type);
@@ -484,59 +575,74 @@ static void print_geometry(struct kernel_print *print, const struct window *w) {
     print_bits(print, g->beta, "beta");
     print_bits(print, type->is_float ? -INFINITY : type->lowest, "lowest");
     print_number(print, turns_of(w), "runs");
-    if (w->is_pool && g->backward) {
-        print_number(print, first_patch(w, 1), "first1");
-        print_number(print, first_patch(w, 2), "first2");
+    if (w->kernel == POOL_BWD || w->kernel == POOL_PLANES_BWD) {
+        print_number(print, window_first_patch(w, 1), "first1");
+        print_number(print, window_first_patch(w, 2), "first2");
     }
+    print_ahead(print, w, device);
 }
 
-static const char *const entries[] = {"window", "window_bwd", "pool", "pool_bwd", "pool_planes"};
+static const char *const entries[] = {
+    [WINDOW] = "window",
+    [WINDOW_BWD] = "window_bwd",
+    [POOL] = "pool",
+    [POOL_BWD] = "pool_bwd",
+    [POOL_TEAM] = "pool_team",
+    [POOL_LOOSE] = "pool_loose",
+    [POOL_PLANES] = "pool_planes",
+    [POOL_PLANES_BWD] = "pool_planes_bwd",
+    [POOL_WHOLE] = "pool_whole",
+};
 
-static int entry_of(const struct window *w) { return w->is_planes ? 4 : w->g.backward + 2 * w->is_pool; }
-
-/* The tiles of images that lie as planes: a few whole ones where these are small, else bands of one. Gives their number. */
-static int64_t print_planes(struct kernel_print *print, const struct window *w, const struct device *device,
-                            uint32_t *shared_bytes) {
-    int64_t planes = w->g.n * w->g.c, bytes = bytes_of_plane(w), bands = 1, each = 1;
-    if (bytes > PLANES_BYTES)
-        bands = (w->g.y.size[1] + w->tile_rows - 1) / w->tile_rows;
-    while (2 * each * bytes <= PLANES_BYTES && planes / (2 * each) >= 8 * (int64_t)device->cuda.multiprocessors)
-        each *= 2;
-    *shared_bytes = (uint32_t)((bands == 1 ? each * bytes : bytes_seen(w, w->tile_rows)) + 32) & ~15u;
-    print_number(print, planes, "planes");
-    print_number(print, each, "tile_planes");
-    print_number(print, w->tile_rows, "tile_rows");
-    print_number(print, w->g.x.size[1] * w->g.x.size[2], "plane");
-    print_number(print, planes * w->g.x.size[1] * w->g.x.size[2], "elements");
-    print_divisor(print, bands, "bands");
-    print_divisor(print, w->tile_rows / w->patch[1], "groups");
-    print_divisor(print, w->g.y.size[2], "columns");
+static int64_t print_loose(struct kernel_print *print, const struct window *w, uint32_t *shared_bytes) {
+    int64_t tiles = (w->g.y.size[2] + w->tile_columns - 1) / w->tile_columns;
+    print_number(print, w->tile_columns, "tile_columns");
+    print_number(print, w->pitch, "pitch");
+    print_divisor(print, tiles, "tiles");
+    print_divisor(print, w->g.y.size[1], "rows");
     print_divisor(print, w->g.c, "channels");
-    return (planes + each - 1) / each * bands;
+    *shared_bytes = (uint32_t)window_bytes(&w->g.x, w->g.taps[1] * w->pitch) + 16;
+    return w->g.n * w->g.y.size[1] * tiles;
+}
+
+/* The blocks of a kernel, and the shared memory of each. */
+static int64_t print_blocks(struct kernel_print *print, const struct window *w, const struct device *device,
+                            uint32_t *shared_bytes) {
+    *shared_bytes = 0;
+    if (w->kernel >= POOL_PLANES)
+        return window_print_planes(print, w, device, shared_bytes);
+    if (w->kernel == POOL_LOOSE)
+        return print_loose(print, w, shared_bytes);
+    print_locate(print, w);
+    int64_t blocks = blocks_at_all(w), most = most_blocks(device);
+    return blocks < most ? blocks : most;
 }
 
 static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, const struct device *device,
                                  struct arena *arena) {
-    static const char *const files[] = {"window.cuh", "window_bwd.cuh", "pool.cuh", "pool_bwd.cuh", "pool_planes.cuh"};
-    int64_t blocks = (turns_of(w) + threads_of(w) - 1) / threads_of(w);
-    int64_t most = (int64_t)device->cuda.multiprocessors * 256;
-    uint32_t shared_bytes = 0;
+    static const char *const files[] = {
+        [WINDOW] = "window.cuh",
+        [WINDOW_BWD] = "window_bwd.cuh",
+        [POOL] = "pool.cuh",
+        [POOL_BWD] = "pool_bwd.cuh",
+        [POOL_TEAM] = "pool_team.cuh",
+        [POOL_LOOSE] = "pool_loose.cuh",
+        [POOL_PLANES] = "pool_planes.cuh",
+        [POOL_PLANES_BWD] = "pool_planes_bwd.cuh",
+        [POOL_WHOLE] = "pool_whole.cuh",
+    };
     struct kernel_print print;
     kernel_print_init(&print, w->region->graph);
     print_constants(&print, w, device);
-    print_geometry(&print, w);
-    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
-             w->is_pool ? "#include \"lib/pool.cuh\"\n" : "");
-    if (w->is_planes)
-        blocks = most = print_planes(&print, w, device, &shared_bytes);
-    else
-        print_locate(&print, w);
-    TRY(kernel_finish(&print, kernel, files[entry_of(w)], entries[entry_of(w)], arena));
-    kernel->grid[0] = (uint32_t)(blocks < most ? blocks : most);
+    print_geometry(&print, w, device);
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/chunks.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
+             w->kernel >= POOL ? "#include \"lib/pool.cuh\"\n" : "");
+    int64_t blocks = print_blocks(&print, w, device, &kernel->shared_bytes);
+    TRY(kernel_finish(&print, kernel, files[w->kernel], entries[w->kernel], arena));
+    kernel->grid[0] = (uint32_t)blocks;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);
-    kernel->shared_bytes = shared_bytes;
-    kernel->is_dependent = w->is_pool && device->cuda.major >= 9;
+    kernel->is_dependent = w->kernel >= POOL && device->cuda.major >= 9;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -563,7 +669,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const struct window *w = &passes[count - 1];
     return arena_print(
         arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",
-        count > 1 ? "maxima first, " : "", entries[entry_of(w)], (long long)w->g.taps[0], (long long)w->g.taps[1],
+        count > 1 ? "maxima first, " : "", entries[w->kernel], (long long)w->g.taps[0], (long long)w->g.taps[1],
         (long long)w->g.taps[2], w->run, (long long)w->patch[1], (long long)w->patch[2]);
 }
 

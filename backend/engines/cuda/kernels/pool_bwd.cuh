@@ -2,10 +2,11 @@
    Formula   gathers: element i + offset = b * SIDE + e of patch b is tap e - k * STEP of the position k after the patch's first
    Tile      a thread makes RUN channels of SIDE1 x SIDE2 elements of dx, whole steps of the windows, so that which tap meets
              which element is known to the compiler; it adds in the order of memory: every run gives the same bits
+   Ahead     a block asks for dy that the block AHEAD after it will read
    Limits    as pool.cuh
+   Tried     comparing numbers two at once, as halves (nothing)
    Params    as pool.cuh, and HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
-#include "lib/overlap.cuh"
 
 constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
 /* Positions before the patch's own that reach it, and all that do. */
@@ -14,16 +15,19 @@ constexpr int REACHING1 = BEFORE1 + PATCH1, REACHING2 = BEFORE2 + PATCH2;
 
 DEVICE length_t nearest_position(const axis& a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
 
-/* Adds what position (k1, k2) of those that reach the patch gives back; `again`, where maxima are found again, has their
-   numbers. Templates, so that what was not printed is not looked up. */
-template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], length_t t0, int k1, int k2, const A& again) {
+/* Adds what position (k1, k2) of those that reach the patch gives back. From position `first` on, inner steps are the same for all
+   threads; `again`, where maxima are found again, has their numbers. Templates, so that what was not printed is not looked up. */
+template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, int k1, int k2, const A& again) {
+    const length_t o[3] = {first[0], first[1] + k1, first[2] + k2};
     const bool inside = IS_INTERIOR || (o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y);
-    const length_t near[3] = {o[0], IS_INTERIOR ? o[1] : nearest_position(axes[1], o[1]), IS_INTERIOR ? o[2] : nearest_position(axes[2], o[2])};
-    run<y_t, RUN> dy = load_channels(p.y + (at.n * p.y_n + at.c * p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride));
+    const length_t near[3] = {o[0], IS_INTERIOR ? first[1] : nearest_position(axes[1], o[1]), IS_INTERIOR ? first[2] : nearest_position(axes[2], o[2])};
+    const offset_t dy_step = IS_INTERIOR ? k1 * axes[1].y_stride + k2 * axes[2].y_stride : 0;
+    run<y_t, RUN> dy = load_channels(p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride) + dy_step);
     if constexpr (!IS_INTERIOR) mask_run(dy, mask_of(inside), 0);
     i32 where[RUN] = {};
     if constexpr (HAS_INDEX) {
-        const run<index_t, RUN> numbers = load_run<index_t, RUN>(p.index + (at.n * p.index_n + at.c * p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride));
+        const offset_t step = IS_INTERIOR ? k1 * axes[1].index_stride + k2 * axes[2].index_stride : 0;
+        const run<index_t, RUN> numbers = load_run<index_t, RUN>(p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride) + step);
         #pragma unroll
         for (int e = 0; e < RUN; e++) where[e] = (i32)to_integer(numbers.at[e]);
     }
@@ -31,6 +35,7 @@ template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&
         #pragma unroll
         for (int e = 0; e < RUN; e++) where[e] = again.at[k1][k2].where[e];
     }
+    const int plane_tap = TAPS0 == 1 ? 0 : (int)t0 * TAPS1 * TAPS2;
     math_t back[RUN];
     const length_t counted = EXCLUDES_PADDING ? taps_inside(axes[0], o[0]) * taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2]) : TAPS0 * TAPS1 * TAPS2;
     #pragma unroll
@@ -46,7 +51,7 @@ template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(math_t (&
             if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2) continue;
             #pragma unroll
             for (int e = 0; e < RUN; e++)
-                if (!IS_MAXIMUM || where[e] == (t0 * TAPS1 + t1) * TAPS2 + t2) sum[e1][e2][e] += back[e];
+                if (!IS_MAXIMUM || where[e] == plane_tap + t1 * TAPS2 + t2) sum[e1][e2][e] += back[e];
         }
 }
 
@@ -55,8 +60,7 @@ template <bool IS_INTERIOR, class P, class A> DEVICE void add_positions(math_t (
     for (int k1 = 0; k1 < REACHING1; k1++)
         #pragma unroll
         for (int k2 = 0; k2 < REACHING2; k2++) {
-            const length_t o[3] = {first[0], first[1] + k1, first[2] + k2};
-            add_position<IS_INTERIOR>(sum, p, axes, at, o, t0, k1, k2, again);
+            add_position<IS_INTERIOR>(sum, p, axes, at, first, t0, k1, k2, again);
         }
 }
 
@@ -68,17 +72,15 @@ template <class P, class A> DEVICE void add_around(math_t (&sum)[SIDE1][SIDE2][R
 
 template <class P> DEVICE void add_plane(math_t (&sum)[SIDE1][SIDE2][RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0) {
     if constexpr (HAS_SAVED) {
-        const i64 strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
-        const patch<REACHING1, REACHING2> again(p.saved + (at.n * p.saved_n + at.c * p.saved_c), axes, strides, first);
+        const offset_t strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
+        const patch<REACHING1, REACHING2> again(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes, strides, first);
         add_around(sum, p, axes, at, first, t0, again);
     } else {
         add_around(sum, p, axes, at, first, t0, 0);
     }
 }
 
-template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const place& at, const length_t (&i)[3], const math_t (&sum)[RUN]) {
-    if (i[1] < 0 || i[1] >= axes[1].x || i[2] < 0 || i[2] >= axes[2].x) return;
-    x_t* dx = p.x + (at.n * p.x_n + at.c * p.x_c + i[0] * axes[0].x_stride + i[1] * axes[1].x_stride + i[2] * axes[2].x_stride);
+template <class P> DEVICE void store_dx(const P& p, x_t* dx, const math_t (&sum)[RUN]) {
     run<x_t, RUN> out, old = {};
     if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
     #pragma unroll
@@ -91,6 +93,7 @@ template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __grid_constant__ arguments p) {
+    expect_ahead(p, p.y);
     begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
@@ -105,12 +108,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __g
             if (o[0] < 0 || o[0] >= axes[0].y || t0 >= TAPS0) continue;
             add_plane(sum, p, axes, at, o, t0);
         }
+        const length_t i1 = b1 * SIDE1 - axes[1].offset, i2 = b2 * SIDE2 - axes[2].offset;
+        x_t* const dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[0] * axes[0].x_stride + i1 * axes[1].x_stride + i2 * axes[2].x_stride);
         #pragma unroll
         for (int e1 = 0; e1 < SIDE1; e1++)
             #pragma unroll
-            for (int e2 = 0; e2 < SIDE2; e2++) {
-                const length_t i[3] = {at.at[0], b1 * SIDE1 + e1 - axes[1].offset, b2 * SIDE2 + e2 - axes[2].offset};
-                store_dx(p, axes, at, i, sum[e1][e2]);
-            }
+            for (int e2 = 0; e2 < SIDE2; e2++)
+                if (is_inside(axes[1], i1 + e1) && is_inside(axes[2], i2 + e2)) store_dx(p, dx + (e1 * axes[1].x_stride + e2 * axes[2].x_stride), sum[e1][e2]);
     }
 }

@@ -1,42 +1,50 @@
-/* pool_planes: pool.cuh for images that lie in memory as planes (NCHW), whose rows fit no wide accesses       any type, sm_75 and up
+/* pool_planes: pool.cuh for images that lie in memory as planes (NCHW)                               any type, sm_75 and up
    Formula   as pool.cuh
-   Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory in aligned
-             chunks of 16 bytes, wherever planes begin. A thread makes PATCH1 positions one below the other, lanes go along rows.
+   Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory with their
+             padding around them, so that no window asks where an edge is. A thread makes RUN positions side by side of PATCH1 rows.
              A block takes one tile; blocks of one multiprocessor overlap their halves
-   Limits    x is packed; every window sees more than padding
-   Params    as pool.cuh; RUN and PATCH2 are 1 */
+   Limits    x is packed; every window sees more than padding; padding has a number
+   Tried     eight positions side by side where windows go one by one (maxima 38 us for 35, means 52 for 39)
+   Params    as pool.cuh, and FILL SHIFTS VECTOR PHASE (lib/planes.cuh) GRAIN; RUN counts positions, PATCH2 is 1 */
 
-#include "lib/overlap.cuh"
+#include "lib/planes.cuh"
 #include "lib/pool_results.cuh"
 
 extern __shared__ __align__(16) u8 shared[];
 
-constexpr int EACH = 16 / (int)sizeof(x_t), AT_ONCE = 4;
+constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1, WIDTH = (RUN - 1) * STEP2 + TAPS2;
 
-/* Where the chunk begins that holds an element. */
-DEVICE int phase_of(const x_t* x) { return (int)((u64)x / sizeof(x_t) % EACH); }
+/* What a row of the tile leaves of RUN windows side by side. */
+DEVICE void find_along(found (&row)[1], const x_t* from) {
+    x_t in[WIDTH];
+    run<x_t, RUN> taps[TAPS2];
+    u32 all[TAPS2];
+    take_row<VECTOR, PHASE>(in, from);
+    #pragma unroll
+    for (int t = 0; t < TAPS2; t++) {
+        all[t] = ~0u;
+        #pragma unroll
+        for (int e = 0; e < RUN; e++) taps[t].at[e] = in[t + e * STEP2];
+    }
+    find_in_row<true, true>(row, taps, all, ~0u);
+}
 
-/* `count` elements from `from` on, each as far from the start of a chunk as it is in memory. Chunks that reach over an end of x
-   are copied one by one. */
-DEVICE void fill_tile(x_t* tile, const arguments& p, const x_t* from, int count) {
-    const x_t* const start = from - phase_of(from);
-    const int chunks = (phase_of(from) + count + EACH - 1) / EACH;
-    for (int first = threadIdx.x; first < chunks; first += AT_ONCE * THREADS) {
-        chunk<16> in[AT_ONCE];
-        bool has[AT_ONCE];
+/* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`. */
+DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const length_t (&o)[3], const x_t* from, u32 pitch) {
+    if constexpr (WANTS_WHERE) {
         #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const x_t* const at = start + (first + i * THREADS) * EACH;
-            has[i] = first + i * THREADS < chunks && at >= p.x && at + EACH <= p.x + p.elements;
-            if (has[i]) in[i] = *(const chunk<16>*)at;
-        }
+        for (int r = 0; r < PATCH1; r++) start_numbers(made[r], axes, {o[0], o[1] + r, o[2]});
+    }
+    #pragma unroll
+    for (int j = 0; j < HEIGHT; j++) {
+        found row[1];
+        find_along(row, from + j * pitch);
         #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int at = (first + i * THREADS) * EACH;
-            if (has[i]) *(chunk<16>*)(tile + at) = in[i];
-            #pragma unroll 1
-            for (int e = 0; !has[i] && first + i * THREADS < chunks && e < EACH; e++)
-                if (start + at + e >= from && start + at + e < from + count) tile[at + e] = start[at + e];
+        for (int r = 0; r < PATCH1; r++) {
+            const int t = j - r * STEP1;
+            if (t < 0 || t >= TAPS1) continue;
+            if (!WANTS_WHERE && t == 0) made[r] = row[0];
+            else made[r].combine(row[0], t * TAPS2);
         }
     }
 }
@@ -46,33 +54,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
     axis axes[3];
     read_axes(axes, p);
     u32 group = blockIdx.x;
-    const bool is_whole = p.bands.value == 1;
-    const length_t start = (length_t)(split(group, p.bands) * p.tile_rows), end = start + (length_t)p.tile_rows, width = axes[2].x;
+    const length_t start = (length_t)(split(group, p.bands) * p.tile_rows);
     const i64 plane = (i64)group * p.tile_planes;
-    const int planes = (int)(p.planes - plane < p.tile_planes ? p.planes - plane : p.tile_planes);
-    const length_t row = is_whole ? 0 : nearest_inside(axes[1], first_of(axes[1], start));
-    const length_t until = is_whole || end >= axes[1].y ? axes[1].x : nearest_inside(axes[1], first_of(axes[1], end - 1) + TAPS1 - 1) + 1;
-    const x_t* const from = p.x + (plane * p.plane + row * width);
-    x_t* const tile = (x_t*)shared;
-    fill_tile(tile, p, from, (int)(is_whole ? planes * p.plane : (until - row) * width));
-    __syncthreads();
-    const length_t strides[3] = {0, width, 1};
-    const u32 positions = planes * p.groups.value * (u32)axes[2].y;
+    const u32 planes = (u32)(p.planes - plane < p.tile_planes ? p.planes - plane : p.tile_planes);
+    const plane_reader<x_t, FILL, SHIFTS> reader = {p.x, p.elements, p.plane, axes[2].x, axes[1].x, (length_t)p.left, first_of(axes[1], start), p.row_fills, p.rows_seen};
+    reader.fill(shared, plane, planes, padding_of<x_t>::WORD);
+    await_planes();
+    const u32 pitch = p.row_fills.value * FILL, positions = planes * p.groups.value * p.columns.value;
     for (u32 n = threadIdx.x; n < positions; n += THREADS) {
         u32 rest = n;
-        const length_t column = (length_t)split(rest, p.columns), down = (length_t)split(rest, p.groups) * PATCH1;
+        const u32 column = split(rest, p.columns), down = split(rest, p.groups) * PATCH1;
+        const x_t* const from = (const x_t*)shared + (rest * p.rows_seen.value + down * STEP1) * pitch + ((u32)p.first + column * (RUN * STEP2));
+        const length_t o[3] = {0, start + (length_t)down, (length_t)column * RUN};
+        found made[PATCH1];
+        find_windows(made, axes, o, from, pitch);
         u32 image = (u32)(plane + rest);
-        const i64 channel = split(image, p.channels);
-        const place to = {(i64)image, channel, {0, start + down, column}};
-        const patch<PATCH1, 1, true> made(tile + (phase_of(from) + (length_t)rest * (length_t)p.plane - row * width), axes, strides, to.at);
-        const i64 first = place_in_y(p, axes, to, to.at);
+        const offset_t channel = (offset_t)split(image, p.channels);
+        const place to = {(offset_t)image, channel, {0, o[1], o[2]}};
         #pragma unroll
         for (int r = 0; r < PATCH1; r++) {
-            const length_t o[3] = {0, to.at[1] + r, column};
-            if (o[1] >= axes[1].y) continue;
-            store_values(p, axes, first + r * axes[1].y_stride, o, made.at[r][0]);
-            store_numbers(p, axes, to, o, made.at[r][0]);
-            correct_numbers(p, axes, to, o, made.at[r][0]);
+            const length_t at[3] = {0, o[1] + r, o[2]};
+            if (at[1] >= axes[1].y) continue;
+            store_values(p, axes, place_in_y(p, axes, to, at), at, made[r]);
+            store_numbers(p, axes, to, at, made[r]);
+            correct_numbers(p, axes, to, at, made[r]);
         }
     }
 }

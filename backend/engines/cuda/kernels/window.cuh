@@ -41,7 +41,7 @@ struct weighted {
 /* Templates, so that what was not printed is not looked up. */
 template <class P> DEVICE void store_y(const P& p, const axis (&axes)[3], const place& to, const math_t (&value)[RUN]) {
     if constexpr (HAS_Y) {
-        y_t* y = p.y + (to.n * p.y_n + to.c * p.y_c + to.at[0] * axes[0].y_stride + to.at[1] * axes[1].y_stride + to.at[2] * axes[2].y_stride);
+        y_t* y = p.y + (to.n * (offset_t)p.y_n + to.c * (offset_t)p.y_c + to.at[0] * axes[0].y_stride + to.at[1] * axes[1].y_stride + to.at[2] * axes[2].y_stride);
         run<y_t, RUN> out, old = {};
         if constexpr (HAS_OLD) old = load_run<y_t, RUN>(y);
         #pragma unroll
@@ -59,7 +59,7 @@ template <class P> DEVICE void store_index(const P& p, const axis (&axes)[3], co
         run<index_t, RUN> out;
         #pragma unroll
         for (int e = 0; e < RUN; e++) out.at[e] = (index_t)(where[e] < 0 ? 0 : where[e]);
-        store_run<index_t, RUN>(p.index + (to.n * p.index_n + to.c * p.index_c + to.at[0] * axes[0].index_stride + to.at[1] * axes[1].index_stride + to.at[2] * axes[2].index_stride), out);
+        store_run<index_t, RUN>(p.index + (to.n * (offset_t)p.index_n + to.c * (offset_t)p.index_c + to.at[0] * axes[0].index_stride + to.at[1] * axes[1].index_stride + to.at[2] * axes[2].index_stride), out);
     }
 }
 
@@ -69,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window(const __grid_con
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
         const place to = locate(p, (position)at);
-        const x_t* x = p.x + (to.n * p.x_n + to.c * p.x_c);
+        const x_t* x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c);
         if constexpr (IS_MAXIMUM) {
-            const i64 strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
+            const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
             const maximum<x_t> found(x, axes, strides, to.at, lowest);
             store_y(p, axes, to, found.best);
             store_index(p, axes, to, found.where);

@@ -41,14 +41,14 @@ template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3
 /* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up. */
 template <class P> DEVICE void add_maximum(math_t (&sum)[RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], const run<y_t, RUN>& dy) {
     if constexpr (HAS_INDEX) {
-        const run<index_t, RUN> where = load_run<index_t, RUN>(p.index + (at.n * p.index_n + at.c * p.index_c + o[0] * axes[0].index_stride + o[1] * axes[1].index_stride + o[2] * axes[2].index_stride));
+        const run<index_t, RUN> where = load_run<index_t, RUN>(p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + o[0] * axes[0].index_stride + o[1] * axes[1].index_stride + o[2] * axes[2].index_stride));
         #pragma unroll
         for (int e = 0; e < RUN; e++)
             if (hits(axes, o, at.at, to_integer(where.at[e]))) sum[e] += as<math_t>::of(dy.at[e]);
     }
     if constexpr (HAS_SAVED) {
-        const i64 strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
-        const maximum<saved_t> found(p.saved + (at.n * p.saved_n + at.c * p.saved_c), axes, strides, o, (math_t)__longlong_as_double(p.lowest));
+        const offset_t strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
+        const maximum<saved_t> found(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes, strides, o, (math_t)__longlong_as_double(p.lowest));
         #pragma unroll
         for (int e = 0; e < RUN; e++)
             if (hits(axes, o, at.at, found.where[e])) sum[e] += as<math_t>::of(dy.at[e]);
@@ -56,7 +56,7 @@ template <class P> DEVICE void add_maximum(math_t (&sum)[RUN], const P& p, const
 }
 
 template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const place& at, const math_t (&sum)[RUN]) {
-    x_t* dx = p.x + (at.n * p.x_n + at.c * p.x_c + at.at[0] * axes[0].x_stride + at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
+    x_t* dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[0] * axes[0].x_stride + at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
     run<x_t, RUN> out, old = {};
     if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
     #pragma unroll
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
     for (i64 t = (i64)blockIdx.x * THREADS + threadIdx.x; t < p.runs; t += (i64)gridDim.x * THREADS) {
         const place at = locate(p, (position)t);
         const reach r0 = reach_of(axes[0], at.at[0]), r1 = reach_of(axes[1], at.at[1]), r2 = reach_of(axes[2], at.at[2]);
-        const y_t* dy = p.y + (at.n * p.y_n + at.c * p.y_c);
+        const y_t* dy = p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c);
         math_t sum[RUN] = {};
         for (length_t o0 = r0.from; o0 < r0.until; o0++)
             for (length_t o1 = r1.from; o1 < r1.until; o1++)

@@ -2,6 +2,8 @@
    patch sees is loaded once, and loads wait for no branch: at the edges, places outside are loaded from the nearest one
    inside and replaced by what padding reads. Rows come first, then rows are combined: the first of the largest stays the first. */
 
+#include "lib/overlap.cuh"
+
 /* The larger of two numbers; a NaN wins, or never does. */
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
 DEVICE float larger(float a, float b) {
@@ -119,6 +121,8 @@ template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found& sum, con
    changes no maximum, it stands for padding; a few types have no number that never wins. */
 constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING, REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
 template <class T> struct padding_of { static constexpr bool IS_KNOWN = PADS_ZEROS; static constexpr u32 WORD = 0; };
+template <> struct padding_of<i8> { static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE; static constexpr u32 WORD = PADS_ZEROS ? 0 : 0x80808080u; };
+template <> struct padding_of<u8> { static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE; static constexpr u32 WORD = 0; };
 template <> struct padding_of<bf16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff80ff80u : 0x7fff7fffu; };
 template <> struct padding_of<f16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xfc00fc00u : 0x7fff7fffu; };
 template <> struct padding_of<float> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu; };
@@ -144,14 +148,16 @@ template <class T> DEVICE void mask_run(run<T, RUN>& r, u32 mask, u32 padding) {
 
 DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
-/* One row of x, whose first element that the patch sees is column `first`: into a found for each of COUNT positions. The masks
-   say which elements lie inside, where not all do; S is a type that holds places in the memory. */
-template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T, class S> DEVICE void find_in_row(found (&row)[COUNT], const T* x, const axis& a, length_t first, S stride, const u32 (&columns)[COLUMNS], u32 row_mask) {
-    constexpr bool IS_INTERIOR = ROWS_INSIDE && COLUMNS_INSIDE;
-    run<T, RUN> loaded[COLUMNS];
-    unit_t values[COLUMNS][UNITS];
+/* Elements of one row of x, from column `first` on; S is a type that holds places in the memory. */
+template <bool COLUMNS_INSIDE, int COLUMNS, class T, class S> DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T* x, const axis& a, length_t first, S stride) {
     #pragma unroll
     for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (COLUMNS_INSIDE ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
+}
+
+/* What a row leaves: a found for each of COUNT positions. The masks say which elements lie inside, where not all do. */
+template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T> DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS], u32 row_mask) {
+    constexpr bool IS_INTERIOR = ROWS_INSIDE && COLUMNS_INSIDE;
+    unit_t values[COLUMNS][UNITS];
     if constexpr (!IS_INTERIOR && !REPEATS_EDGES && padding_of<T>::IS_KNOWN) {
         #pragma unroll
         for (int i = 0; i < COLUMNS; i++) mask_run(loaded[i], columns[i] & row_mask, padding_of<T>::WORD);
@@ -185,6 +191,20 @@ DEVICE i32 first_counted(const axis& a, length_t o) {
     return SKIPS_PADDING && first < 0 ? (i32)-first : 0;
 }
 
+/* Before anything is found: the number of the first tap that counts. */
+DEVICE void start_numbers(found& made, const axis (&axes)[3], const length_t (&o)[3]) {
+    #pragma unroll
+    for (int e = 0; e < UNITS; e++) {
+        made.value[e] = made_of::none();
+        made.where[e] = 0;
+    }
+    #pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        const i32 number = (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1])) * TAPS2 + first_counted(axes[2], o[2] + (ALONG_ROWS ? e : 0));
+        made.where[e * UNITS / RUN] |= number << (RUN > UNITS ? e % 2 * 16 : 0);
+    }
+}
+
 /* Whether `count` elements from the first tap of position o on lie inside. */
 DEVICE bool lies_inside(const axis& a, length_t o, int count) {
     const length_t first = first_of(a, o);
@@ -198,14 +218,10 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     found at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
-        unit_t nothing[UNITS];
-        #pragma unroll
-        for (int e = 0; e < UNITS; e++) nothing[e] = made_of::none();
         #pragma unroll
         for (int r = 0; r < ROWS; r++)
             #pragma unroll
-            for (int s = 0; s < COLUMNS; s++)
-                at[r][s].start(nothing, (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1] + r)) * TAPS2 + first_counted(axes[2], o[2] + s));
+            for (int s = 0; s < COLUMNS; s++) start_numbers(at[r][s], axes, {o[0], o[1] + r, o[2] + s});
     }
     template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, class T, class S> DEVICE void fill(const T* x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
         const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]), first2 = first_of(axes[2], o[2]);
@@ -221,7 +237,9 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
                 const S row_offset = ROWS_INSIDE ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
                                                    : nearest_inside(axes[0], first0 + t0) * strides[0] + nearest_inside(axes[1], first1 + j) * strides[1];
                 found row[COLUMNS];
-                find_in_row<ROWS_INSIDE, COLUMNS_INSIDE>(row, x + row_offset, axes[2], first2, strides[2], columns, row_mask);
+                run<T, RUN> loaded[WIDTH];
+                load_row<COLUMNS_INSIDE>(loaded, x + row_offset, axes[2], first2, strides[2]);
+                find_in_row<ROWS_INSIDE, COLUMNS_INSIDE>(row, loaded, columns, row_mask);
                 if constexpr (SHARES_ROWS && ROWS == 2) {
                     const bool is_first = t0 == 0 && (j == 0 || j == STEP1 || j == TAPS1);
                     found(&sum)[COLUMNS] = j < STEP1 ? at[0] : j < TAPS1 ? both : at[1];
@@ -257,6 +275,18 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     }
 };
 
+/* A block asks for the slab of memory that a block AHEAD after it reads, the first blocks for their own, too. A template, so that what
+   was not printed is not looked up. */
+template <class P> DEVICE void expect_ahead(const P& p, const void* memory) {
+    if constexpr (AHEAD > 0) {
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const i64 from = (i64)(blockIdx.x + i * AHEAD) * p.slab, left = p.whole - from;
+            if (threadIdx.x == 0 && left > 0 && (i == 1 || blockIdx.x < AHEAD)) expect((const u8*)memory + from, (u32)(left < p.slab ? left : p.slab));
+        }
+    }
+}
+
 /* How many of a window's taps lie inside along one axis. */
 DEVICE length_t taps_inside(const axis& a, length_t o) {
     const length_t first = first_of(a, o), from = first > 0 ? first : 0, until = first + a.taps < a.x ? first + a.taps : a.x;
@@ -267,4 +297,28 @@ DEVICE length_t taps_inside(const axis& a, length_t o) {
 template <class T> DEVICE math_t share(math_t x, length_t counted) {
     if (counted == 0) return 0;
     return sizeof(T) < 4 ? x * ((math_t)1 / (math_t)counted) : x / (math_t)counted;
+}
+
+/* Where runs do not fit rows of the result, they go GRAIN by GRAIN, as many as there are. */
+template <class T> DEVICE void store_results(T* to, const run<T, RUN>& out, offset_t stride, length_t left) {
+    if constexpr (GRAIN == RUN) {
+        store_run<T, RUN>(to, out);
+    } else {
+        #pragma unroll
+        for (int e = 0; e < RUN; e += GRAIN) {
+            run<T, GRAIN> part;
+            #pragma unroll
+            for (int i = 0; i < GRAIN; i++) part.at[i] = out.at[e + i];
+            if (e < left) store_run<T, GRAIN>(to + e * stride, part);
+        }
+    }
+}
+
+template <class T> DEVICE run<T, RUN> load_results(const T* from, offset_t stride, length_t left) {
+    if constexpr (GRAIN == RUN) return load_run<T, RUN>(from);
+    run<T, RUN> in = {};
+    #pragma unroll
+    for (int e = 0; e < RUN; e++)
+        if (e < left) in.at[e] = from[e * stride];
+    return in;
 }

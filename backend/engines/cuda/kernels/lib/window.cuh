@@ -3,19 +3,19 @@
 
 struct axis {
     length_t x, y, taps, step, offset, denominator; /* extents, window, geometry */
-    i64 x_stride, y_stride, index_stride, saved_stride;
+    offset_t x_stride, y_stride, index_stride, saved_stride;
 };
 
 /* A position: image, channel (the first of RUN), place along each axis. */
 struct place {
-    i64 n, c;
+    offset_t n, c;
     length_t at[3];
 };
 
 template <class P> DEVICE void read_axes(axis (&axes)[3], const P& p) {
-    axes[0] = {(length_t)p.x0, (length_t)p.y0, TAPS0 ? (length_t)TAPS0 : (length_t)p.taps0, STEP0 ? (length_t)STEP0 : (length_t)p.step0, (length_t)p.offset0, (length_t)p.denominator0, p.x_stride0, p.y_stride0, p.index_stride0, p.saved_stride0};
-    axes[1] = {(length_t)p.x1, (length_t)p.y1, TAPS1 ? (length_t)TAPS1 : (length_t)p.taps1, STEP1 ? (length_t)STEP1 : (length_t)p.step1, (length_t)p.offset1, (length_t)p.denominator1, p.x_stride1, p.y_stride1, p.index_stride1, p.saved_stride1};
-    axes[2] = {(length_t)p.x2, (length_t)p.y2, TAPS2 ? (length_t)TAPS2 : (length_t)p.taps2, STEP2 ? (length_t)STEP2 : (length_t)p.step2, (length_t)p.offset2, (length_t)p.denominator2, p.x_stride2, p.y_stride2, p.index_stride2, p.saved_stride2};
+    axes[0] = {(length_t)p.x0, (length_t)p.y0, TAPS0 ? (length_t)TAPS0 : (length_t)p.taps0, STEP0 ? (length_t)STEP0 : (length_t)p.step0, (length_t)p.offset0, (length_t)p.denominator0, (offset_t)p.x_stride0, (offset_t)p.y_stride0, (offset_t)p.index_stride0, (offset_t)p.saved_stride0};
+    axes[1] = {(length_t)p.x1, (length_t)p.y1, TAPS1 ? (length_t)TAPS1 : (length_t)p.taps1, STEP1 ? (length_t)STEP1 : (length_t)p.step1, (length_t)p.offset1, (length_t)p.denominator1, (offset_t)p.x_stride1, (offset_t)p.y_stride1, (offset_t)p.index_stride1, (offset_t)p.saved_stride1};
+    axes[2] = {(length_t)p.x2, (length_t)p.y2, TAPS2 ? (length_t)TAPS2 : (length_t)p.taps2, STEP2 ? (length_t)STEP2 : (length_t)p.step2, (length_t)p.offset2, (length_t)p.denominator2, (offset_t)p.x_stride2, (offset_t)p.y_stride2, (offset_t)p.index_stride2, (offset_t)p.saved_stride2};
 }
 
 /* Quotients rounded down and up, for divisors above 0. */
@@ -62,7 +62,7 @@ template <class T> DEVICE run<T, RUN> load_channels(const T* p) { return load_ru
 template <class T> struct maximum {
     math_t best[RUN];
     i32 where[RUN];
-    DEVICE maximum(const T* x, const axis (&axes)[3], const i64 (&strides)[3], const length_t (&o)[3], math_t lowest) {
+    DEVICE maximum(const T* x, const axis (&axes)[3], const offset_t (&strides)[3], const length_t (&o)[3], math_t lowest) {
         length_t first[3];
         i32 number = 0;
         #pragma unroll

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the window family share: window.c decides and prints, window_planes.c does so for images that lie in
+   memory as planes. */
+#ifndef WEFT_ENGINES_CUDA_WINDOW_H
+#define WEFT_ENGINES_CUDA_WINDOW_H
+
+#include "engines/cuda/kernel.h"
+#include "graph/ops/resample.h"
+
+enum { POOL_THREADS = 128, POOL_LOADS = 64 };
+
+/* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
+enum window_kernel {
+    WINDOW,
+    WINDOW_BWD,
+    POOL,
+    POOL_BWD,
+    POOL_TEAM,       /* few large windows */
+    POOL_LOOSE,      /* channels whose number fits no wide accesses */
+    POOL_PLANES,     /* images that lie as planes: parts of them */
+    POOL_PLANES_BWD, /* the gradient of these */
+    POOL_WHOLE,      /* one window per plane */
+};
+
+/* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's begin
+   at `left`, and what a thread reads first of a row lies `phase` after `first`. */
+struct planes {
+    int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
+    int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
+    int64_t columns;
+    int64_t left, pitch, first, phase;
+    int64_t row_bytes; /* of all that is held of a row */
+    int64_t vector;    /* neighbours that a thread reads at once of shared memory */
+    int64_t fill;      /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
+    int64_t shift,
+        before; /* of gradients: how far after a window's start a run of dx begins, the first position that reaches it */
+    int64_t index_fill;
+    bool shifts, index_shifts;
+    int64_t grain; /* results side by side that one access takes */
+    int64_t slack; /* elements that the last threads of a row may read after the last row */
+};
+
+struct window {
+    const struct region *region;
+    const struct descriptor *op;
+    struct resample_geometry g;
+    enum window_kernel kernel;
+    int run;
+    bool is_wide; /* numbers of the geometry pass 32 bits */
+    bool has_y, has_index;
+    bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
+    int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
+    int64_t rows;          /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
+    int64_t tile_columns;  /* of POOL_LOOSE: positions of a row that a block makes of all channels, */
+    int64_t pitch;         /* and from row to row of x in shared memory */
+    struct planes planes;
+};
+
+static inline int64_t window_gcd(int64_t a, int64_t b) { return b ? window_gcd(b, a % b) : a; }
+
+static inline int64_t window_round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+/* Bytes of so many elements of an operand. */
+static inline int64_t window_bytes(const struct resample_operand *operand, int64_t count) {
+    return dtype_bytes((weftDataType_t)operand->tensor->type, count);
+}
+
+/* Whether an operand is read or written. */
+bool window_uses(const struct window *w, const struct resample_operand *operand);
+
+/* Whether a window may see padding, and nothing but padding. */
+bool window_has_padding(const struct resample_geometry *g);
+bool window_may_be_empty(const struct resample_geometry *g);
+
+/* How many patches there are along an axis, and the number of the first one, which may lie in the padding. */
+int64_t window_patches(const struct window *w, int axis);
+int64_t window_first_patch(const struct window *w, int axis);
+
+/* Whether an operand lies as packed planes. */
+bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
+
+/* Chooses a kernel of planes, if one serves. */
+void window_find_planes(struct window *w);
+
+/* Prints what it needs beyond the others. Gives the number of blocks, and their shared memory. */
+int64_t window_print_planes(struct kernel_print *print, const struct window *w, const struct device *device,
+                            uint32_t *shared_bytes);
+
+#endif
