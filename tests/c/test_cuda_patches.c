@@ -202,7 +202,7 @@ static const struct family_case patch_cases[] = {
      "wgmma over patches of 8x29 pixels, tiles of 7x28, 4 phases"},
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
     {&cuda_patch_sm90, prepared, "3x3 of 64 behind relu",
-     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
+     "wgmma over patches of 10x30 pixels, tiles of 8x28, 1 phases, 4 patches and 9 resident filter taps in shared "
      "memory, prepared"},
 };
 
