@@ -27,8 +27,9 @@
              and of the step in which the depth ends the rest is cleared in shared memory
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
-             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN
-             LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
+             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS
+             IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate
+             (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
              instead of 6 instructions per element, convolutions with few channels 30 % slower. Sharing filters in clusters:
