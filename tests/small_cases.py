@@ -12,6 +12,7 @@ run, where a kernel or a family has no case.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
@@ -421,7 +422,8 @@ def run(made: Maker, host: dict[int, Any], reads: bool) -> None:
     slots = [slot for slot in made.g.plan.slots if slot.uid in host]
     copies = {slot.uid: weft.DeviceArray(slot.dims, slot.data_type, slot.strides) for slot in slots}
     for slot in slots:
-        if not slot.is_output:
+        # Bits beside an element of fewer than 8 are kept, and so read.
+        if not slot.is_output or dtypes.of(slot.data_type).bits < 8:
             copies[slot.uid].copy_from(host[slot.uid])
     made.g.execute(copies)
     weft.backend.synchronize(made.g.plan.handle, 0)
@@ -466,8 +468,10 @@ def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], se
 
 
 def known() -> set[str]:
-    """All kernels and families that the sources have."""
+    """All kernels and families that the sources have; none where these are not."""
     folder = ROOT / "backend/engines/cuda"
+    if not folder.exists():
+        return set()
     kernels = {path.name for path in folder.glob("kernels/*.cuh") if "__global__" in path.read_text()}
     names = re.findall(r"&cuda_(\w+)", (folder.parent / "engines.c").read_text())
     return kernels | {"cuda." + name.replace("_tf32", ".tf32") for name in names if "engine" not in name}
@@ -494,7 +498,9 @@ def main() -> int:
         steps = [f"{step['family']}: {step['detail']}" for step in each.g.plan.report["steps"]]
         lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
         print(f"{name:<28}" + "\n".join(lines), flush=True)
-    if len(chosen) == len(CASES):
+    del made, each
+    gc.collect()  # graphs and their tensors hold each other; nothing of the GPU is left for the interpreter's end
+    if len(chosen) == len(CASES) and known():
         wrong["all"] = sorted(known() - used)
         print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {len(used)} kernels and families used")
     return 1 if any(wrong.values()) else 0

@@ -45,10 +45,10 @@ PYTEST = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider"
 PLANTED = """
 import weft
 g = weft.Graph()
-x = g.tensor([1 << 22], data_type="f32")
+x = g.tensor([1 << 16], data_type="f32")
 y = g.relu(x).set_output(True)
 g.build()
-made, short = weft.DeviceArray([1 << 22]), weft.DeviceArray([1024])
+made, short = weft.DeviceArray([1 << 16]), weft.DeviceArray([1024])
 g.execute({x: short.__cuda_array_interface__["data"][0], y: made})
 weft.backend.synchronize(g.plan.handle, 0)
 """
