@@ -171,6 +171,7 @@ def _gpu_streams() -> list[Case]:
 
 def _gpu_pools() -> list[Case]:
     same, whole = Pool(128, 256, (28, 28), 3, 1, 1), Pool(128, 2048, (7, 7), 7)
+    odd = replace(_STEM, channels=63)
     return [
         streams.pool("max3x3s2", "bf16", _STEM),
         streams.pool("max3x3s2_index", "bf16", _STEM, has_index=True),
@@ -180,11 +181,17 @@ def _gpu_pools() -> list[Case]:
         streams.pool("avg3x3s1", "bf16", _mean(same)),
         streams.pool("avg7x7", "bf16", _mean(whole)),
         streams.pool("max3x3s2_nchw", "bf16", _STEM, is_last=False),
+        streams.pool("avg3x3s2_nchw", "bf16", _mean(_STEM), is_last=False),
+        streams.pool("avg7x7_nchw", "bf16", _mean(whole), is_last=False),
+        streams.pool("max3x3s2_c63", "bf16", odd),
+        streams.pool("avg3x3s2_c63", "bf16", _mean(odd)),
         streams.pool_backward("max3x3s2_bwd", "bf16", _STEM),
         streams.pool_backward("max3x3s2_bwd_from_x", "bf16", _STEM, has_index=False),
         streams.pool_backward("max2x2s2_bwd", "bf16", _HALF),
         streams.pool_backward("avg3x3s2_bwd", "bf16", _mean(_STEM)),
         streams.pool_backward("avg3x3s1_bwd", "bf16", _mean(same)),
+        streams.pool_backward("max3x3s2_bwd_nchw", "bf16", _STEM, is_last=False),
+        streams.pool_backward("avg3x3s2_bwd_nchw", "bf16", _mean(_STEM), is_last=False),
     ]
 
 

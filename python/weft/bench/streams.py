@@ -193,11 +193,12 @@ def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool =
     )
 
 
-def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True) -> Case:
+def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True, is_last: bool = True) -> Case:
     """Its gradient: the mean's, or the maximum's by the forward's indices or found again in x."""
-    inputs = {"dy": Operand(p.y, dtype, NHWC)}
+    order = NHWC if is_last else ()
+    inputs = {"dy": Operand(p.y, dtype, order)}
     if p.is_max:
-        inputs |= {"index": Operand(p.y, "i8", NHWC)} if has_index else {"x": Operand(p.x, dtype, NHWC)}
+        inputs |= {"index": Operand(p.y, "i8", order)} if has_index else {"x": Operand(p.x, dtype, order)}
 
     def build(lib: Any, g: Any, t: Tensors) -> Tensors:
         options = _resampling(lib, p)
@@ -208,7 +209,7 @@ def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True) -> Case
         dtype,
         float(math.prod(p.y) * (1 if "index" in inputs else p.window**2)),
         inputs,
-        {"dx": Operand(p.x, dtype, NHWC)},
+        {"dx": Operand(p.x, dtype, order)},
         build,
         partial(oracle.pool_backward, p=p),
         partial(oracle.some_indices, p=p) if "index" in inputs else None,
