@@ -332,8 +332,8 @@ def test_images_as_planes(case: Pool, dtype: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Pool("channels of odd number", (2, 37, 9, 25), [3, 3], [2, 2], [1, 1], [1, 1]),
-        Pool("dense, channels of odd number", (1, 40, 6, 17), [3, 2], [1, 1], [1, 0], [1, 1]),
+        Pool("channels of odd number", (2, 37, 8, 24), [3, 3], [2, 2], [1, 1], [1, 1]),
+        Pool("dense, channels of odd number", (1, 41, 8, 17), [3, 2], [1, 1], [1, 0], [1, 1]),
         Pool("many channels, large windows", (2, 512, 7, 7), [7, 7], [7, 7], [0, 0], [0, 0]),
         Pool("planes", (2, 3, 39, 45), [3, 3], [2, 2], [1, 1], [1, 1]),
         Pool("dense planes", (2, 3, 39, 45), [3, 2], [1, 1], [1, 1], [1, 1]),

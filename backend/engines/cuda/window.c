@@ -23,7 +23,7 @@ enum {
     POOL_ROWS = 4,
     TEAM_MAX = 16,
     AHEAD = 528,
-    LOOSE_ACCESS = 4,    /* bytes */
+    LOOSE_ACCESS = 2,    /* bytes */
     LOOSE_CHANNELS = 32, /* bytes */
     LOOSE_BYTES = 14 << 10
 };

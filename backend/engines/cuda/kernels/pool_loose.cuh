@@ -3,7 +3,8 @@
    Tile      what tile_columns positions of a row see passes through shared memory: stretches of TAPS1 rows of x, in aligned chunks of 16
              bytes, as far from the start of a chunk as they are in memory. A thread makes one channel of PATCH2 positions, and lanes go along channels
    Limits    x is packed, and whole chunks; every window sees more than padding
-   Tried     runs of eight channels out of two chunks each, shifted in registers (maxima: 90 us for 107 by single elements; means slower)
+   Tried     runs of eight channels out of two chunks each, shifted in registers (3x3 maxima of 63 channels: 90 us for 83, single elements
+             from global memory 107); even numbers of channels, whose pairs are one access (80 us for 73)
    Params    as pool.cuh; RUN and PATCH1 are 1 */
 
 #include "lib/async.cuh"
