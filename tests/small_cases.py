@@ -499,7 +499,7 @@ def main() -> int:
         lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
         print(f"{name:<28}" + "\n".join(lines), flush=True)
     del made, each
-    gc.collect()  # graphs and their tensors hold each other; nothing of the GPU is left for the interpreter's end
+    gc.collect()  # graphs and tensors hold each other; the interpreter ends without any
     if len(chosen) == len(CASES) and known():
         wrong["all"] = sorted(known() - used)
         print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {len(used)} kernels and families used")
