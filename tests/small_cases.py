@@ -489,6 +489,8 @@ def main() -> int:
     first, step = map(int, given.part.split("/"))
     names = list(CASES)[first - 1 :: step]
     chosen = {name: CASES[name] for name in names if re.search(given.only, name)}
+    if not chosen:
+        ask.error(f"no case matches '{given.only}' in part {given.part}")
     where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
     made, used = build_all(list(chosen.values()), where)
     wrong = {}
