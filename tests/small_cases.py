@@ -288,7 +288,7 @@ def drawn(t: Maker) -> None:
 
 
 def sum_of_int4(t: Maker) -> None:
-    t.out(t.g.reduction(t(33, 64, dtype="i4"), "ADD", dims=[1]), dtype="i4")
+    t.out(t.g.reduction(t(34, 64, dtype="i4"), "ADD", dims=[1]), dtype="i4")
 
 
 def quantized(t: Maker) -> None:

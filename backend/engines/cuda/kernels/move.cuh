@@ -37,12 +37,22 @@ template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 
     constexpr int EACH = 8 / BITS<to_t>;
     for (i64 byte = block * THREADS + threadIdx.x; byte < part::runs(p); byte += blocks * THREADS) {
         const packed_place<to_t> to = part::to(p, 0) + byte * EACH;
+        run<to_t, EACH> out;
+        bool is_there[EACH], is_whole = true;
         #pragma unroll
         for (int e = 0; e < EACH; e++) {
             position at;
-            if (!part::find(p, byte * EACH + e, at)) continue;
-            store_run<to_t, 1>(to + e, {convert<to_t>(load_run<from_t, 1>(part::from(p, at)).at[0])});
+            is_there[e] = part::find(p, byte * EACH + e, at);
+            is_whole = is_whole && is_there[e];
+            if (is_there[e]) out.at[e] = convert<to_t>(load_run<from_t, 1>(part::from(p, at)).at[0]);
         }
+        if (is_whole) {
+            store_run<to_t, EACH>(to, out);
+            continue;
+        }
+        #pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (is_there[e]) store_run<to_t, 1>(to + e, {out.at[e]});
     }
 }
 
