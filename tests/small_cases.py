@@ -233,15 +233,17 @@ def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
 
 
 def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, index: bool = False) -> Any:
+    pad = window // 2 if stride < window else 0
+
     def build(t: Maker) -> None:
         y, where = t.g.resample(
             t(*dims, last=last),
             window=[window] * 2,
             stride=[stride] * 2,
-            padding=[window // 2] * 2,
+            padding=[pad] * 2,
             generate_index=index,
         )
-        size = [(n + window // 2 * 2 - window) // stride + 1 for n in dims[2:]]
+        size = [(n + pad * 2 - window) // stride + 1 for n in dims[2:]]
         t.out(y, *dims[:2], *size, last=last)
         if index:
             t.out(where, *dims[:2], *size, last=last, dtype="i32")
@@ -249,16 +251,19 @@ def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, ind
     return build
 
 
-def pooled_gradient(t: Maker) -> None:
-    dx = t.g.resample_backward(
-        t(2, 16, 8, 8, last=True),
-        input=t(2, 16, 16, 16, last=True),
-        output=None,
-        window=[3, 3],
-        stride=[2, 2],
-        padding=[1, 1],
-    )
-    t.out(dx, 2, 16, 16, 16, last=True)
+def pooled_gradient(last: bool) -> Any:
+    def build(t: Maker) -> None:
+        dx = t.g.resample_backward(
+            t(2, 16, 8, 8, last=last),
+            input=t(2, 16, 16, 16, last=last),
+            output=None,
+            window=[3, 3],
+            stride=[2, 2],
+            padding=[1, 1],
+        )
+        t.out(dx, 2, 16, 16, 16, last=last)
+
+    return build
 
 
 def matmuls(t: Maker) -> None:
@@ -366,7 +371,11 @@ CASES = {
     # windows
     "max pool": Case("pool", "window", pooled((2, 16, 16, 16), 3, 2)),
     "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
-    "max pool gradient": Case("pool_bwd", "window", pooled_gradient),
+    "max pool of odd channels": Case("pool_loose", "window", pooled((2, 33, 8, 16), 3, 2)),
+    "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
+    "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
+    "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
+    "max pool gradient NCHW": Case("pool_planes_bwd", "window", pooled_gradient(False)),
     "bilinear": Case("window", "window", resized),
     "bilinear gradient": Case("window_bwd", "window", resized_gradient),
     # what moves and maps
