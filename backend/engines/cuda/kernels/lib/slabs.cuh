@@ -54,7 +54,8 @@ DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
 
 /* What the sums of a block meet, of AHEAD times two octets of columns: reads take hundreds of clocks, and are this far ahead. */
 template <class P> struct operands_ahead {
-    static constexpr int LEFT = SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 ? 20 : 0);
+    static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* a sum of whole numbers */
+    static constexpr int LEFT = SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
     static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 6 ? 6 : FIT;
     using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
     fetched in[AHEAD][4];
