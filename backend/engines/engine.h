@@ -77,7 +77,7 @@ struct family {
     /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. */
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
     /* Whether the memory of output value `out` may be exactly that of input value `in`. NULL: never. */
-    bool (*may_alias)(const struct region *region, int in, int out);
+    bool (*may_alias)(const struct step *step, int in, int out);
     /* Frees what the arena does not own. NULL: nothing. */
     void (*release)(struct step *step);
     bool narrows; /* calculates with fewer bits than the operands have */

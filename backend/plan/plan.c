@@ -89,7 +89,7 @@ static bool may_share(const struct draft *draft, int in, int out) {
             reads_it = reads_it || draft->cover.part_of_node[n] == writer;
         }
     const struct step *step = &draft->steps[writer];
-    return !reads_it || (step->family->may_alias && step->family->may_alias(&step->region, in, out));
+    return !reads_it || (step->family->may_alias && step->family->may_alias(step, in, out));
 }
 
 /* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */

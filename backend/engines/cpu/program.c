@@ -317,7 +317,8 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
     return WEFT_STATUS_SUCCESS;
 }
 
-bool program_may_alias(const struct region *region, int in, int out) {
+bool program_may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;
     int producer = region->graph->values[out].producer;
     if (producer < 0 || !region_has(region, producer) || !tensor_same_layout(from, to))

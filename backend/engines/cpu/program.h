@@ -75,7 +75,7 @@ bool program_type_is_wide(int32_t type);
 bool program_assign_registers(struct program *program);
 
 /* Whether the memory of the program's output may be exactly that of its input: same layout, as big as the space. */
-bool program_may_alias(const struct region *region, int in, int out);
+bool program_may_alias(const struct step *step, int in, int out);
 
 static inline bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 

@@ -54,7 +54,8 @@ static bool list_has(const char *list, const char *word) {
 }
 
 /* As the operation's rows say: an output row lists the inputs that it may overwrite. */
-static bool may_alias(const struct region *region, int in, int out) {
+static bool may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
     const struct descriptor *op = region_node(region, 0)->op;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;
     const char *allowed = NULL;

@@ -428,7 +428,8 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
     return build_any(step, device, knobs, arena, true);
 }
 
-bool contraction_may_alias(const struct region *region, int in, int out) {
+bool contraction_may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count && (node_is_product(node) || is_scaling(node)); k++)

@@ -149,7 +149,7 @@ int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);
 /* A run is read before it is written, by one thread; what the product reads may be read by all. */
-bool contraction_may_alias(const struct region *region, int in, int out);
+bool contraction_may_alias(const struct step *step, int in, int out);
 /* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */
 void contraction_print_tile(struct kernel_print *print, const struct contraction *c);
 weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,

@@ -463,7 +463,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 /* Reads of a run come before its writes, and a thread writes only what it alone reads. */
-static bool may_alias(const struct region *region, int in, int out) {
+static bool may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
     return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) &&
            !movement_reads(region, in);
 }

@@ -183,9 +183,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
     return build_for(step, narrowing_families, device, knobs, arena);
 }
 
-static bool may_alias(const struct region *region, int in, int out) {
-    return cuda_contraction.may_alias(region, in, out);
-}
+static bool may_alias(const struct step *step, int in, int out) { return cuda_contraction.may_alias(step, in, out); }
 
 const struct family cuda_packed = {
     .name = "cuda.packed",

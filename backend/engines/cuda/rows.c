@@ -5,6 +5,7 @@
    a second program. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows_walk.h"
+#include "graph/ops/norm.h"
 
 enum { LARGE_TEAM = 256 }; /* threads */
 
@@ -142,9 +143,18 @@ static bool elements_depend_on(const struct rows *rows, int name) {
     return false;
 }
 
+/* A second launch reads the elements again that sums were taken around, when others may lie there. */
+static bool starts_anew_at_elements(const struct step *step) {
+    bool has_statistics = false;
+    for (int i = 0; i < step->region.count; i++)
+        has_statistics = has_statistics || op_of(region_node(&step->region, i)->op) == &norm_forward_op;
+    return has_statistics && ((const struct cuda_step *)step->state)->count > 1;
+}
+
 /* Elements are stored in the last reading of them, by the thread that read them; a number of a row that only numbers of
    the row depend on is read and stored by one thread. A second program reads everything again. */
-bool rows_may_alias(const struct region *region, int in, int out) {
+bool rows_may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
     struct rows rows;
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
         rows_analyse(&rows, region, TAKE_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
@@ -152,6 +162,8 @@ bool rows_may_alias(const struct region *region, int in, int out) {
     const struct term *made = rows_find(&rows, out);
     if (!made->spans)
         return !elements_depend_on(&rows, in);
+    if (starts_anew_at_elements(step))
+        return false;
     for (int i = 0; i < rows.term_count; i++)
         if (rows.terms[i].is_needed && rows.terms[i].stage > made->stage)
             return false;

@@ -114,7 +114,7 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum t
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
 
 /* The family's may_alias. */
-bool rows_may_alias(const struct region *region, int in, int out);
+bool rows_may_alias(const struct step *step, int in, int out);
 
 /* Elements in a row, and rows. */
 int64_t rows_length(const struct rows *rows);

@@ -304,12 +304,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 /* Threads write what others may still read. */
-static bool may_alias(const struct region *region, int in, int out) {
-    const struct node *node = find_weights(region);
+static bool may_alias(const struct step *step, int in, int out) {
+    const struct node *node = find_weights(&step->region);
     for (int k = 0; k < node->operand_count; k++)
         if (node->operands[k] == in)
             return false;
-    return contraction_may_alias(region, in, out);
+    return contraction_may_alias(step, in, out);
 }
 
 const struct family cuda_weight_only = {
