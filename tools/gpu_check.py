@@ -39,7 +39,8 @@ LARGE = "tests/gpu/test_large.py"
 SMALL = "tests/small_cases.py"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
-PYTEST = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider"]
+# Names as tests end, so that failures have theirs when the time runs out.
+PYTEST = [sys.executable, "-m", "pytest", "-vv", "--tb=short", "-p", "no:cacheprovider"]
 
 # Reads what nothing wrote, and far beyond its end: a sanitizer that finds nothing here sees nothing at all.
 PLANTED = """
@@ -90,7 +91,8 @@ def shortened(text: str) -> Iterator[str]:
             kinds.setdefault(re.sub(r"0x[0-9a-f]+|[0-9.e+-]+|'[^']*'", "#", line)[:120], []).append(line)
     for found in sorted(kinds.values(), key=len, reverse=True):
         yield f"{len(found):4} x {found[0][4:360]}"
-    yield from [line for line in lines if line.startswith("FAILED")][:40]
+    names = re.findall(r"(?:^|\] )(?:FAILED|ERROR) (\S+)|^(\S+::\S+) (?:FAILED|ERROR)", text, re.MULTILINE)
+    yield from [f"FAILED {name}" for name in dict.fromkeys(a or b for a, b in names)][:40]
 
 
 def findings(text: str) -> Iterator[str]:
