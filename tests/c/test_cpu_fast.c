@@ -243,10 +243,11 @@ static void run_reference(const struct graph *graph, const struct memory *memori
 static void alias_some(const struct family *family, const struct region *region, const struct memory *memories,
                        void **values) {
     const struct graph *graph = region->graph;
+    const struct step step = {.family = family, .region = *region};
     for (int out = 0; out < graph->value_count; out++)
         for (int in = 0; in < graph->value_count && graph->values[out].producer >= 0 && memories[out].found; in++) {
             if (graph->values[in].producer >= 0 || values[in] != memories[in].found ||
-                !family->may_alias(region, in, out))
+                !family->may_alias(&step, in, out))
                 continue;
             values[in] = memories[out].found;
             memcpy(memories[out].found, memories[in].found, (size_t)memories[in].bytes);
