@@ -499,11 +499,47 @@ static const struct refused_case refusals[] = {
     {&cuda_packed, mixed_integers, "matmul: no type of tensor cores holds both i8 and i32."},
 };
 
+/* relu(x) times a square matrix, plus r, all of one layout. */
+static void square_behind_relu(struct model *m) {
+    struct extents dims = DIMS(1, 256, 256);
+    desc x = typed(m, dims, BF16), r = typed(m, dims, BF16), c = inner(m);
+    desc factor = open_tensor(m->next_uid++, dims);
+    MUST(set_enum(factor, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, BF16));
+    MUST(set_flag(factor, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
+    factor = keep(m, finalized(factor));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, x, NULL, factor);
+    add_matmul(m, F32, factor, turned(m, dims, BF16), c, NULL);
+    add_pointwise(m, WEFT_POINTWISE_ADD, c, r, typed(m, dims, BF16));
+}
+
+static int value_of(const struct graph *graph, int64_t uid) {
+    for (int v = 0; v < graph->value_count; v++)
+        if (graph->values[v].tensor->uid == uid)
+            return v;
+    abort();
+}
+
+/* A result may lie where the operand behind the product does, and not where one before it does. */
+static void results_spare_what_all_read(void) {
+    struct device device;
+    struct built built;
+    MUST(device_describe_cuda(&device, 9, 0));
+    DO(build(&built, &cuda_hopper, square_behind_relu, &device));
+    const struct graph *graph = (const struct graph *)built.graph;
+    const struct node *last = &graph->nodes[graph->node_count - 1];
+    int x = value_of(graph, 1), r = value_of(graph, 2), y = last->operands[last->operand_count - 1];
+    CHECK(last->is_output[last->operand_count - 1] && graph->node_count == 3, "the sum is last");
+    CHECK(!cuda_hopper.may_alias(&built.step, x, y), "y may lie where x does, which all blocks read");
+    CHECK(cuda_hopper.may_alias(&built.step, r, y), "y may not lie where r does");
+    release(&built);
+}
+
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
     build_cases(hopper_cases, COUNT(hopper_cases), 9);
     turing_uses_what_it_has();
     nothing_is_launched();
     check_refusals(refusals, COUNT(refusals));
+    results_spare_what_all_read();
     return compile_wanted(true);
 }

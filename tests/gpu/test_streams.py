@@ -4,6 +4,7 @@ An execution allocates nothing, and repeats its results to the bit."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -72,20 +73,25 @@ def test_torch_streams() -> None:
     check(copies)
 
 
-def test_two_handles_at_once() -> None:
-    """Each on a stream of its own, many times over, with work of both under way."""
+def run_on_two_streams(make: Callable[[Any], tuple[weft.Graph, dict[str, Any]]]) -> list[tuple[Any, ...]]:
+    """Plans of two handles, each on a stream of its own, run many times over with work of both under way:
+    graph, memory, workspace and stream of each."""
     plans = []
     for _ in range(2):
         handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
         handle.set_stream(stream.cuda_stream)
-        g, memory = attention_plan(handle)
+        g, memory = make(handle)
         plans.append((g, memory, workspace_of(g), stream))
     torch.cuda.synchronize()
     for _ in range(20):
         for g, memory, workspace, _ in plans:
             g.execute(memory, workspace)
-    for _, memory, _, stream in plans:
-        stream.synchronize()
+    torch.cuda.synchronize()
+    return plans
+
+
+def test_two_handles_at_once() -> None:
+    for _, memory, _, _ in run_on_two_streams(attention_plan):
         check(memory)
 
 
@@ -153,17 +159,7 @@ def check_batch_norm(memory: dict[str, Any]) -> None:
 
 def test_blocks_that_wait_for_each_other() -> None:
     """On two streams at once, where neither kernel may take room that the other waits for; and captured."""
-    plans = []
-    for _ in range(2):
-        handle, stream = weft.create_handle("cuda"), torch.cuda.Stream()
-        handle.set_stream(stream.cuda_stream)
-        g, memory = batch_norm_plan(handle)
-        plans.append((g, memory, workspace_of(g), stream))
-    torch.cuda.synchronize()
-    for _ in range(20):
-        for g, memory, workspace, _ in plans:
-            g.execute(memory, workspace)
-    torch.cuda.synchronize()
+    plans = run_on_two_streams(batch_norm_plan)
     for _, memory, _, _ in plans:
         check_batch_norm(memory)
     g, memory, workspace, stream = plans[0]

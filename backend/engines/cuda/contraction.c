@@ -25,9 +25,7 @@ static bool is_scaling(const struct node *node) { return op_of(node->op) == &blo
 
 static bool goes_behind(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
-static bool goes_behind_or_totals(const struct node *node) { return goes_behind(node) || totals_serve(node); }
-
-static bool goes_around(const struct node *node) { return goes_behind_or_totals(node) || is_scaling(node); }
+static bool goes_around(const struct node *node) { return goes_behind(node) || totals_serve(node) || is_scaling(node); }
 
 static bool is_preparing(const struct node *node) { return goes_behind(node) || is_scaling(node); }
 
@@ -68,10 +66,6 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
 
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
     return find(c, region, goes_behind);
-}
-
-weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region) {
-    return find(c, region, goes_behind_or_totals);
 }
 
 /* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
@@ -428,14 +422,21 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
     return build_any(step, device, knobs, arena, true);
 }
 
+/* Whether a node is the product of a region, or makes what that reads. */
+static bool leads_to_product(const struct region *region, const struct node *node) {
+    bool leads = node_is_product(node);
+    for (int k = 0; k < node->operand_count && !leads; k++)
+        for (int i = 0; i < region->count && node->is_output[k] && !leads; i++)
+            leads =
+                reads(region_node(region, i), node->operands[k]) && leads_to_product(region, region_node(region, i));
+    return leads;
+}
+
 bool contraction_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
-    for (int i = 0; i < region->count; i++) {
-        const struct node *node = region_node(region, i);
-        for (int k = 0; k < node->operand_count && (node_is_product(node) || is_scaling(node)); k++)
-            if (node->operands[k] == in)
-                return false;
-    }
+    for (int i = 0; i < region->count; i++)
+        if (reads(region_node(region, i), in) && leads_to_product(region, region_node(region, i)))
+            return false;
     return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor);
 }
 

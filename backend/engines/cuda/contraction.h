@@ -135,10 +135,9 @@ struct contraction {
 
 /* ---- contraction.c: what other families of products share ---- */
 
-/* The one product of a region, with its shape; behind it pointwise operations, or, totalled, reductions too. */
+/* The one product of a region, with its shape, and pointwise operations behind it. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
-weftStatus_t contraction_find_totalled(struct contraction *c, const struct region *region);
-/* The latter; a factor may be scaled by blocks or made by pointwise operations, and is then the tensor that they read. */
+/* The same with reductions behind it, too; a factor may be scaled by blocks or made by pointwise operations, and is then the tensor that they read. */
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region);
 /* Whether a node of the region follows the product, and so is neither it nor before it. */
 bool contraction_is_behind(const struct contraction *c, const struct node *node);
@@ -148,7 +147,7 @@ static inline bool contraction_has_overrides(const struct contraction *c) {
 int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);
-/* A run is read before it is written, by one thread; what the product reads may be read by all. */
+/* A run is read before it is written, by one thread; what the product and the operations before it read may be read by all. */
 bool contraction_may_alias(const struct step *step, int in, int out);
 /* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */
 void contraction_print_tile(struct kernel_print *print, const struct contraction *c);

@@ -2,8 +2,7 @@
 /* Pointwise operations before a product: which there are, what they read, and their text. */
 #include "engines/cuda/prologue.h"
 #include "engines/cuda/formula.h"
-#include "graph/ops/convolution.h"
-#include "graph/ops/matmul.h"
+#include "engines/product.h"
 
 enum { NEIGHBOURS = 8, ACCESS_BYTES = 16 };
 
@@ -16,7 +15,7 @@ static const struct tensor *tensor_at(const struct prologue *prologue, int value
 int prologue_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
-    if (op_of(product->op) != &matmul_op && !conv_is(product->op))
+    if (!node_is_product(product))
         return 0;
     for (int i = 0; i < product->operand_count && count == 0; i++) {
         const struct node *reader = product;

@@ -303,15 +303,6 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        w.tokens * ROWS_OF_FRAGMENT, w.rest.count - 1);
 }
 
-/* Threads write what others may still read. */
-static bool may_alias(const struct step *step, int in, int out) {
-    const struct node *node = find_weights(&step->region);
-    for (int k = 0; k < node->operand_count; k++)
-        if (node->operands[k] == in)
-            return false;
-    return contraction_may_alias(step, in, out);
-}
-
 const struct family cuda_weight_only = {
     .name = "cuda.weight_only",
     .doc = "a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it",
@@ -319,6 +310,6 @@ const struct family cuda_weight_only = {
     .build = build,
     .load = cuda_load,
     .run = cuda_run,
-    .may_alias = may_alias,
+    .may_alias = contraction_may_alias,
     .release = cuda_release,
 };

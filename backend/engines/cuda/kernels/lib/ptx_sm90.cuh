@@ -141,11 +141,6 @@ DEVICE float load_shared(u32 address) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
     return r;
 }
-DEVICE u32 load_shared_word(u32 address) {
-    u32 r;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
-    return r;
-}
 DEVICE void store_shared(u32 address, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory"); }
 
 /* ---- wgmma: order of use is fence, products, commit, wait ---- */
