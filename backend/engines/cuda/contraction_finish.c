@@ -262,21 +262,29 @@ void finish_print_digits(struct kernel_print *print, const struct finish *finish
     }
 }
 
-/* Whether operand k is the same in all rows. */
+static bool is_limited(const struct finish *finish) {
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_LIMIT)
+            return true;
+    return false;
+}
+
+/* Whether finisher k is the same in all rows. Of a result whose phases end at different places, in all phases. */
 static bool is_of_column(const struct finish *finish, int k) {
-    for (int d = 0; d < finish->digit_count[ROW]; d++)
-        if (finish->at[k].strides[ROW][d] != 0)
-            return false;
+    for (int index = is_limited(finish) ? BATCH : ROW; index <= ROW; index++)
+        for (int d = 0; d < finish->digit_count[index]; d++)
+            if (finish->at[k].strides[index][d] != 0)
+                return false;
     return true;
 }
 
-/* Below a row only what differs from it. */
-static void print_loads(struct kernel_print *print, const struct contraction *c, bool is_below) {
+/* The loads that are the same in all rows, or the others. */
+static void print_loads(struct kernel_print *print, const struct contraction *c, bool of_column) {
     const struct finish *finish = &c->finish;
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         bool is_old = finisher->role == FINISH_OLD;
-        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought || (is_below && is_of_column(finish, k)))
+        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought || is_of_column(finish, k) != of_column)
             continue;
         const char *type = cuda_type_name(finisher->type);
         int64_t stride = lead_stride(finish, finisher);
@@ -394,14 +402,19 @@ void finish_print_arguments(struct kernel_print *print, const struct finish *fin
     }
 }
 
-/* Out where the result has no such element. */
-void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
+static void print_limits(struct kernel_print *print, const struct finish *finish, bool of_column, const char *out) {
     for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_LIMIT) {
+        if (finish->at[k].role == FINISH_LIMIT && is_of_column(finish, k) == of_column) {
             text_add(&print->code, "    if (0");
             finish_print_offset(print, finish, k);
             text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
         }
+}
+
+/* Out where the result has no such element. */
+void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
+    print_limits(print, finish, true, out);
+    print_limits(print, finish, false, out);
 }
 
 int finish_fetched_words(const struct finish *finish) {
@@ -412,7 +425,8 @@ int finish_fetched_words(const struct finish *finish) {
     return words;
 }
 
-/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead; fetch_below(): of the same column. */
+/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. fetch_below(): what differs in another row of the
+   same column; it exists even where the first one does not, so what they share is read before rows are looked at. */
 static void print_fetch(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
     text_add(&print->code, "struct fetched {\n");
@@ -427,8 +441,11 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
                  is_below ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
                           : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in;\n");
         finish_print_digits(print, finish);
-        finish_print_limits(print, finish, "return in");
-        print_loads(print, c, is_below);
+        print_limits(print, finish, true, "return in");
+        if (!is_below)
+            print_loads(print, c, true);
+        print_limits(print, finish, false, "return in");
+        print_loads(print, c, false);
         text_add(&print->code, "    return in;\n}\n\n");
     }
 }
