@@ -16,7 +16,6 @@ enum {
     PIXEL_BYTES = CHANNELS * 2,
     PIXELS_MAX = 256,           /* columns of wgmma, and what the copy engine takes along a dimension */
     PIXELS_MAX_WITH_BOTH = 200, /* a prologue and totals, which take registers */
-    WIDE_LINE = 128, /* pixels: tiles of phases that are one such line failed now and then, for no known reason */
     PATCHES_LEAST = 3,
     PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
@@ -217,8 +216,8 @@ static int slot_bytes(const struct patch *h) {
 }
 
 static int shared_bytes(const struct patch *h) {
-    int slots = h->patches + h->filter_slots;
-    return h->patches * slot_bytes(h) + h->filter_slots * FILTER_BYTES + 2 * (slots + MATH_GROUPS) * 8;
+    int barriers = 3 * h->patches + 2 * h->filter_slots + 2 * MATH_GROUPS;
+    return h->patches * slot_bytes(h) + h->filter_slots * FILTER_BYTES + barriers * 8;
 }
 
 /* All taps of the filters if they fit beside the patches, else a ring of some. */
@@ -275,9 +274,8 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_p = parts(h->axis[0].positions, lines);
     h->tiles_q = parts(h->axis[1].positions, columns);
     h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
-    bool is_sound = phases_of(h) == 1 || lines > 1 || columns < WIDE_LINE;
     bool has_both = h->c.before_count > 0 && h->c.finish.reducer_count > 0;
-    return is_sound && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
+    return h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
            pixels_of(h) <= (has_both ? PIXELS_MAX_WITH_BOTH : PIXELS_MAX) && plan_slots(h) &&
            h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }

@@ -7,7 +7,9 @@
    Tile      64 filters x TILE_H * TILE_W pixels for each of two math warpgroups; persistent over pairs of tiles
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per math warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile, into the patch just read, which is the tile's way out as well
-   Barriers  patch_arrived, patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written, result_stored [2]
+   Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written,
+             result_stored [2]. The warpgroups take patches in turn, and copies may arrive out of turn: each fill of a slot has a barrier of
+             its own for each of them, or one that skips the other's fill would take a phase for the one two fills ago
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
@@ -37,23 +39,26 @@ static_assert(PIXELS <= 256, "one wgmma covers a tile");
 static_assert(SPARE_ROW < PATCH_H * PITCH, "the patch must have a row to spare");
 static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
 static_assert(PATCH_SLOTS >= 3, "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
-static_assert(BARRIERS + 2 * (PATCH_SLOTS + FILTER_SLOTS + MATH_GROUPS) * 8 <= 232448, "227 KB is all a block can have");
+static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS) * 8 <= 232448, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * PATCH_SLOT; }
+/* Fills of patches are counted twice round the slots. */
+DEVICE u32 slot_of(u32 fill) { return fill < PATCH_SLOTS ? fill : fill - PATCH_SLOTS; }
+DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * PATCH_SLOT; }
 DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + FILTERS + slot * FILTER_BYTES; }
-DEVICE u32 patch_arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
-DEVICE u32 patch_finished(u32 slot) { return patch_arrived(PATCH_SLOTS + slot); }
-DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(2 * PATCH_SLOTS + slot); }
-DEVICE u32 filter_finished(u32 slot) { return patch_arrived(2 * PATCH_SLOTS + FILTER_SLOTS + slot); }
-DEVICE u32 result_written(u32 group) { return patch_arrived(2 * (PATCH_SLOTS + FILTER_SLOTS) + group); }
+DEVICE u32 patch_arrived(u32 fill) { return shared_address(s_memory) + BARRIERS + fill * 8; }
+DEVICE u32 patch_finished(u32 fill) { return patch_arrived(2 * PATCH_SLOTS + slot_of(fill)); }
+DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(3 * PATCH_SLOTS + slot); }
+DEVICE u32 filter_finished(u32 slot) { return filter_arrived(FILTER_SLOTS + slot); }
+DEVICE u32 result_written(u32 group) { return filter_arrived(2 * FILTER_SLOTS + group); }
 DEVICE u32 result_stored(u32 group) { return result_written(MATH_GROUPS + group); }
 
 template <u32 SLOTS> struct ring_cursor {
     u32 slot = 0, phase = 0;
     DEVICE void advance(u32 by = 1) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
 };
+using patch_cursor = ring_cursor<2 * PATCH_SLOTS>;
 
 /* ---- Which tiles: a phase, those with many taps first; two neighbours of pixels; one of filters ---- */
 
@@ -95,12 +100,12 @@ struct item_walk {
 /* ---- The loaders: one thread each ---- */
 
 DEVICE void load_patches(const arguments& p) {
-    ring_cursor<PATCH_SLOTS> fill;
+    patch_cursor fill;
     for (item_walk item(p); item.more(p); item.advance(p))
         for (i32 block = 0; block < (i32)p.blocks; ++block)
             for (int group = 0; group < MATH_GROUPS; ++group) {
                 const place at = item.locate(p, group);
-                wait(patch_finished(fill.slot), fill.phase ^ 1);
+                wait(patch_finished(fill.slot), fill.slot < PATCH_SLOTS); /* its slot's every second fill */
                 arrive_expecting(patch_arrived(fill.slot), PATCH_BYTES);
                 load_box(patch_slot(fill.slot), p.x_map, patch_arrived(fill.slot), block * BLOCK_K, at.column + (i32)p.corner_w, at.line + (i32)p.corner_h, at.image);
                 fill.advance();
@@ -117,6 +122,7 @@ DEVICE void load_filters(const arguments& p) {
     item_walk item(p);
     if constexpr (IS_RESIDENT) {
         for (int number = 0; number < TAPS && item.more(p); ++number) load_filter(p, number, number, 0, item.filter(p));
+        for (int number = 0; number < TAPS && item.more(p); ++number) wait(filter_arrived(number), 0); /* those that no phase of the block sees, too */
         return;
     }
     for (; item.more(p); item.advance(p)) {
@@ -139,7 +145,7 @@ DEVICE void release(u32 barrier) { if (lane_index() == 0) arrive(barrier); } /* 
 
 /* The prologue of a patch where it lies: 8 channels of a pixel at a time, of pixels 16 apart. What is outside the image, or behind its
    channels, is zeros, and shall be. */
-template <class P> DEVICE void ready_patch(const P& p, const ring_cursor<PATCH_SLOTS>& patch, const place& at, i32 channel, int group) {
+template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch, const place& at, i32 channel, int group) {
     if constexpr (!HAS_PROLOGUE) {
         wait(patch_arrived(patch.slot), patch.phase);
     } else {
@@ -172,7 +178,7 @@ template <class P> DEVICE void ready_patch(const P& p, const ring_cursor<PATCH_S
 }
 
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
-template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, ring_cursor<PATCH_SLOTS>& patch, ring_cursor<FILTER_SLOTS>& filter) {
+template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, patch_cursor& patch, ring_cursor<FILTER_SLOTS>& filter) {
     u32 last_patch = 0, last_filter = 0;
     for (i32 block = 0; block < (i32)p.blocks; ++block) {
         ready_patch(p, patch, at, block * BLOCK_K, group);
@@ -303,7 +309,7 @@ template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filte
 template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     sums r_y;
     taken_totals<P> taken;
-    ring_cursor<PATCH_SLOTS> patch;
+    patch_cursor patch;
     ring_cursor<FILTER_SLOTS> filter;
     patch.advance(group);
     u32 tiles_written = 0;
@@ -317,7 +323,7 @@ template <class P> DEVICE void multiply_tiles(const P& p, int group) {
 /* ---- The storers: one thread for each math warpgroup, which is at its next tile by then ---- */
 
 DEVICE void store_tiles(const arguments& p, int group) {
-    ring_cursor<PATCH_SLOTS> patch;
+    patch_cursor patch;
     patch.advance(group);
     u32 phase = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
@@ -341,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_sm90(const __grid
     if (warp == 0 && elect_one()) {
         prefetch_map(p.x_map);
         prefetch_map(p.w_map);
-        for (u32 slot = 0; slot < PATCH_SLOTS; ++slot) { barrier_init(patch_arrived(slot), 1); barrier_init(patch_finished(slot), 4); }
+        for (u32 fill = 0; fill < 2 * PATCH_SLOTS; ++fill) barrier_init(patch_arrived(fill), 1);
+        for (u32 slot = 0; slot < PATCH_SLOTS; ++slot) barrier_init(patch_finished(slot), 4);
         for (u32 slot = 0; slot < FILTER_SLOTS; ++slot) { barrier_init(filter_arrived(slot), 1); barrier_init(filter_finished(slot), MATH_GROUPS * 4); }
         for (u32 group = 0; group < MATH_GROUPS; ++group) { barrier_init(result_written(group), 4); barrier_init(result_stored(group), 1); }
         barrier_init_fence();
