@@ -29,7 +29,7 @@ static const double PRODUCTS_PER_CLOCK = 2048; /* of 16-bit factors, per multipr
 static const double FILL_BYTES_PER_CLOCK = 77; /* from L2, per multiprocessor, when not all ask at once */
 static const double MEMORY_SHARE = 0.85;       /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;      /* of the shorter one of computing and moving */
-static const double PROMOTED_SHARE = 0.95;
+static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
 static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
@@ -100,11 +100,13 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
 }
 
-/* Two warpgroups of few columns each do not hide from each other what promotion takes. */
-static struct hopper_tile promoted(const struct hopper_tile *tile) {
+/* Two warpgroups of few columns each do not hide from each other what promotion takes, nor what several scales of a tile's columns do. */
+static struct hopper_tile promoted(const struct hopper *h, const struct hopper_tile *tile) {
     struct hopper_tile made = *tile;
     if (tile->row_blocks == 1 && tile->rows == 128 && tile->columns <= 160)
         made.efficiency *= PROMOTED_SHARE;
+    if (hopper_scale_columns(h, tile) < tile->columns)
+        made.efficiency *= SCALED_SHARE;
     return made;
 }
 
@@ -119,7 +121,7 @@ static struct hopper_tile preparing(const struct hopper_tile *tile) {
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    const struct hopper_tile used = h->promotes ? promoted(tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
+    const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
                                       (double)tiles_along(h->steps, splits), moving);
 }
