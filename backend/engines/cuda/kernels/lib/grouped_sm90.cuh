@@ -4,7 +4,8 @@
    Ends      a tile must not write rows of the next expert, and the depth must end where the expert does. So maps of ragged rows
              count them twice, with one stride: coordinate y runs to group_rows, where the expert or the tile ends, beyond which
              reads give zeros and writes are dropped; coordinate z, that end, moves it to where it is in memory. The map begins
-             group_rows before the tensor
+             group_rows before the tensor. A box that lies outside in whole would be looked for where the map begins, in memory that may
+             not exist: another one is read for it, whose products are dropped as well
      Params   FORWARD SCATTERS STORES_BOXES A_ALONG_DEPTH B_ALONG_DEPTH CLUSTER BLOCK_M RUN y_t. Templates, so that fields that a form
               lacks are not looked up */
 
@@ -26,13 +27,14 @@ template <class P> DEVICE void find_group(const P& p, place& at) {
 DEVICE void find_entry(const arguments& p, place& at) { find_group(p, at); }
 
 DEVICE void load_a(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
-    if constexpr (!FORWARD) load_box(dst, p.a_map, full, outer, at.entry[0] + k.c, at.entry[1]);
+    if constexpr (!FORWARD) load_box(dst, p.a_map, full, outer < (i32)p.rows ? outer : 0, at.entry[0] + k.c, at.entry[1]);
     else if constexpr (A_ALONG_DEPTH) load_box(dst, p.a_map, full, k.c, outer);
     else load_box(dst, p.a_map, full, outer, k.c);
 }
 
 /* All blocks of a cluster have one expert. */
 DEVICE void load_b(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
+    if (!FORWARD && outer >= (i32)p.columns) outer = 0;
     const i32 x = B_ALONG_DEPTH ? k.c : outer, y = B_ALONG_DEPTH ? outer : FORWARD ? k.c : at.entry[0] + k.c, z = at.entry[FORWARD ? 0 : 1];
     if constexpr (CLUSTER > 1) share_box((1 << CLUSTER) - 1, dst, p.b_map, full, x, y, z);
     else load_box(dst, p.b_map, full, x, y, z);
