@@ -57,6 +57,7 @@ static const struct {
     ENTRY(memcpy_async, "cuMemcpyAsync"),
     ENTRY(stream_synchronize, "cuStreamSynchronize"),
     ENTRY(stream_is_capturing, "cuStreamIsCapturing"),
+    {"cuStreamGetId", OLDEST_VERSION, offsetof(struct driver, stream_get_id), true},
     ENTRY(event_create, "cuEventCreate"),
     ENTRY(event_destroy, "cuEventDestroy"),
     ENTRY(event_record, "cuEventRecord"),

@@ -113,6 +113,7 @@ struct driver {
     int (*memcpy_async)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
     int (*stream_synchronize)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status); /* 0: it is not */
+    int (*stream_get_id)(void *stream, uint64_t *number);  /* may be NULL */
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);

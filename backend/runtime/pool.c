@@ -28,10 +28,52 @@ static uint64_t remove_block(struct pool *pool, int i) {
     return address;
 }
 
+/* The driver's number of a stream: no other gets it, though another may come to have the address. 0 for the default
+   streams, which stay, and where the driver does not say. */
+static weftStatus_t stream_number(uint64_t *number, const struct driver *driver, weftStream_t stream) {
+    *number = 0;
+    if (!driver->stream_get_id || (uintptr_t)stream <= (uintptr_t)CUDA_STREAM_PER_THREAD)
+        return WEFT_STATUS_SUCCESS;
+    int result = driver->stream_get_id(stream, number);
+    return result ? driver_fail(result, "asking for the number of a stream") : WEFT_STATUS_SUCCESS;
+}
+
+/* Gives what is kept for the stream of an address back to the driver, which waits for the work on it. */
+static void free_blocks_of(struct pool *pool, const struct driver *driver, weftStream_t stream) {
+    for (int i = pool->count - 1; i >= 0; i--)
+        if (pool->blocks[i].stream == stream)
+            memory_free(driver, remove_block(pool, i));
+}
+
+static int find_stream(const struct pool *pool, weftStream_t stream) {
+    int i = pool->stream_count - 1;
+    while (i >= 0 && pool->streams[i].stream != stream)
+        i--;
+    return i;
+}
+
+/* Makes sure that what is kept under a stream's address is the stream's own. */
+static void meet_stream(struct pool *pool, const struct driver *driver, weftStream_t stream, uint64_t number) {
+    int i = find_stream(pool, stream);
+    if (i >= 0 && pool->streams[i].number == number)
+        return;
+    bool is_new = i < 0 && pool->stream_count < POOL_STREAMS_MAX;
+    if (is_new)
+        i = pool->stream_count++;
+    else if (i < 0)
+        i = pool->stream_turn++ % POOL_STREAMS_MAX;
+    if (!is_new)
+        free_blocks_of(pool, driver, pool->streams[i].stream);
+    pool->streams[i].stream = stream;
+    pool->streams[i].number = number;
+}
+
 /* The block that was freed last, for it may still lie in the second cache; 0: none fits. */
-static uint64_t find_block(struct pool *pool, size_t bytes, weftStream_t stream) {
+static uint64_t find_block(struct pool *pool, const struct driver *driver, size_t bytes, weftStream_t stream,
+                           uint64_t number) {
     uint64_t found = 0;
     pthread_mutex_lock(&pool->lock);
+    meet_stream(pool, driver, stream, number);
     for (int i = pool->count - 1; i >= 0 && !found; i--)
         if (pool->blocks[i].bytes == bytes && pool->blocks[i].stream == stream)
             found = remove_block(pool, i);
@@ -45,8 +87,10 @@ weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver
     *address = 0;
     if (result || capture)
         return driver_fail(result ? result : CUDA_CAPTURE_UNSUPPORTED, "allocating %zu bytes for a stream", bytes);
+    uint64_t number;
+    TRY(stream_number(&number, driver, stream));
     size_t whole = block_bytes(bytes);
-    *address = find_block(pool, whole, stream);
+    *address = find_block(pool, driver, whole, stream, number);
     return *address ? WEFT_STATUS_SUCCESS : memory_make(address, driver, whole);
 }
 
@@ -55,6 +99,7 @@ void pool_give(struct pool *pool, const struct driver *driver, uint64_t address,
     /* The name of the default stream per thread means another stream in each. */
     bool is_kept = stream != CUDA_STREAM_PER_THREAD && whole <= pool->bytes_max;
     pthread_mutex_lock(&pool->lock);
+    is_kept = is_kept && find_stream(pool, stream) >= 0;
     while (is_kept && (pool->count == POOL_BLOCKS_MAX || pool->bytes > pool->bytes_max - whole))
         memory_free(driver, remove_block(pool, 0));
     if (is_kept) {

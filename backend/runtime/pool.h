@@ -9,7 +9,7 @@
 #include "weft/weft.h"
 #include <pthread.h>
 
-enum { POOL_BLOCKS_MAX = 64 };
+enum { POOL_BLOCKS_MAX = 64, POOL_STREAMS_MAX = 16 };
 
 struct pool {
     pthread_mutex_t lock;
@@ -21,6 +21,12 @@ struct pool {
         size_t bytes;
         weftStream_t stream;
     } blocks[POOL_BLOCKS_MAX]; /* longest kept first */
+    struct {
+        weftStream_t stream;
+        uint64_t number;
+    } streams[POOL_STREAMS_MAX]; /* as pool_take last met them; blocks are kept for these alone */
+    int stream_count;
+    unsigned stream_turn; /* the next one to be forgotten */
 };
 
 void pool_init(struct pool *pool, size_t bytes_max);
@@ -30,8 +36,8 @@ void pool_init(struct pool *pool, size_t bytes_max);
 weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver *driver, size_t bytes,
                        weftStream_t stream);
 
-/* Takes back what pool_take gave for this many bytes, all work on it being on the stream. Beyond its limits the pool gives
-   blocks back to the driver. */
+/* Takes back what pool_take gave for this many bytes, all work on it being on the stream, which is not asked anything: it
+   may be gone. Beyond its limits the pool gives blocks back to the driver. */
 void pool_give(struct pool *pool, const struct driver *driver, uint64_t address, size_t bytes, weftStream_t stream);
 
 /* Gives all blocks back to the driver; whether there were any. */

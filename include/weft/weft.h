@@ -195,8 +195,9 @@ weftStatus_t weftAllocateOnStream(weftHandle_t handle, size_t bytes, weftStream_
 /** Gives such memory back as soon as the last work on it is enqueued on its stream; work on other streams must be over. The
     handle keeps some freed memory until it is destroyed: 64 blocks and a sixteenth of the device's memory at most. It frees
     that when memory runs out.
-    bytes, stream: as it was allocated. The stream need not exist any more, but then its work must be over: another stream
-    may have its address. */
+    bytes, stream: as it was allocated. A stream may be destroyed while work on what was given back is under way: another that
+    comes to have its address does not get that memory. What is given back after its stream was destroyed must be free of
+    work. */
 weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void *address);
 
 /** Copies bytes between memory of the host and of the handle's device, in either direction or within one, in the order of

@@ -101,8 +101,8 @@ static void check_reuse(weftHandle_t handle) {
     CHECK(elsewhere != first && elsewhere != second && larger != first && larger != second, "not of this kind");
     int64_t before = fake->calls();
     CHECK(made_on(handle, 700, stream) == second, "what was freed last comes first");
-    CHECK(fake->calls() == before + 4, "%lld calls",
-          (long long)(fake->calls() - before)); /* entering, captured?, leaving */
+    CHECK(fake->calls() == before + 5, "%lld calls",
+          (long long)(fake->calls() - before)); /* entering, captured?, which?, leaving */
     CHECK(made_on(handle, 1024, stream) == first, "the other one");
     MUST(weftFreeOnStream(handle, 1000, other, elsewhere));
     CHECK(made_on(handle, 900, other) == elsewhere, "of its stream");
@@ -111,6 +111,45 @@ static void check_reuse(weftHandle_t handle) {
     MUST(weftFree(handle, first));
     MUST(weftFreeOnStream(handle, 1024, per_thread, second)); /* in each thread another stream: nothing is kept */
     CHECK(allocations() == 0, "%d allocations", allocations());
+}
+
+/* A stream that has another's address does not get the other's memory, on which work may be under way. */
+static void check_replaced_streams(weftHandle_t handle) {
+    weftStream_t stream = (weftStream_t)0x100;
+    void *made = made_on(handle, 1000, stream), *by_default = made_on(handle, 1000, NULL);
+    MUST(weftFreeOnStream(handle, 1000, stream, made));
+    MUST(weftFreeOnStream(handle, 1000, NULL, by_default));
+    fake->replace_streams();
+    void *other = made_on(handle, 2000, stream);
+    CHECK(allocations() == 2, "%d allocations: the old stream's went", allocations());
+    int64_t before = fake->calls();
+    MUST(weftFreeOnStream(handle, 2000, stream, other));
+    CHECK(fake->calls() == before + 3, "%lld calls: nobody asks a stream that may be gone",
+          (long long)(fake->calls() - before));
+    CHECK(made_on(handle, 2000, stream) == other, "its own");
+    CHECK(made_on(handle, 1000, NULL) == by_default, "the default stream stays");
+    MUST(weftFreeOnStream(handle, 1000, NULL, by_default));
+    MUST(weftFreeOnStream(handle, 2000, stream, other));
+    void *late = made_on(handle, 8, stream);
+    for (uintptr_t i = 0; i < 16; i++) /* so many others that the first are forgotten */
+        MUST(weftFree(handle, made_on(handle, 8, (weftStream_t)(0x1000 + i))));
+    CHECK(allocations() == 1, "%d allocations: one is in use", allocations());
+    MUST(weftFreeOnStream(handle, 8, stream, late));
+    MUST(weftFree(handle, made_on(handle, 1000, NULL)));
+    CHECK(allocations() == 0, "%d allocations: nothing is kept for a forgotten stream", allocations());
+}
+
+/* A driver that cannot tell streams apart: by their addresses. */
+static void on_streams_without_numbers(void) {
+    open_fake();
+    weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
+    weftStream_t stream = (weftStream_t)0x100;
+    void *made = made_on(handle, 1000, stream);
+    MUST(weftFreeOnStream(handle, 1000, stream, made));
+    CHECK(made_on(handle, 1000, stream) == made, "used again");
+    MUST(weftFree(handle, made));
+    MUST(weftDestroy(handle));
+    check_clean(1);
 }
 
 /* No more than 64 blocks, and no more than a sixteenth of the fake's 16 GiB; the oldest go first. */
@@ -166,6 +205,7 @@ static void on_streams(void) {
     open_fake();
     weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
     check_reuse(handle);
+    check_replaced_streams(handle);
     check_limits(handle);
     check_captures(handle);
     MUST(weftFreeOnStream(handle, 64, NULL, made_on(handle, 64, NULL)));
@@ -178,15 +218,16 @@ static void on_streams(void) {
 static void failing_on_streams(void) {
     open_fake();
     weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
+    weftStream_t stream = (weftStream_t)0x100;
     const char *failed = "";
     for (int64_t nth = 1; failed; nth++) {
         void *made = NULL, *again = NULL;
         fake->fail_at(nth, 999);
-        weftStatus_t status = weftAllocateOnStream(handle, 5000, NULL, &made), freed = status;
+        weftStatus_t status = weftAllocateOnStream(handle, 5000, stream, &made), freed = status;
         if (!status)
-            status = freed = weftFreeOnStream(handle, 5000, NULL, made);
+            status = freed = weftFreeOnStream(handle, 5000, stream, made);
         if (!status)
-            status = weftAllocateOnStream(handle, 5000, NULL, &again);
+            status = weftAllocateOnStream(handle, 5000, stream, &again);
         failed = fake->failed_call();
         fake->fail_at(0, 0);
         CHECK(!failed || strstr(failed, "Pop") || status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", failed,
@@ -291,6 +332,7 @@ int main(void) {
     measuring();
     IN_CHILD(on_a_gpu, driver);
     IN_CHILD(on_streams, driver);
+    IN_CHILD(on_streams_without_numbers, driver, "FAKE_CUDA_MISSING=cuStreamGetId");
     IN_CHILD(failing_on_streams, driver);
     IN_CHILD(measuring_on_a_gpu, driver, compiler);
     IN_CHILD(describing, driver, compiler);

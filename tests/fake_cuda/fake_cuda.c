@@ -59,6 +59,7 @@ static int64_t call_count, fail_call, launch_count;
 static int fail_result, misuse_count;
 static bool is_executing;
 static void *captured; /* the stream; NULL: none */
+static int64_t streams_replaced;
 static char misuse_text[512];
 static const char *last_call = "", *failed_call;
 static struct fake_launch launches[LAUNCHES_KEPT];
@@ -615,6 +616,12 @@ static int cuStreamIsCapturing(void *stream, int *status) {
     return leave(captured && !stream ? CAPTURE_IMPLICIT : OK);
 }
 
+static int cuStreamGetId(void *stream, uint64_t *number) {
+    ENTER(false, true);
+    *number = (uintptr_t)stream + (uint64_t)streams_replaced;
+    return leave(OK);
+}
+
 static int cuEventCreate(void **event, unsigned flags) {
     ENTER(true, true);
     *event = make_alive(EVENT, 0);
@@ -730,6 +737,7 @@ static const struct {
     NAMED(cuMemcpyAsync, ),
     NAMED(cuStreamSynchronize, ),
     NAMED(cuStreamIsCapturing, ),
+    NAMED(cuStreamGetId, ),
     NAMED(cuEventCreate, ),
     NAMED(cuEventDestroy, _v2),
     NAMED(cuEventRecord, ),
@@ -802,6 +810,12 @@ static void capture(void *stream) {
     pthread_mutex_unlock(&lock);
 }
 
+static void replace_streams(void) {
+    pthread_mutex_lock(&lock);
+    streams_replaced++;
+    pthread_mutex_unlock(&lock);
+}
+
 static int tell_misuses(char *text, size_t bytes) {
     pthread_mutex_lock(&lock);
     snprintf(text, bytes, "%s", misuse_text);
@@ -827,5 +841,6 @@ static bool tell_launch(int64_t index, struct fake_launch *launch) {
 }
 
 extern const struct fake_cuda fake_cuda;
-const struct fake_cuda fake_cuda = {fail_at,       tell_failed, tell_calls,   tell_counts,   begin_execution,
-                                    end_execution, capture,     tell_misuses, tell_launches, tell_launch};
+const struct fake_cuda fake_cuda = {fail_at,         tell_failed,   tell_calls, tell_counts,
+                                    begin_execution, end_execution, capture,    replace_streams,
+                                    tell_misuses,    tell_launches, tell_launch};

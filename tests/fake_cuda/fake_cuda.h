@@ -45,6 +45,8 @@ struct fake_cuda {
     /* Captures a stream until told NULL. Meanwhile work on the default stream fails, and calls that allocate, free, load or
        wait fail in threads that have not declared them harmless. */
     void (*capture)(void *stream);
+    /* All streams are destroyed, and others are made at their addresses. */
+    void (*replace_streams)(void);
     /* How often the driver was called against its rules, and the last such case in words. */
     int (*misuses)(char *text, size_t bytes);
     int64_t (*launches)(void);
