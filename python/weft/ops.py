@@ -1077,7 +1077,7 @@ class Ops:
     ) -> Tensor:
         """Rectifier with clips and a slope below the lower one.
 
-            x<lower ? lower + slope * (x - lower) : x> upper ? upper : x
+            x<lower ? (slope == 0 ? lower : lower + slope * (x - lower)) : x> upper ? upper : x
 
         Args:
             input: operand, [d..] or 1s.
@@ -1419,7 +1419,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of relu.
 
-            x <= lower ? dy * slope : x >= upper ? 0 : dy
+            x <= lower ? (slope == 0 ? 0 : dy * slope) : x >= upper ? 0 : dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.

@@ -202,6 +202,22 @@ def test_relu_clips_and_slopes():
     checks.check(lambda g, dy, x: g.relu_backward(dy, x, **how), {"dy": dy, "x": x}, checks.exact(dy) * slope)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_relu_at_infinity(dtype):
+    """A slope of 0 makes the lower clip of -inf, and 0 of an infinite gradient; NaN of the input stays."""
+    ends = np.array([-np.inf, np.inf, np.nan, -1.0, 0.0, 2.0, 9.0])
+    x, dy = (checks.narrow(values, dtype) for values in np.meshgrid(ends, ends))
+    wide, loss = checks.exact(x), checks.exact(dy)
+    for slope, lower, upper in ((0, 0, np.inf), (0, 1, 6), (0.25, 0, np.inf), (0.5, 1, 6), (0, -np.inf, 6)):
+        how = {"negative_slope": slope, "lower_clip": lower, "upper_clip": upper}
+        low = lower + slope * (wide - lower) if slope else lower
+        want = np.where(wide < lower, low, np.where(wide > upper, upper, wide))
+        checks.check(lambda g, x, how=how: g.relu(x, **how), {"x": x}, want)
+        low = slope * loss if slope else 0
+        want = np.where(wide <= lower, low, np.where(wide >= upper, 0, loss))
+        checks.check(lambda g, dy, x, how=how: g.relu_backward(dy, x, **how), {"dy": dy, "x": x}, want)
+
+
 INTEGERS = {"i8": np.int8, "u8": np.uint8, "i32": np.int32, "i64": np.int64}
 
 

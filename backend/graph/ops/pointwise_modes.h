@@ -2,7 +2,8 @@
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
    slope, alpha, beta, and literals C(...), which take the type that is computed in. C and CUDA share this syntax; it is
-   the only list macro in Weft, so that each formula is written once. No include guard: define MODE, C, then include. */
+   the only list macro in Weft, so that each formula is written once. A slope of 0 is asked for, since 0 times infinity is
+   NaN. No include guard: define MODE, C, then include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
@@ -31,7 +32,8 @@ MODE(RECIPROCAL, FORM_UNARY, C(1) / x, "reciprocal", "input:x", "reciprocal")
 MODE(ERF, FORM_UNARY, erf(x), "erf", "input:x", "error function")
 MODE(IDENTITY, FORM_UNARY, x, "identity", "input:x", "copy, with conversion to the output's data type")
 MODE(
-    RELU_FWD, FORM_UNARY, x<lower ? lower + slope * (x - lower) : x> upper ? upper : x, "relu",
+    RELU_FWD, FORM_UNARY, x<lower ? (slope == C(0) ? lower : lower + slope * (x - lower)) : x> upper ? upper : x,
+    "relu",
     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
     "rectifier with clips and a slope below the lower one")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
@@ -46,7 +48,7 @@ MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
      C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
      "Gaussian error linear unit, tanh approximation")
 MODE(RELU_BWD, FORM_BACKWARD,
-     x <= lower   ? dy * slope
+     x <= lower   ? (slope == C(0) ? C(0) : dy * slope)
      : x >= upper ? C(0)
                   : dy,
      "relu_backward",
