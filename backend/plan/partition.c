@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
+enum { JOINED_MAX = 8 /* operations added at once */ };
 
 struct partitioning {
     const struct graph *graph;
@@ -21,6 +22,7 @@ struct partitioning {
     int part_count;
     bool *beside; /* per node: a neighbour of the newest part */
     int *waiting; /* scratch of the acyclicity test: per node */
+    int *grown;   /* scratch of growing: the part before */
 };
 
 /* ---- Asking a family ---------------------------------------------------------------------------------------------- */
@@ -127,8 +129,7 @@ static bool node_writes(const struct node *node, int value) {
 }
 
 /* Marks the nodes that make what a node reads, or read what it makes. */
-static void mark_neighbours(struct partitioning *p, int n) {
-    const struct node *node = &p->graph->nodes[n];
+static void mark_neighbours_of(struct partitioning *p, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &p->graph->values[node->operands[i]];
         if (value->producer >= 0)
@@ -140,6 +141,11 @@ static void mark_neighbours(struct partitioning *p, int n) {
     }
 }
 
+static void mark_neighbours(struct partitioning *p, const struct region *region) {
+    for (int i = 0; i < region->count; i++)
+        mark_neighbours_of(p, region_node(region, i));
+}
+
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)
@@ -147,59 +153,85 @@ static void insert_sorted(int *nodes, int count, int node) {
     nodes[at] = node;
 }
 
-static void remove_sorted(int *nodes, int count, int node) {
-    int at = 0;
-    while (nodes[at] != node)
-        at++;
-    memmove(nodes + at, nodes + at + 1, (size_t)(count - at - 1) * sizeof *nodes);
+/* The first node outside of a region that reads a value and is needed; -1: none. */
+static int outside_reader(const struct partitioning *p, const struct region *region, int value) {
+    const struct value *read = &p->graph->values[value];
+    for (int m = read->first_reader; m >= 0 && m <= read->last_reader; m++)
+        for (int k = 0; k < p->graph->nodes[m].operand_count; k++)
+            if (p->graph->nodes[m].operands[k] == value && p->owner[m] != NOT_NEEDED && !region_has(region, m))
+                return m;
+    return -1;
 }
 
-/* Adds one more neighbour to the newest part if family and order allow it. */
-static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
-    int id = p->part_count - 1;
-    for (int n = 0; n < p->graph->node_count; n++) {
-        if (p->owner[n] != UNASSIGNED || !p->beside[n])
-            continue;
-        double seconds;
-        insert_sorted(nodes, part->region.count, n);
-        part->region.count++;
-        p->owner[n] = id;
-        if (ask(p, part->family, &part->region, &seconds) == WEFT_STATUS_SUCCESS && parts_are_acyclic(p, NULL)) {
-            part->seconds = seconds;
-            mark_neighbours(p, n);
-            return true;
+/* How many results of a region others read, those left out that have memory of their own; and the first that reads one of
+   them, -1: nobody. */
+static int open_results(const struct partitioning *p, const struct region *region, int *reader) {
+    int count = 0;
+    *reader = -1;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++) {
+            bool is_hidden = node->is_output[k] && !value_is_slot(&p->graph->values[node->operands[k]]);
+            int m = is_hidden ? outside_reader(p, region, node->operands[k]) : -1;
+            count += m >= 0;
+            *reader = m >= 0 && (*reader < 0 || m < *reader) ? m : *reader;
         }
-        p->owner[n] = UNASSIGNED;
-        remove_sorted(nodes, part->region.count, n);
-        part->region.count--;
+    }
+    return count;
+}
+
+/* Adds what reads the results, until they have come together in one: of x sigmoid(x) both operations. */
+static bool add_readers(const struct partitioning *p, struct part *part, int *nodes) {
+    int reader;
+    open_results(p, &part->region, &reader);
+    for (int added = 0; reader >= 0 && p->owner[reader] == UNASSIGNED && added < JOINED_MAX; added++) {
+        insert_sorted(nodes, part->region.count++, reader);
+        if (open_results(p, &part->region, &reader) <= 1)
+            return true;
     }
     return false;
 }
 
-/* The only reader of what a node makes, where nobody else sees it; -1: none. */
-static int only_reader(const struct partitioning *p, int n) {
-    const struct node *node = &p->graph->nodes[n];
-    int reader = -1;
-    for (int i = 0; i < node->operand_count; i++) {
-        const struct value *value = &p->graph->values[node->operands[i]];
-        if (!node->is_output[i])
-            continue;
-        if (value_is_slot(value) || value->readers != 1 || reader >= 0)
-            return -1;
-        reader = value->first_reader;
-    }
-    return reader >= 0 && p->owner[reader] == UNASSIGNED ? reader : -1;
-}
-
 /* A family may decline what an operation makes, and take what the operations behind it make of that. */
-static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes, int seed) {
-    for (int n = seed; n >= 0; n = only_reader(p, n)) {
-        insert_sorted(nodes, part->region.count++, n);
-        weftStatus_t status = ask(p, part->family, &part->region, &part->seconds);
-        if (status == WEFT_STATUS_SUCCESS)
+static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
+    double seconds;
+    do {
+        weftStatus_t status = ask(p, part->family, &part->region, &seconds);
+        if (status == WEFT_STATUS_SUCCESS) {
+            part->seconds = seconds;
             return true;
+        }
         if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)
             return false;
+    } while (add_readers(p, part, nodes));
+    return false;
+}
+
+static void set_owner(struct partitioning *p, const struct region *region, int owner) {
+    for (int i = 0; i < region->count; i++)
+        p->owner[region->nodes[i]] = owner;
+}
+
+/* Adds one more neighbour to the newest part, or several, if family and order allow it. */
+static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
+    const struct part before = *part;
+    int id = p->part_count - 1;
+    memcpy(p->grown, nodes, (size_t)before.region.count * sizeof *nodes);
+    for (int n = 0; n < p->graph->node_count; n++) {
+        if (p->owner[n] != UNASSIGNED || !p->beside[n])
+            continue;
+        insert_sorted(nodes, part->region.count++, n);
+        if (accepts_with_readers(p, part, nodes)) {
+            set_owner(p, &part->region, id);
+            if (parts_are_acyclic(p, NULL)) {
+                mark_neighbours(p, &part->region);
+                return true;
+            }
+            set_owner(p, &part->region, UNASSIGNED);
+        }
+        memcpy(nodes, p->grown, (size_t)before.region.count * sizeof *nodes);
+        *part = before;
+        set_owner(p, &part->region, id);
     }
     return false;
 }
@@ -221,20 +253,23 @@ static bool accepts_with_companions(struct partitioning *p, struct part *part, i
     return false;
 }
 
+static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes, int seed) {
+    nodes[0] = seed;
+    part->region.count = 1;
+    return accepts_with_readers(p, part, nodes);
+}
+
 static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed, bool *started) {
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)p->graph->node_count * sizeof *nodes));
     struct part *part = &p->parts[p->part_count];
     *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = nodes}};
-    *started = accepts_with_companions(p, part, nodes, seed) || accepts_with_readers(p, part, nodes, seed);
+    *started = accepts_with_companions(p, part, nodes, seed) || accepts_alone(p, part, nodes, seed);
     if (!*started)
         return WEFT_STATUS_SUCCESS;
     memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);
-    for (int i = 0; i < part->region.count; i++) {
-        p->owner[nodes[i]] = p->part_count;
-        mark_neighbours(p, nodes[i]);
-    }
-    p->part_count++;
+    set_owner(p, &part->region, p->part_count++);
+    mark_neighbours(p, &part->region);
     while (grow_once(p, part, nodes)) {
     }
     return WEFT_STATUS_SUCCESS;
@@ -328,6 +363,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
     TRY(arena_alloc(arena, &p.beside, nodes * sizeof *p.beside));
     TRY(arena_alloc(arena, &p.waiting, nodes * sizeof *p.waiting));
+    TRY(arena_alloc(arena, &p.grown, nodes * sizeof *p.grown));
     TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
     TRY(arena_alloc(arena, &order, nodes * sizeof *order));
     TRY(arena_alloc(arena, &place, nodes * sizeof *place));

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import checks
@@ -290,6 +291,30 @@ def test_bytes_contiguous_along_channels(image: str, filters: str, stride: int) 
             of_fp8=is_fp8,
             graph={"compute_data_type": "f32" if is_fp8 else "i32"},
         )
+
+
+@pytest.mark.parametrize("channels", [8, 24, 64])
+@pytest.mark.parametrize("intermediate", ["bf16", "f32"])
+def test_silu_written_out(channels: int, intermediate: str) -> None:
+    """Two operations behind the sum read it."""
+    case = Case("silu", (3, channels, 13, 9), (40, channels, 3, 3), {"pre_padding": [1, 1]})
+    x, w, _ = arrays(case, "bf16")
+    rounded = (lambda values: values) if intermediate == "f32" else partial(checks.narrow, dtype="bf16")
+    y = checks.exact(rounded(fprop(case, x, w)))
+    want = y * checks.exact(rounded(1 / (1 + np.exp(-y))))
+
+    def build(g: Any, x: Any, w: Any) -> Any:
+        y = g.conv_fprop(x, w, **case.options)
+        return g.mul(y, g.sigmoid(y)).set_data_type("bf16")
+
+    checks.check(
+        build,
+        {"x": x, "w": w},
+        want,
+        layouts=["channels_last"],
+        magnitude=largest(fprop(case, abs(x), abs(w))),
+        graph={"intermediate_data_type": intermediate},
+    )
 
 
 def test_mixed_layouts() -> None:
