@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random products against sums in float64: matmuls, convolutions with their gradients, mixtures of experts;
-data types, layouts, batches that broadcast, groups, strides, dilation, asymmetric padding, one to three
-dimensions, fused operations, tiles and splits by knobs, sizes with every tail.
+data types, layouts, batches that broadcast, sizes in use of each, groups, strides, dilation, asymmetric
+padding, one to three dimensions, fused operations, tiles and splits by knobs, sizes with every tail.
 
 A structure fixes what kernels are printed from; its cases differ in sizes, so that they share kernels. On a
 GPU all structures run with all their cases; on the CPU a sample of them, with small sizes. A case is a line
@@ -53,6 +53,8 @@ class Case:
     pre: Dims = ()
     post: Dims = ()
     flips: int = 0
+    uses: str = ""  # of a matmul, sizes that overrides tell: "m" int32 of each entry, "M" an int64 for all
+    padding: int = 0
     end: str = "none"
     along: int = 1  # the dimension of a vector that follows
     tile: int = 0
@@ -103,6 +105,22 @@ class Case:
         return sorted(draw.randint(0, self.a[1]) for _ in range(self.b[0]))
 
     @property
+    def overrides(self) -> dict[str, Array]:
+        """How much of M, N, K is in use, by their letters."""
+        draw, made = random.Random(self.seed), {}
+        extents = {"m": self.a[-2], "n": self.b[-1], "k": self.a[-1]}
+        for word in self.uses:
+            extent = extents[word.lower()]
+            batches = [n if word.islower() else 1 for n in self.dims[2][:-2]]
+            counts = [
+                draw.choice([draw.randint(0, extent)] * 5 + [0, extent, extent + 3, -1])
+                for _ in range(math.prod(batches))
+            ]
+            type_ = np.int32 if word.islower() else np.int64
+            made[word.lower()] = np.array(counts, type_).reshape(*batches, 1, 1)
+        return made
+
+    @property
     def groups(self) -> int:
         return self.a[1] // self.b[1]
 
@@ -140,6 +158,7 @@ PAIRS += [("e5m2", "e4m3"), ("bf16", "i8"), ("f16", "e5m2"), ("f32", "bf16"), ("
 WEIGHTS = [8, 9, 5, 1, 2, 2, 2, 1, 1, 1, 1]
 BYTES = {"i8": (-128, 127), "u8": (0, 255)}
 FP8 = ("e4m3", "e5m2")
+USES = ["m", "n", "k", "mn", "mk", "mnk", "M", "K", "Mk", "MNK"]
 ENDS = ["none", "none", "bias_relu", "tanh_residual", "scale", "swish", "both"]
 
 
@@ -258,13 +277,15 @@ def _experts(draw: random.Random) -> Callable[[], Case]:
 
 def cases_of(number: int) -> Iterator[Case]:
     """The cases of a structure, which its number tells."""
-    draw = random.Random(number)
+    draw, aside = random.Random(number), random.Random(f"overrides {number}")
     make = draw_structure(draw)
+    has_overrides = aside.random() < 0.3
+    more = {"uses": aside.choice(USES), "padding": aside.choice([0, 0, 0, 1])} if has_overrides else {}
     for _ in range(CASES):
         case = make()
         while case.products > MOST_PRODUCTS or max(map(math.prod, case.dims)) > MOST_ELEMENTS:
             case = make()
-        yield case
+        yield replace(case, **more) if case.op == "matmul" else case
 
 
 # ---- The oracle: NumPy, or torch where there is a GPU ------------------------------------------------------
@@ -288,10 +309,24 @@ def _einsum(formula: str, *factors: Any) -> Any:
 
 def multiply(case: Case, left: Array, right: Array) -> Array:
     """The third tensor, of the two that are given."""
-    wide = [_wide(left), _wide(right)]
+    wide = [_wide(array) for array in (_used(case, left, right) if case.uses else (left, right))]
     make = _group if case.is_grouped else _convolve
     made = wide[0] @ wide[1] if case.op == "matmul" else make(case, *wide)
     return np.asarray(made.cpu() if ON_GPU else made)
+
+
+def _used(case: Case, left: Array, right: Array) -> tuple[Array, Array]:
+    """A and B of each batch entry, with the padding where they are not in use."""
+    batches, some = case.dims[2][:-2], case.overrides
+    rows, depth, columns = (np.arange(n) for n in (case.a[-2], case.a[-1], case.b[-1]))
+    kept_rows, kept_depth, kept_columns = (
+        each < some[letter][..., 0] if letter in some else np.ones((*batches, len(each)), bool)
+        for letter, each in (("m", rows), ("k", depth), ("n", columns))
+    )
+    return (
+        np.where(kept_rows[..., :, None] & kept_depth[..., None, :], checks.exact(left), case.padding),
+        np.where(kept_depth[..., :, None] & kept_columns[..., None, :], checks.exact(right), case.padding),
+    )
 
 
 def _group(case: Case, left: Any, right: Any) -> Any:
@@ -403,6 +438,7 @@ def check(case: Case) -> None:
         inputs["whole"] = (more[1], case.strides(case.result))
     if case.is_grouped:
         inputs["firsts"] = np.array(case.first_rows, np.int32).reshape(-1, 1, 1)
+    inputs |= case.overrides
     wide = case.out if case.out in ("i32", "f64") else "f32"
     types = [*[wide] * (len(wants) - 1), case.out]  # an output that another is made of is not rounded
     found = checks.check(
@@ -434,12 +470,14 @@ def _graph(
     vector: Any = None,
     whole: Any = None,
     firsts: Any = None,
+    **overrides: Any,
 ) -> list[Any]:
     options: dict[str, Any] = {"stride": case.stride, "dilation": case.dilation}
     options |= {"pre_padding": case.pre, "post_padding": case.post}
     options |= {"convolution_mode": "CONVOLUTION"} if case.flips else {}
     if case.op == "matmul":
-        c = g.matmul(left, right)
+        sizes = {f"{letter}_override": tensor for letter, tensor in overrides.items()}
+        c = g.matmul(left, right, padding=float(case.padding), **sizes)
     elif case.op == "experts":
         c = g.moe_grouped_matmul(left, right, firsts)
     elif case.op == "experts_wgrad":
