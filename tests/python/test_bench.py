@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import weft
 from weft.__main__ import main
-from weft.bench import cases, measure, norms, products, results, roofline, streams, tiles
+from weft.bench import cases, machines, measure, norms, products, results, roofline, streams, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.results import Roof, Row, Table
@@ -513,6 +513,37 @@ def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (row,) = csv.DictReader(file)
     assert row["case"] == "matmul/f32_m16_n1024_k1024"
     assert float(row["chosen_us"]) >= float(row["best_us"]) > 0
+
+
+@pytest.mark.parametrize("where", ["seconds", "random"])
+def test_a_tile_that_fails_is_named(
+    where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error of the device nothing more can be measured; what was before it stays."""
+    written = tmp_path / "tiles.csv"
+    names = "int8_192|fp8_192"
+    first, second = (f"matmul/{name}" for name in names.split("|"))
+    begun: list[str] = []
+    begin, work = tiles.measure, getattr(machines._Cpu, where)
+
+    def measured(bench: measure.Bench, case: Any) -> Choice:
+        begun.append(case.name)
+        return begin(bench, case)
+
+    def broken(machine: Any, *given: Any) -> Any:
+        if begun == [first, second]:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return 1e-3 if where == "seconds" else work(machine, *given)
+
+    monkeypatch.setattr(tiles, "measure", measured)
+    monkeypatch.setattr(machines._Cpu, where, broken)
+    assert main(["bench", "--device", "cpu", "--only", names, "--tiles", "--csv", str(written)]) == 1
+    failure = "with '" if where == "seconds" else "before a tile ran: "
+    said = capsys.readouterr().err
+    assert said.startswith(f"bench: {second} failed {failure}")
+    assert "CUDA error: an illegal memory access was encountered\n" in said
+    with written.open(newline="") as file:
+        assert [row["case"] for row in csv.DictReader(file)] == [first]
 
 
 def test_the_best_tile() -> None:
