@@ -28,7 +28,7 @@ class BoundPlan:
     def __call__(self, stream: int | None = None) -> Any:
         """Runs the plan and returns the outputs, which the next call overwrites."""
         plan = self.plan
-        queue = plan.thread.queue(stream_of(plan.handle) if stream is None else stream)
+        queue = self._frame.queue(stream_of(plan.handle) if stream is None else stream)
         status = self._run(plan.descriptor.pointer, self._count, self._frame.pointers, self._memory, queue)
         if status:
             backend.check(status)

@@ -40,12 +40,23 @@ class _Scalar(NamedTuple):
 
 
 class Frame:
-    """What a run reads: addresses, by-value scalars and scratch memory. Runs reuse it, one at a time."""
+    """What runs of a plan read and reuse: addresses, by-value scalars, scratch memory, and what was checked.
+    One run at a time."""
 
     def __init__(self, count: int) -> None:
         self.pointers = ffi.new("uint64_t[]", max(count, 1))
         self.scratch = Scratch()
+        self.known: list[Known | None] = [None] * count
+        self.workspace: tuple[Known, int] | None = None  # that was given last, and its bytes
+        self.handle: backend.Handle | None = None  # for the streams of frameworks
         self._scalars: dict[int, _Scalar] = {}
+        self._stream, self._queue = 0, ffi.NULL
+
+    def queue(self, stream: int) -> Any:
+        """A stream as the C API takes it."""
+        if stream != self._stream:
+            self._stream, self._queue = stream, ffi.cast("void *", stream)
+        return self._queue
 
     def scalar(self, i: int, packed: bytes) -> int:
         """Makes these bytes slot i's number; its address in host memory."""
@@ -68,18 +79,7 @@ class Frame:
 
 
 class Thread(threading.local):
-    """What one thread reuses from run to run."""
+    """What one thread reuses from run to run. Reading it costs; a run does so once."""
 
     def __init__(self, count: int) -> None:
         self.frame = Frame(count)
-        self.pointers = self.frame.pointers
-        self.known: list[Known | None] = [None] * count
-        self.workspace: tuple[Known, int] | None = None  # that was given last, and its bytes
-        self.handle: backend.Handle | None = None  # for the streams of frameworks
-        self.stream = (0, ffi.NULL)
-
-    def queue(self, stream: int) -> Any:
-        """A stream as the C API takes it."""
-        if stream != self.stream[0]:
-            self.stream = (stream, ffi.cast("void *", stream))
-        return self.stream[1]

@@ -765,8 +765,8 @@ class Graph(Sugar):
         overrides: Overrides | None,
     ) -> None:
         slots = plan.slots if overrides is None else self._overridden_slots(plan, overrides)
-        thread = plan.thread
-        keys, pointers, checked, bound = self._keys, thread.pointers, thread.known, set()
+        frame = plan.thread.frame
+        keys, pointers, checked, bound = self._keys, frame.pointers, frame.known, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
             if i is None:  # virtual, or of no use to any operation
@@ -784,7 +784,7 @@ class Graph(Sugar):
         stream = stream_of(handle or plan.handle)
         use_on(variant_pack.values(), stream)
         if overrides is None:
-            plan.launch(workspace, stream)
+            plan.launch(frame, workspace, stream)
         else:
             plan.launch_overridden(overrides, workspace, plan.handle_on_stream(handle))
 
@@ -891,7 +891,7 @@ class Graph(Sugar):
             plan.put_address(i, address)
             bound.add(i)
         self._bind_rest(plan, plan.slots, bound)
-        plan.launch(workspace, stream_of(backend.handle_of(handle) or plan.handle))
+        plan.launch(plan.thread.frame, workspace, stream_of(backend.handle_of(handle) or plan.handle))
 
     def execute_plan_at_index(
         self,

@@ -7,7 +7,7 @@ serves workspaces, and its current stream is the one that work is enqueued on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft_cffi._weft import ffi
@@ -243,26 +243,39 @@ def current_stream(ordinal: int, like: Any = None) -> int:
         named = (getattr(like, "__cuda_array_interface__", None) or {}).get("stream")
         if named is not None:
             return int(named)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return _torch_stream(torch, ordinal)
+    asked = _torch_streams()
+    if asked is not None:
+        return asked(ordinal)
     cupy = sys.modules.get("cupy")
     return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else 0
 
 
-def _torch_stream(torch: Any, ordinal: int) -> int:
-    """What torch's own compiled code asks, a tenth of the cost of the public function."""
+_known_torch: tuple[Any, Callable[[int], int] | None] = (None, None)
+"""torch's module once it has started CUDA, and what tells its streams."""
+
+
+def _torch_streams() -> Callable[[int], int] | None:
+    """What tells torch's current stream on a GPU, where torch has started CUDA: what its own compiled code
+    asks, a tenth of the cost of the public function."""
+    global _known_torch
+    torch: Any = sys.modules.get("torch")
+    if torch is _known_torch[0]:
+        return _known_torch[1]
+    if torch is None or not torch.cuda.is_initialized():
+        return None
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return int(raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream)
+    _known_torch = torch, raw or (lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream))
+    return _known_torch[1]
 
 
 def torch_memory(size: int, ordinal: int, stream: int) -> tuple[int, Any] | None:
     """Bytes from torch's allocator where torch is in use: their address and what keeps them alive."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    asked = _torch_streams()
+    if asked is None:
         return None
+    torch = sys.modules["torch"]
     memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
-    if stream != _torch_stream(torch, ordinal):  # nobody else may have it before that stream is done
+    if stream != asked(ordinal):  # nobody else may have it before that stream is done
         memory.record_stream(torch.cuda.ExternalStream(stream, device=ordinal))
     return int(memory.data_ptr()), memory
 

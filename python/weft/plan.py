@@ -17,7 +17,7 @@ from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, data_type, descriptor_type, device_kind
 from weft.errors import BadParameterError
 from weft.frame import Frame, Thread, is_known, known_of
-from weft.memory import HOST_ALIGNMENT, DeviceArray, Scratch, Staging, empty_like_kind, stream_of, use_on
+from weft.memory import HOST_ALIGNMENT, DeviceArray, Staging, empty_like_kind, stream_of, use_on
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -87,19 +87,21 @@ class Plan:
         self._fitting: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self._large_enough: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self.thread = Thread(len(self.slots))
-        self._run = backend.library().weftExecute
+        self._run, self._pointer = backend.library().weftExecute, descriptor.pointer
+        self._count = len(self.slots)
 
     @property
     def handle(self) -> backend.Handle:
         """The handle that the plan was made with, else the process's own of its device."""
+        if self._handle is not None:
+            return self._handle
         if self._is_elsewhere:
             raise BadParameterError(
                 f"plan: it was made for a described device, {self.report['device']['name']}, and runs on one "
                 "that is here. Save it with graph.serialize(code=True), and load it with "
                 "Graph().deserialize(data, code=True) where the device is."
             )
-        if self._handle is None:
-            self._handle = default_handle(self.device, self.ordinal)
+        self._handle = default_handle(self.device, self.ordinal)
         return self._handle
 
     @cached_property
@@ -144,7 +146,7 @@ class Plan:
         frame = self.thread.frame
         staging = None if self._place is None else Staging(frame.scratch, self.handle, queue)
         owners = self._fill(frame, given, like, queue, staging)
-        self.launch(workspace, queue)
+        self.launch(frame, workspace, queue)
         if staging is not None:
             staging.finish()
         del owners
@@ -172,7 +174,7 @@ class Plan:
         owners = self._fill(frame, given, self._first_array(given), stream, None)
         use_on(given.values(), None)  # which streams it will run on is not known
         if self.workspace_size:
-            address, held = self._workspace(frame.scratch, workspace, self.workspace_size, stream)
+            address, held = self._workspace(frame, workspace, self.workspace_size, stream)
         return BoundPlan(self, frame, address, self._results(given), (given, owners, held))
 
     def _results(self, given: Mapping[int, Any]) -> Any:
@@ -288,8 +290,9 @@ class Plan:
         """Puts the address of a buffer into slot i for this thread's next run, checking what is quick to
         check: device, type, whether it may be written, and whether it is large enough. slot: slots[i], or
         what stands for it in this run."""
+        frame = self.thread.frame
         if type(value) is int:
-            self.thread.pointers[i] = self._checked_address(slot, value)
+            frame.pointers[i] = self._checked_address(slot, value)
             return
         if type(value) is float:
             self.put_number(i, value)
@@ -297,7 +300,7 @@ class Plan:
         kind = buffers.quick_kind_of(value)
         form = kind.form(value) if kind else None
         if kind and form == self._large_enough[i] and slot is self.slots[i]:
-            self._remember(i, value, kind.address(value))
+            self._remember(frame, i, value, kind.address(value))
             return
         if isinstance(value, bool) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
@@ -305,33 +308,33 @@ class Plan:
         pointer, dtype, size, is_writable, place = buffers.memory_of(value, self._stream)
         slots.check_device("execute", slot, place, self._place, _OTHER_DEVICE_OR_CALL)
         if slot.is_by_value and size and slots.type_of(dtype) is not slot.data_type:
-            self.thread.pointers[i] = self._scalar_address(self.thread.frame, "execute", slot, value, i)
+            frame.pointers[i] = self._scalar_address(frame, "execute", slot, value, i)
             return
         slots.check_size("execute", slot, size)
         slots.check_type("execute", slot, dtype)
         slots.check_writable("execute", slot, is_writable)
-        self.thread.pointers[i] = pointer
+        frame.pointers[i] = pointer
         if slot is self.slots[i] and not slot.is_by_value:
             self._large_enough[i] = form
-            self._remember(i, value, pointer)
+            self._remember(frame, i, value, pointer)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
 
-    def _remember(self, i: int, value: Any, pointer: int) -> None:
+    @staticmethod
+    def _remember(frame: Frame, i: int, value: Any, pointer: int) -> None:
         """Takes an array's address for slot i and notes that it fits, so that it is not checked again while
         it lives, or until it has other memory."""
-        self.thread.pointers[i], self.thread.known[i] = pointer, known_of(value, pointer)
+        frame.pointers[i], frame.known[i] = pointer, known_of(value, pointer)
 
     def put_number(self, i: int, value: float) -> None:
         """Makes a number the value of by-value slot i for this thread's next run."""
-        self.thread.pointers[i] = self._scalar_address(
-            self.thread.frame, "execute", self.slots[i], value, i
-        )
+        frame = self.thread.frame
+        frame.pointers[i] = self._scalar_address(frame, "execute", self.slots[i], value, i)
 
     def put_address(self, i: int, address: int) -> None:
         """Puts an address into slot i for this thread's next run, unchecked."""
-        self.thread.pointers[i] = address
+        self.thread.frame.pointers[i] = address
 
     @staticmethod
     def _checked_address(slot: Slot, address: int) -> int:
@@ -391,18 +394,18 @@ class Plan:
 
     def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
         """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
-        address, held = 0, None
-        pack = self._variant_pack(overrides, address)
+        frame, address, held = self.thread.frame, 0, None
+        pack = self._variant_pack(frame, overrides, address)
         size = backend.get_execution_plan_workspace_size(handle, self.descriptor, pack)
         if size:
-            address, held = self._workspace(self.thread.frame.scratch, workspace, size, handle.stream)
-            pack = self._variant_pack(overrides, address)
+            address, held = self._workspace(frame, workspace, size, handle.stream)
+            pack = self._variant_pack(frame, overrides, address)
         backend.backend_execute(handle, self.descriptor, pack)
         del held
 
-    def _variant_pack(self, overrides: Overrides, workspace: int) -> backend.Descriptor:
+    def _variant_pack(self, frame: Frame, overrides: Overrides, workspace: int) -> backend.Descriptor:
         pack = backend.Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
-        pointers = [ffi.cast("void *", self.thread.pointers[i]) for i in range(len(self.slots))]
+        pointers = [ffi.cast("void *", frame.pointers[i]) for i in range(len(self.slots))]
         pack.set(attribute_name.VARIANT_PACK_UNIQUE_IDS, "INT64", [slot.uid for slot in self.slots])
         pack.set(attribute_name.VARIANT_PACK_DATA_POINTERS, "VOID_PTR", pointers)
         uids, shapes, strides = overrides
@@ -421,40 +424,39 @@ class Plan:
         handle = given or self.handle
         if self.device is device_kind.CPU or handle.is_stream_set:
             return handle
-        if self.thread.handle is None:
-            self.thread.handle = backend.Handle(self.device, self.ordinal)
-        self.thread.handle.set_stream(stream_of(handle))
-        return self.thread.handle
+        frame = self.thread.frame
+        if frame.handle is None:
+            frame.handle = backend.Handle(self.device, self.ordinal)
+        frame.handle.set_stream(stream_of(handle))
+        return frame.handle
 
-    def launch(self, workspace: Any, stream: int) -> None:
-        """Runs on the addresses that this thread has put."""
-        thread, held, memory = self.thread, None, ffi.NULL
+    def launch(self, frame: Frame, workspace: Any, stream: int) -> None:
+        """Runs on the addresses in a frame."""
+        held, memory = None, ffi.NULL
         if self.workspace_size:
-            address, held = self._workspace(thread.frame.scratch, workspace, self.workspace_size, stream)
+            address, held = self._workspace(frame, workspace, self.workspace_size, stream)
             memory = ffi.cast("void *", address)
-        status = self._run(
-            self.descriptor.pointer, len(self.slots), thread.pointers, memory, thread.queue(stream)
-        )
+        status = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
         if status:
             backend.check(status)
         del held
 
-    def _workspace(self, scratch: Scratch, given: Any, needed: int, stream: int) -> tuple[int, Any]:
+    def _workspace(self, frame: Frame, given: Any, needed: int, stream: int) -> tuple[int, Any]:
         """The address of memory of the needed size, and what keeps it alive."""
         if isinstance(given, int) and given:
             return given, None
         if given is not None and not isinstance(given, int):
-            address = self._given_workspace(given, needed)
+            address = self._given_workspace(frame, given, needed)
             use_on((given,), stream)
             if self._place is not None or address % HOST_ALIGNMENT == 0:
                 return address, given
         if self._place is not None:
-            return scratch.on_device("workspace", needed, self.handle, stream)
-        return scratch.on_host(needed), None
+            return frame.scratch.on_device("workspace", needed, self.handle, stream)
+        return frame.scratch.on_host(needed), None
 
-    def _given_workspace(self, given: Any, needed: int) -> int:
+    def _given_workspace(self, frame: Frame, given: Any, needed: int) -> int:
         """The address of memory that a caller lends, which is to be on the device and large enough."""
-        known = self.thread.workspace
+        known = frame.workspace
         if known and known[1] >= needed and is_known(known[0], given):
             return known[0][1]
         address, _, size, _, place = buffers.memory_of(given)
@@ -469,7 +471,7 @@ class Plan:
                 "get_workspace_size() bytes, or leave it out."
             )
         remembered = known_of(given, address)
-        self.thread.workspace = (remembered, size) if remembered else None
+        frame.workspace = (remembered, size) if remembered else None
         return address
 
     # ---- Words ----

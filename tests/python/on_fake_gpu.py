@@ -56,13 +56,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stream of every run of a plan."""
     seen: list[int] = []
-    queue = frame.Thread.queue
+    queue = frame.Frame.queue
 
     def note(self: Any, stream: int) -> Any:
         seen.append(stream)
         return queue(self, 0)
 
-    monkeypatch.setattr(frame.Thread, "queue", note)
+    monkeypatch.setattr(frame.Frame, "queue", note)
     return seen
 
 
@@ -458,6 +458,21 @@ def test_a_stream_set_on_the_handle_counts(torch: Any, streams: list[int]) -> No
         g.plan(on_device(X))
         g(on_device(X))
     assert streams == [0, 0, 80, 80, 160, 160]
+
+
+def test_torch_is_asked_once_whether_it_started(torch: Any, streams: list[int]) -> None:
+    """Afterwards its compiled code alone is asked, at a fraction of the cost."""
+    asked = []
+    torch.cuda.is_initialized = lambda: not asked.append(1)
+    g, x, y = doubled(), on_device(X), on_device(X)
+    run = g.plan.bind(x, out={"y": y})
+    for _ in range(3):
+        g.execute({"x": x, "y": y})
+        run()
+    torch._C._cuda_getCurrentRawStream = None  # the function that was found stays
+    run()
+    assert len(asked) == 1
+    assert streams == [160] * 7
 
 
 def test_torch_lends_memory(torch: Any) -> None:
