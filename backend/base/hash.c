@@ -41,22 +41,21 @@ static void expand_block(uint32_t words[64], const uint8_t block[64]) {
 }
 
 static void mix_block(uint32_t state[8], const uint8_t block[64]) {
-    uint32_t words[64], v[8]; /* v holds the standard's a..h */
+    uint32_t words[64];
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6];
+    uint32_t h = state[7];
     expand_block(words, block);
-    memcpy(v, state, sizeof v);
     for (int i = 0; i < 64; i++) {
-        uint32_t a = v[0], e = v[4];
         uint32_t s1 = rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25);
-        uint32_t choice = (e & v[5]) ^ (~e & v[6]);
+        uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + ROUND_WORDS[i] + words[i];
         uint32_t s0 = rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22);
-        uint32_t majority = (a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]);
-        uint32_t t1 = v[7] + s1 + choice + ROUND_WORDS[i] + words[i];
-        memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
+        uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
+        h = g, g = f, f = e, e = d + t1;
+        d = c, c = b, b = a, a = t1 + t2;
     }
+    const uint32_t mixed[8] = {a, b, c, d, e, f, g, h};
     for (int i = 0; i < 8; i++)
-        state[i] += v[i];
+        state[i] += mixed[i];
 }
 
 void sha256_init(struct sha256 *hash) {

@@ -42,18 +42,23 @@ void text_add_chars(struct text *text, const char *chars, size_t length) {
     text->chars[text->length] = '\0';
 }
 
+/* Prints into the room that there is, and once more where it was too little. */
 void text_add(struct text *text, const char *format, ...) {
-    va_list args, measured;
+    size_t room = text->failed ? 0 : text->capacity - text->length;
+    char *end = room ? text->chars + text->length : NULL;
+    va_list args, again;
     va_start(args, format);
-    va_copy(measured, args);
-    int length = vsnprintf(NULL, 0, format, measured);
-    va_end(measured);
+    va_copy(again, args);
+    int length = vsnprintf(end, room, format, args);
+    bool fits = length >= 0 && (size_t)length < room;
+    if (end && !fits)
+        *end = '\0';
     if (length < 0)
         text->failed = true;
-    else if (reserve(text, (size_t)length)) {
-        vsnprintf(text->chars + text->length, (size_t)length + 1, format, args);
-        text->length += (size_t)length;
-    }
+    else if (!fits && (fits = reserve(text, (size_t)length)))
+        vsnprintf(text->chars + text->length, (size_t)length + 1, format, again);
+    text->length += fits ? (size_t)length : 0;
+    va_end(again);
     va_end(args);
 }
 

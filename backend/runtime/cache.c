@@ -75,11 +75,15 @@ void cache_identify(uint8_t identity[32], const struct program *program, const c
     sha256_final(identity, &hash);
 }
 
-static void make_key(uint8_t key[32], const struct program *program, const struct nvrtc_choice *choice) {
+static void make_key(uint8_t key[32], const struct program *program, const char *arch,
+                     const struct nvrtc_choice *choice) {
     struct sha256 hash;
     uint8_t identity[32];
     int64_t numbers[] = {choice->version, choice->file_bytes};
-    cache_identify(identity, program, choice->target);
+    if (program->identity && strcmp(choice->target, arch) == 0)
+        memcpy(identity, program->identity, sizeof identity);
+    else
+        cache_identify(identity, program, choice->target);
     sha256_init(&hash);
     hash_text(&hash, "weft kernel");
     hash_part(&hash, identity, sizeof identity);
@@ -234,7 +238,7 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     uint8_t key[32];
     *code = NULL;
     TRY(nvrtc_choose(&choice, arch));
-    make_key(key, program, &choice);
+    make_key(key, program, arch, &choice);
     pthread_mutex_lock(&lock);
     struct entry *entry = find_entry(key);
     if (!entry && (entry = make_entry(key, program->name))) {

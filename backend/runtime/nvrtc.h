@@ -28,8 +28,9 @@ struct program {
     int header_count;
     const struct program_header *headers;
     const uint8_t
-        *headers_digest; /* 32 bytes that stand for the headers where programs share them; NULL: they are hashed */
-    int option_count;    /* beside the architecture, which nvrtc_compile adds */
+        *headers_digest;     /* 32 bytes that stand for the headers where programs share them; NULL: they are hashed */
+    const uint8_t *identity; /* what cache_identify gave, of 32 bytes; NULL: it is found */
+    int option_count;        /* beside the architecture, which nvrtc_compile adds */
     const char *const *options;
 };
 

@@ -484,6 +484,15 @@ static void test_text(void) {
     text_free(&text);
     CHECK(text.length == 0 && !text.chars, "freed");
 
+    for (size_t held = 0; held < 200; held++) /* into the room that there is, up to its brim, and beyond */
+        for (size_t added = 1; added < 70; added++) {
+            text_add(&text, "%*s", (int)held, "");
+            text_add(&text, "%0*d", (int)added, 7);
+            CHECK(text.length == held + added && strlen(text.chars) == held + added &&
+                      text.chars[text.length - 1] == '7',
+                  "%zu and %zu characters", held, added);
+            text_free(&text);
+        }
     text_add_chars(&text, "100%d", 5);
     text_add(&text, "%s", "");
     CHECK(!strcmp(text_string(&text), "100%d"), "%s", text_string(&text));

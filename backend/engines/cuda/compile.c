@@ -41,6 +41,7 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
                               .options = options};
     program.headers = kernel_files(&program.header_count);
     cache_identify(kernel->identity, &program, arch);
+    program.identity = kernel->identity;
     const struct carried_code *found = find_carried(carried, kernel->identity);
     kernel->is_carried = found != NULL;
     return found ? cache_adopt(&kernel->code, name, found->image, found->bytes, found->is_ptx)
