@@ -171,6 +171,22 @@ _ELEMENTS = {
 }
 
 
+SHORT = 16
+"""Elements that most attributes have at most: they are read by one call."""
+
+
+@cache
+def _array_type(kind: str) -> Any:
+    """The C type of an array of elements of an attribute type."""
+    return ffi.typeof(f"{_ELEMENTS.get(kind, 'int32_t')}[]")
+
+
+@cache
+def _number_of(kind: str) -> int:
+    """The number of an attribute type."""
+    return int(enums.attribute_type[kind])
+
+
 class Descriptor:
     """A tensor, an operation, a graph, a plan ...: anything with attributes. Released when nobody holds
     it."""
@@ -190,9 +206,8 @@ class Descriptor:
             elements, count = ffi.from_buffer("char[]", text), len(text)
         else:
             plain = [value.pointer if isinstance(value, Descriptor) else value for value in values]
-            elements, count = ffi.new(f"{_ELEMENTS.get(kind, 'int32_t')}[]", plain), len(plain)
-        number = enums.attribute_type[kind]
-        check(library().weftBackendSetAttribute(self.pointer, int(name), int(number), count, elements))
+            elements, count = ffi.new(_array_type(kind), plain), len(plain)
+        check(library().weftBackendSetAttribute(self.pointer, name, _number_of(kind), count, elements))
 
     def finalize(self) -> None:
         """Checks the descriptor, infers what was left unset, and makes it immutable."""
@@ -200,17 +215,23 @@ class Descriptor:
 
     def count(self, name: int, kind: str) -> int:
         """How many elements an attribute has."""
+        return self._read(name, kind, 0, ffi.NULL)
+
+    def _read(self, name: int, kind: str, room: int, elements: Any) -> int:
+        """Reads as many elements of an attribute as there is room for; how many it has."""
         count = ffi.new("int64_t *")
-        number = int(enums.attribute_type[kind])
-        check(library().weftBackendGetAttribute(self.pointer, int(name), number, 0, count, ffi.NULL))
+        get = library().weftBackendGetAttribute
+        check(get(self.pointer, name, _number_of(kind), room, count, elements))
         return int(count[0])
 
     def get(self, name: int, kind: str) -> list[Any]:
         """The elements of an attribute. Text comes in one piece; see get_text."""
-        count = self.count(name, kind)
-        elements = ffi.new(f"{_ELEMENTS.get(kind, 'int32_t')}[]", max(count, 1))
-        number, got = int(enums.attribute_type[kind]), ffi.new("int64_t *")
-        check(library().weftBackendGetAttribute(self.pointer, int(name), number, count, got, elements))
+        room = SHORT
+        elements = ffi.new(_array_type(kind), room)
+        count = self._read(name, kind, room, elements)
+        if count > room:
+            elements = ffi.new(_array_type(kind), count)
+            self._read(name, kind, count, elements)
         return [elements[i] for i in range(count)]
 
     def get_one(self, name: int, kind: str) -> Any:
@@ -220,9 +241,8 @@ class Descriptor:
     def get_bytes(self, name: int) -> bytes:
         """An attribute of type CHAR, as bytes."""
         count = self.count(name, "CHAR")
-        text, got = ffi.new("char[]", count + 1), ffi.new("int64_t *")
-        number = int(enums.attribute_type.CHAR)
-        check(library().weftBackendGetAttribute(self.pointer, int(name), number, count, got, text))
+        text = ffi.new("char[]", count + 1)
+        self._read(name, "CHAR", count, text)
         return bytes(ffi.buffer(text, count))
 
     def get_text(self, name: int) -> str:
@@ -232,9 +252,9 @@ class Descriptor:
     def get_descriptors(self, name: int, kind: int) -> list[Descriptor]:
         """The descriptors that an attribute holds, of the given kind."""
         made = [Descriptor(kind) for _ in range(self.count(name, "BACKEND_DESCRIPTOR"))]
-        array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in made] or 1)
-        number, got = int(enums.attribute_type.BACKEND_DESCRIPTOR), ffi.new("int64_t *")
-        check(library().weftBackendGetAttribute(self.pointer, int(name), number, len(made), got, array))
+        if made:
+            array = ffi.new("weftBackendDescriptor_t[]", [d.pointer for d in made])
+            self._read(name, "BACKEND_DESCRIPTOR", len(made), array)
         return made
 
 

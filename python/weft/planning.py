@@ -93,9 +93,13 @@ class Planner:
 
     def ask(self, modes: Iterable[heur_mode | str]) -> None:
         """Adds what heuristics advise, best first; fails when no engine can run the graph."""
+        are_all = False
         for mode in modes:
             asked = enums.member(heur_mode, mode)
             asked = heur_mode.A if asked is heur_mode.OPENSOURCE else asked
+            if are_all:  # FALLBACK, and whoever ranks all engines again, knows no others
+                continue
+            are_all = asked is not heur_mode.FALLBACK
             query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
             query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [asked])
             query.set(attribute_name.ENGINEHEUR_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])

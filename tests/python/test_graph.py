@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from weft import data_type
+from weft import backend, data_type, enums
 
 
 def says(message: str) -> str:
@@ -456,6 +456,50 @@ def test_heuristics_take_names() -> None:
     g.create_execution_plans("FALLBACK")
     g.build_plans()
     assert g.plan.engine == "cpu.reference"
+
+
+def test_heuristics_are_asked_no_more_when_all_engines_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question plans the graph on every engine."""
+    made: list[int] = []
+    finalize = backend.Descriptor.finalize
+
+    def noted(self: backend.Descriptor) -> None:
+        made.append(self.kind)
+        finalize(self)
+
+    monkeypatch.setattr(backend.Descriptor, "finalize", noted)
+    g, *_ = small()
+    g.build([weft.heur_mode.A, weft.heur_mode.B, weft.heur_mode.FALLBACK])
+    assert made.count(enums.descriptor_type.ENGINEHEUR_DESCRIPTOR) == 1
+    other, *_ = small()
+    other.create_execution_plans(["FALLBACK", "A"])
+    count = g.get_execution_plan_count()
+    assert {g.get_plan_name_at_index(i) for i in range(count)} == {
+        other.get_plan_name_at_index(i) for i in range(other.get_execution_plan_count())
+    }
+
+
+def test_attributes_are_read_by_one_call_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (15, 16, 17, 40):
+        g = weft.Graph(io_data_type="f32")
+        total = g.tensor([2], name="x0")
+        for i in range(1, count - 1):
+            total = g.add(total, g.tensor([2], name=f"x{i}"))
+        total.set_output(True)
+        assert len(g.build().plan.slots) == count
+    seen: list[int] = []
+    read = backend.Descriptor._read
+
+    def noted(*given: Any) -> int:
+        seen.append(1)
+        return read(*given)
+
+    monkeypatch.setattr(backend.Descriptor, "_read", noted)
+    name = enums.attribute_name.EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT
+    assert len(g.plan.descriptor.get(name, "INT64")) == 40
+    assert len(seen) == 2
+    assert len(g.plan.descriptor.get(enums.attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64")) == 1
+    assert len(seen) == 3
 
 
 def test_open_source_engines_are_all_engines() -> None:
