@@ -1162,9 +1162,9 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Logistic function.
+        """Logistic function, 1 / (1 + exp(-x)).
 
-            1 / (1 + exp(-x))
+            logistic(x)
 
         Args:
             input: operand, [d..] or 1s.
@@ -1333,7 +1333,7 @@ class Ops:
     ) -> Tensor:
         """X times sigmoid(beta x).
 
-            x / (1 + exp(-beta * x))
+            x *logistic(beta *x)
 
         Args:
             input: operand, [d..] or 1s.
@@ -1512,7 +1512,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of sigmoid.
 
-            dy / ((1 + exp(-x)) * (1 + exp(x)))
+            dy *logistic(x) * logistic(-x)
 
         Args:
             loss: gradient of the result, [d..] or 1s.
@@ -1647,7 +1647,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of softplus.
 
-            dy / (1 + exp(-beta * x))
+            dy *logistic(beta *x)
 
         Args:
             loss: gradient of the result, [d..] or 1s.
@@ -1693,7 +1693,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of swish.
 
-            dy *(1 / (1 + exp(-beta * x)) + beta * x / ((1 + exp(-beta * x)) * (1 + exp(beta * x))))
+            dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x))
 
         Args:
             loss: gradient of the result, [d..] or 1s.

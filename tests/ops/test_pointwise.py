@@ -269,7 +269,7 @@ def test_conversion_rounds_to_even_and_saturates():
 def test_special_values_pass():
     x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38], np.float32)
     with np.errstate(all="ignore"):
-        for method in ("abs", "neg", "exp", "sqrt", "reciprocal", "tanh", "floor", "erf", "rsqrt"):
+        for method in ("abs", "neg", "exp", "sqrt", "reciprocal", "tanh", "floor", "erf", "rsqrt", "sigmoid"):
             want = UNARY[method][0](x.astype(np.float64))
             checks.check(lambda g, x, m=method: getattr(g, m)(x), {"x": x}, want)
     a, b = np.meshgrid(x[:4], x[:4])

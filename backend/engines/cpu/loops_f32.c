@@ -10,6 +10,7 @@
 #define log1p(x) fast_log1p(x)
 #define tanh(x) fast_tanh(x)
 #define erf(x) fast_erf(x)
+#define logistic(x) (1.0f / (1.0f + fast_exp(-(x))))
 #define fabs(x) fabsf(x)
 #define sqrt(x) sqrtf(x)
 #define ceil(x) ceilf(x)

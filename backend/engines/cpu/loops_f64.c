@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#define logistic(x) (1 / (1 + exp(-(x))))
+
 typedef double real;
 #define FIND_LOOP loop_f64
 #include "engines/cpu/loops_define.h"

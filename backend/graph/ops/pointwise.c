@@ -8,6 +8,8 @@
 
 /* ---- The modes --------------------------------------------------------------------------------------------------- */
 
+static double logistic(double x) { return 1 / (1 + exp(-x)); }
+
 #define C(literal) ((double)(literal))
 #define MODE(name, form, formula, method, arguments, doc)                                                              \
     static double evaluate_##name(double x, double b, double t, const struct pointwise_parameters *p) {                \

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
-   slope, alpha, beta, and literals C(...), which take the type that is computed in. C and CUDA share this syntax; it is
-   the only list macro in Weft, so that each formula is written once. A slope of 0 is asked for, since 0 times infinity is
-   NaN. No include guard: define MODE, C, then include. */
+   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)). C and
+   CUDA share this syntax; it is the only list macro in Weft, so that each formula is written once. A slope of 0 is asked for,
+   since 0 times infinity is NaN. No include guard: define MODE, C, then include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
@@ -37,13 +37,13 @@ MODE(
     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
     "rectifier with clips and a slope below the lower one")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
-MODE(SIGMOID_FWD, FORM_UNARY, C(1) / (C(1) + exp(-x)), "sigmoid", "input:x", "logistic function")
+MODE(SIGMOID_FWD, FORM_UNARY, logistic(x), "sigmoid", "input:x", "logistic function, 1 / (1 + exp(-x))")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")
 MODE(GELU_FWD, FORM_UNARY, C(0.5) * x * (C(1) + erf(x * C(0.7071067811865476))), "gelu", "input:x",
      "Gaussian error linear unit, exact")
 MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
      "input:x * softplus_beta=None", "log(1 + exp(beta x)) / beta")
-MODE(SWISH_FWD, FORM_UNARY, x / (C(1) + exp(-beta * x)), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
+MODE(SWISH_FWD, FORM_UNARY, x *logistic(beta *x), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
 MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
      C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
      "Gaussian error linear unit, tanh approximation")
@@ -56,17 +56,16 @@ MODE(RELU_BWD, FORM_BACKWARD,
      "upper_clip:relu_upper_clip=None",
      "gradient of relu")
 MODE(TANH_BWD, FORM_BACKWARD, dy *(C(1) - tanh(x) * tanh(x)), "tanh_backward", "loss:dy input:x", "gradient of tanh")
-MODE(SIGMOID_BWD, FORM_BACKWARD, dy / ((C(1) + exp(-x)) * (C(1) + exp(x))), "sigmoid_backward", "loss:dy input:x",
+MODE(SIGMOID_BWD, FORM_BACKWARD, dy *logistic(x) * logistic(-x), "sigmoid_backward", "loss:dy input:x",
      "gradient of sigmoid")
 MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x * elu_alpha=None",
      "gradient of elu")
 MODE(GELU_BWD, FORM_BACKWARD,
      dy *(C(0.5) * (C(1) + erf(x * C(0.7071067811865476))) + x * C(0.3989422804014327) * exp(C(-0.5) * x * x)),
      "gelu_backward", "loss:dy input:x", "gradient of gelu")
-MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy / (C(1) + exp(-beta * x)), "softplus_backward",
-     "loss:dy input:x * softplus_beta=None", "gradient of softplus")
-MODE(SWISH_BWD, FORM_BACKWARD,
-     dy *(C(1) / (C(1) + exp(-beta * x)) + beta * x / ((C(1) + exp(-beta * x)) * (C(1) + exp(beta * x)))),
+MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy *logistic(beta *x), "softplus_backward", "loss:dy input:x * softplus_beta=None",
+     "gradient of softplus")
+MODE(SWISH_BWD, FORM_BACKWARD, dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x)),
      "swish_backward", "loss:dy input:x compute_data_type swish_beta=None name", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
      dy *(C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +

