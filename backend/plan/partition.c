@@ -314,7 +314,8 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-/* An engine that would do as another does is no choice. */
+/* An engine that would do as another does is no choice. Tried: asking those that narrow first, and nobody else where they
+   decline all; they are the dearest to ask, and no plan was made sooner. */
 static weftStatus_t check_narrowing(struct partitioning *p) {
     bool narrows = !p->engine->narrows;
     for (int i = 0; i < p->part_count; i++)

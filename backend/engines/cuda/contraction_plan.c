@@ -182,8 +182,9 @@ static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
+/* moving: the time that memory takes. */
 static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
-                           int splits, int64_t steps) {
+                           int splits, int64_t steps, double moving) {
     double rate = contraction_rate(c->arithmetic, device) * tile->efficiency;
     double tiles = (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
                    tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns) * splits;
@@ -194,8 +195,7 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
     waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
     /* The first loads and the last stores of a tile are not hidden. */
     double seconds = waves * (steps_each * products / rate + 1e-6);
-    double memory = memory_seconds(c, device);
-    return LAUNCH_SECONDS + (seconds > memory ? seconds : memory) + split_seconds(c, device, splits);
+    return LAUNCH_SECONDS + (seconds > moving ? seconds : moving) + split_seconds(c, device, splits);
 }
 
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
@@ -206,13 +206,16 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     if (chosen > TILE_ROWS) /* a row of another family's table */
         chosen = 0;
     bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
+    double moving = memory_seconds(c, device);
     c->tile = NULL;
     for (int t = 0; t < TILE_ROWS; t++) {
         if (is_long ? tiles[t].rows + tiles[t].columns > 128 : chosen > 0 && chosen != t + 1)
             continue;
-        for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits += splits < 4 ? 1 : splits / 2) {
-            double seconds = tile_seconds(c, device, &tiles[t], (int)splits, steps);
-            if ((asked > 0 || split_fits(c, (int)splits, steps)) && (!c->tile || seconds < c->seconds)) {
+        for (int64_t splits = asked > 0 ? asked : 1;
+             splits <= SPLITS_MAX && (asked > 0 || split_fits(c, (int)splits, steps));
+             splits += splits < 4 ? 1 : splits / 2) {
+            double seconds = tile_seconds(c, device, &tiles[t], (int)splits, steps, moving);
+            if (!c->tile || seconds < c->seconds) {
                 c->seconds = seconds;
                 c->tile = &tiles[t];
                 c->splits = (int)splits;
