@@ -69,7 +69,7 @@ static void batches(struct model *m) {
 
 static const struct family_case cases[] = {
     {&cuda_hopper, tokens_and_weights, "scales of tokens and weights", "scaled by blocks, staged, 0 operations behind"},
-    {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 128x192"},
+    {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 192x128"},
     {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "turned"},
     {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, 1 operations behind"},
     {&cuda_hopper, batches, "scales in a batch", "scaled by blocks, staged"},

@@ -192,8 +192,8 @@ def test_data_gradient(case: Case) -> None:
 
 @pytest.mark.parametrize("width", [5, 19, 37])
 def test_operands_behind_a_strided_data_gradient(width: int) -> None:
-    """Of the positions that a stride tells apart some lie outside an odd image: what meets the others does not
-    depend on them."""
+    """Of the positions that a stride tells apart some lie outside an odd image: what meets the others does
+    not depend on them."""
     case = Case("", (2, 64, 6, width), (16, 64, 1, 2), {"stride": [1, 2], "post_padding": [0, 1]})
     w, dy = checks.random(case.w, "f16", seed=1), checks.random(y_dims(case), "f16", seed=2)
     bias, whole = checks.random((1, 64, 1, 1), "f16", seed=3), checks.random(case.x, "f16", seed=4)
