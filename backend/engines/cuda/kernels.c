@@ -43,6 +43,7 @@ EMBED(pool_whole, "pool_whole.cuh")
 EMBED(pool_planes, "pool_planes.cuh")
 EMBED(pool_planes_bwd, "pool_planes_bwd.cuh")
 EMBED(pool_team, "pool_team.cuh")
+EMBED(pool_boxes, "pool_boxes.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(join, "join.cuh")
@@ -58,6 +59,7 @@ EMBED(lib_exchange, "lib/exchange.cuh")
 EMBED(lib_overlap, "lib/overlap.cuh")
 EMBED(lib_reduce, "lib/reduce.cuh")
 EMBED(lib_stream, "lib/stream.cuh")
+EMBED(lib_stretch, "lib/stretch.cuh")
 EMBED(rows, "rows.cuh")
 EMBED(channels, "channels.cuh")
 EMBED(rows_pipe, "rows_pipe.cuh")
@@ -127,6 +129,7 @@ static const struct program_header files[] = {
     {"pool_planes.cuh", weft_kernel_pool_planes},
     {"pool_planes_bwd.cuh", weft_kernel_pool_planes_bwd},
     {"pool_team.cuh", weft_kernel_pool_team},
+    {"pool_boxes.cuh", weft_kernel_pool_boxes},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"join.cuh", weft_kernel_join},
@@ -148,6 +151,7 @@ static const struct program_header files[] = {
     {"lib/overlap.cuh", weft_kernel_lib_overlap},
     {"lib/reduce.cuh", weft_kernel_lib_reduce},
     {"lib/stream.cuh", weft_kernel_lib_stream},
+    {"lib/stretch.cuh", weft_kernel_lib_stretch},
     {"rows.cuh", weft_kernel_rows},
     {"channels.cuh", weft_kernel_channels},
     {"rows_pipe.cuh", weft_kernel_rows_pipe},

@@ -25,7 +25,7 @@ enum {
     AHEAD = 528,
     LOOSE_ACCESS = 2,    /* bytes */
     LOOSE_CHANNELS = 32, /* bytes */
-    LOOSE_BYTES = 14 << 10
+    LOOSE_BYTES = 18 << 10
 };
 
 static const double INT32_REACH = 1 << 30;
@@ -210,21 +210,25 @@ static bool is_packed_last(const struct resample_geometry *g, const struct resam
 static void find_loose(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
-    if (w->kernel != POOL || w->run * size > LOOSE_ACCESS || g->c * size < LOOSE_CHANNELS || g->taps[0] != 1 ||
-        g->step[0] != 1 || g->offset[0] != 0 || 16 % size != 0 || window_may_be_empty(g) || !is_packed_last(g, &g->x) ||
-        tensor_bytes(g->x.tensor) % 16 != 0 || g->n * g->y.size[1] * row >= INT32_MAX)
+    if (w->kernel != POOL || w->run * size > LOOSE_ACCESS || g->c * size < LOOSE_CHANNELS || g->x.size[0] != 1 ||
+        g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || 16 % size != 0 || window_may_be_empty(g) ||
+        !is_packed_last(g, &g->x) || tensor_bytes(g->x.tensor) % 16 != 0 || g->n * g->y.size[1] * row >= INT32_MAX)
         return;
-    most = (LOOSE_BYTES / g->taps[1] / (g->c * size) - g->taps[2]) / g->step[2] + 1;
+    struct window tall = *w;
+    tall.patch[1] = tall.patch[2] = 2;
+    int64_t down = g->y.size[1] > 1 && product(g->taps) <= POOL_SHARED_TAPS && forward_fits(&tall) ? 2 : 1;
+    most = (LOOSE_BYTES / ((down - 1) * g->step[1] + g->taps[1]) / (g->c * size) - g->taps[2]) / g->step[2] + 1;
     if (most < 2 && most < row)
         return;
     int64_t tiles = (row + most - 1) / most;
     w->kernel = POOL_LOOSE;
     w->run = 1;
-    w->rows = w->patch[1] = 1;
+    w->rows = 1;
+    w->patch[1] = down;
     w->patch[2] = row > 1 ? 2 : 1;
     w->tile_columns = window_round_up((row + tiles - 1) / tiles, w->patch[2]);
     w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
-    while ((g->x.size[2] * g->c - w->pitch) % (16 / size) != 0)
+    while ((g->x.size[2] * g->c - w->pitch) % (POOL_LINE / size) != 0)
         w->pitch++;
 }
 
@@ -239,14 +243,15 @@ static void find_walk(struct window *w) {
     find_reach(w);
     find_patch(w);
     find_team(w);
+    window_find_boxes(w);
     find_loose(w);
     window_find_planes(w);
 }
 
 /* ---- Analysis ----------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t analyse(struct window *w, const struct region *region) {
-    *w = (struct window){.region = region, .op = region_node(region, 0)->op};
+static weftStatus_t analyse(struct window *w, const struct region *region, const struct device *device) {
+    *w = (struct window){.region = region, .device = device, .op = region_node(region, 0)->op};
     bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
     if (!is_resample)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is neither pooling nor interpolation.",
@@ -314,7 +319,7 @@ static int64_t turns_of(const struct window *w) {
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct window w;
-    TRY(analyse(&w, region));
+    TRY(analyse(&w, region, device));
     const struct resample_operand *operands[] = {&w.g.x, &w.g.y, &w.g.index, &w.g.saved};
     double bytes = 0;
     for (int k = 0; k < 4; k++)
@@ -425,20 +430,23 @@ static int threads_of(const struct window *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
 
+/* Whether blocks go over the result as often as it takes. */
+static bool takes_turns(const struct window *w) { return w->kernel < POOL_BOXES; }
+
 static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
 
 /* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a NaN
    is above all. */
-static bool is_paired(const struct window *w, const struct device *device) {
+static bool is_paired(const struct window *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
-    bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || device->cuda.major >= 9));
+    bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
     return w->kernel >= POOL && w->kernel != POOL_WHOLE && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL &&
            finds && (w->run % 2 == 0 || w->run == 1) && (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) &&
-           device->cuda.major >= 8;
+           w->device->cuda.major >= 8;
 }
 
 /* How many blocks a multiprocessor's registers must hold at once. */
-static int blocks_of(const struct window *w, const struct device *device) {
+static int blocks_of(const struct window *w) {
     bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
     if (w->kernel == POOL_TEAM)
         return 1024 / threads_of(w);
@@ -453,10 +461,10 @@ static int blocks_of(const struct window *w, const struct device *device) {
     if (w->kernel == POOL_LOOSE)
         return 8;
     if (w->has_index && !w->g.backward)
-        return is_paired(w, device) ? 4 : 3;
-    if (w->g.backward && is_mean)
+        return is_paired(w) ? 4 : 3;
+    if (w->g.backward && (is_mean || is_small))
         return is_small ? 6 : 5;
-    return is_mean || is_paired(w, device) || is_small ? 5 : 4;
+    return is_mean || is_paired(w) || is_small ? 5 : 4;
 }
 
 /* Whether places in memory pass 31 bits. */
@@ -475,30 +483,43 @@ static bool has_far_elements(const struct window *w) {
 
 static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
+/* Of POOL_LOOSE: tiles of a row, and rows of them. */
+static int64_t loose_tiles(const struct window *w) { return (w->g.y.size[2] + w->tile_columns - 1) / w->tile_columns; }
+static int64_t loose_bands(const struct window *w) { return (w->g.y.size[1] + w->patch[1] - 1) / w->patch[1]; }
+
+/* Blocks that take a tile each, or one turn per thread. */
 static int64_t blocks_at_all(const struct window *w) {
     int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
+    if (w->kernel >= POOL_PLANES)
+        return window_blocks_of_planes(w);
+    if (w->kernel == POOL_BOXES)
+        return window_blocks_of_boxes(w);
+    if (w->kernel == POOL_LOOSE)
+        return w->g.n * loose_bands(w) * loose_tiles(w);
     return (turns_of(w) + each - 1) / each;
 }
 
-/* Whether all blocks run at once, and each warp reads one stretch per tap. */
-static bool expects(const struct window *w, const struct device *device) {
-    return w->kernel == POOL_TEAM && device->cuda.major >= 9 && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
-           window_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
-           blocks_at_all(w) <= 8 * (int64_t)device->cuda.multiprocessors;
+/* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where each
+   warp reads one stretch per tap, or each block one. */
+static int64_t expects(const struct window *w) {
+    int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
+    bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
+                   window_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
+                   blocks_at_all(w) <= at_once;
+    bool is_stretch = w->kernel == POOL_PLANES && w->planes.is_stretch;
+    return (is_team || is_stretch) && w->device->cuda.major >= 9 ? at_once : 0;
 }
 
 /* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. */
-static int ahead_of(const struct window *w, const struct device *device) {
+static int ahead_of(const struct window *w) {
     const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
-    bool is_dense = w->g.mode != WEFT_RESAMPLE_MAXPOOL && w->patch[1] > 1;
-    bool waits = w->kernel == POOL_BWD || (w->kernel == POOL && is_dense);
-    return waits && device->cuda.major >= 9 && w->run > 1 && is_packed_last(&w->g, read) &&
-                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(device)
+    return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && is_packed_last(&w->g, read) &&
+                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(w->device)
                ? AHEAD
                : 0;
 }
 
-static void print_constants(struct kernel_print *print, const struct window *w, const struct device *device) {
+static void print_constants(struct kernel_print *print, const struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_pool = w->kernel >= POOL, unrolls = is_pool || product(g->taps) <= UNROLLED_TAPS;
@@ -508,8 +529,8 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
     } constants[] = {
         {"RUN", is_planes(w) ? w->planes.along : w->run},
         {"ALONG_ROWS", is_planes(w)},
-        {"EXPECTS", expects(w, device)},
-        {"AHEAD", ahead_of(w, device)},
+        {"EXPECTS", expects(w)},
+        {"AHEAD", ahead_of(w)},
         {"GRAIN", is_planes(w) ? w->planes.grain : w->run},
         {"THREADS", threads_of(w)},
         {"TAPS0", unrolls ? g->taps[0] : 0},
@@ -520,8 +541,10 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
         {"STEP2", is_pool ? g->step[2] : 0},
         {"PATCH1", w->patch[1]},
         {"PATCH2", w->patch[2]},
-        {"BLOCKS", blocks_of(w, device)},
-        {"IS_PAIRED", is_paired(w, device)},
+        {"BLOCKS", blocks_of(w)},
+        {"LANES", w->boxes.lanes},
+        {"LINE", POOL_LINE},
+        {"IS_PAIRED", is_paired(w)},
         {"IS_SCALED", g->alpha != 1},
         {"WANTS_WHERE", g->backward || w->has_index},
         {"IS_MAXIMUM", is_maximum},
@@ -538,6 +561,8 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
         {"HAS_SAVED", window_uses(w, &g->saved)},
         {"HAS_OLD", g->beta != 0},
     };
+    if (w->kernel >= POOL_BOXES)
+        text_add(&print->constants, "#include \"lib/async.cuh\"\n#include \"lib/stream.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     text_add(
@@ -548,16 +573,16 @@ static void print_constants(struct kernel_print *print, const struct window *w, 
 }
 
 /* What blocks ask for ahead: slabs of the memory that is read, as many as there are blocks. */
-static void print_ahead(struct kernel_print *print, const struct window *w, const struct device *device) {
+static void print_ahead(struct kernel_print *print, const struct window *w) {
     const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
     int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
-    if (!ahead_of(w, device))
+    if (!ahead_of(w))
         return;
     print_number(print, window_round_up((bytes + slabs - 1) / slabs, 16), "slab");
     print_number(print, bytes / 16 * 16, "whole");
 }
 
-static void print_geometry(struct kernel_print *print, const struct window *w, const struct device *device) {
+static void print_geometry(struct kernel_print *print, const struct window *w) {
     const struct resample_geometry *g = &w->g;
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
     const struct dtype *type = dtype_of((weftDataType_t)compared->type);
@@ -579,70 +604,59 @@ static void print_geometry(struct kernel_print *print, const struct window *w, c
         print_number(print, window_first_patch(w, 1), "first1");
         print_number(print, window_first_patch(w, 2), "first2");
     }
-    print_ahead(print, w, device);
+    print_ahead(print, w);
 }
 
 static const char *const entries[] = {
-    [WINDOW] = "window",
-    [WINDOW_BWD] = "window_bwd",
-    [POOL] = "pool",
-    [POOL_BWD] = "pool_bwd",
-    [POOL_TEAM] = "pool_team",
-    [POOL_LOOSE] = "pool_loose",
-    [POOL_PLANES] = "pool_planes",
-    [POOL_PLANES_BWD] = "pool_planes_bwd",
+    [WINDOW] = "window",         [WINDOW_BWD] = "window_bwd",   [POOL] = "pool",
+    [POOL_BWD] = "pool_bwd",     [POOL_TEAM] = "pool_team",     [POOL_BOXES] = "pool_boxes",
+    [POOL_LOOSE] = "pool_loose", [POOL_PLANES] = "pool_planes", [POOL_PLANES_BWD] = "pool_planes_bwd",
     [POOL_WHOLE] = "pool_whole",
 };
 
-static int64_t print_loose(struct kernel_print *print, const struct window *w, uint32_t *shared_bytes) {
-    int64_t tiles = (w->g.y.size[2] + w->tile_columns - 1) / w->tile_columns;
+static uint32_t print_loose(struct kernel_print *print, const struct window *w) {
     print_number(print, w->tile_columns, "tile_columns");
     print_number(print, w->pitch, "pitch");
-    print_divisor(print, tiles, "tiles");
-    print_divisor(print, w->g.y.size[1], "rows");
+    print_divisor(print, loose_tiles(w), "tiles");
+    print_divisor(print, loose_bands(w), "bands");
     print_divisor(print, w->g.c, "channels");
-    *shared_bytes = (uint32_t)window_bytes(&w->g.x, w->g.taps[1] * w->pitch) + 16;
-    return w->g.n * w->g.y.size[1] * tiles;
+    return (uint32_t)window_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
 }
 
-/* The blocks of a kernel, and the shared memory of each. */
-static int64_t print_blocks(struct kernel_print *print, const struct window *w, const struct device *device,
-                            uint32_t *shared_bytes) {
-    *shared_bytes = 0;
+/* How a kernel finds its places; gives the shared memory of a block. */
+static uint32_t print_places(struct kernel_print *print, const struct window *w) {
     if (w->kernel >= POOL_PLANES)
-        return window_print_planes(print, w, device, shared_bytes);
+        return window_print_planes(print, w);
+    if (w->kernel == POOL_BOXES)
+        return window_print_boxes(print, w);
     if (w->kernel == POOL_LOOSE)
-        return print_loose(print, w, shared_bytes);
+        return print_loose(print, w);
     print_locate(print, w);
-    int64_t blocks = blocks_at_all(w), most = most_blocks(device);
-    return blocks < most ? blocks : most;
+    return 0;
 }
 
-static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, const struct device *device,
-                                 struct arena *arena) {
+static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
     static const char *const files[] = {
-        [WINDOW] = "window.cuh",
-        [WINDOW_BWD] = "window_bwd.cuh",
-        [POOL] = "pool.cuh",
-        [POOL_BWD] = "pool_bwd.cuh",
-        [POOL_TEAM] = "pool_team.cuh",
-        [POOL_LOOSE] = "pool_loose.cuh",
-        [POOL_PLANES] = "pool_planes.cuh",
-        [POOL_PLANES_BWD] = "pool_planes_bwd.cuh",
+        [WINDOW] = "window.cuh",         [WINDOW_BWD] = "window_bwd.cuh",   [POOL] = "pool.cuh",
+        [POOL_BWD] = "pool_bwd.cuh",     [POOL_TEAM] = "pool_team.cuh",     [POOL_BOXES] = "pool_boxes.cuh",
+        [POOL_LOOSE] = "pool_loose.cuh", [POOL_PLANES] = "pool_planes.cuh", [POOL_PLANES_BWD] = "pool_planes_bwd.cuh",
         [POOL_WHOLE] = "pool_whole.cuh",
     };
     struct kernel_print print;
     kernel_print_init(&print, w->region->graph);
-    print_constants(&print, w, device);
-    print_geometry(&print, w, device);
+    if (w->kernel == POOL_BOXES)
+        window_print_map(&print, w);
+    print_constants(&print, w);
+    print_geometry(&print, w);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/chunks.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
              w->kernel >= POOL ? "#include \"lib/pool.cuh\"\n" : "");
-    int64_t blocks = print_blocks(&print, w, device, &kernel->shared_bytes);
+    int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
+    kernel->shared_bytes = print_places(&print, w);
     TRY(kernel_finish(&print, kernel, files[w->kernel], entries[w->kernel], arena));
-    kernel->grid[0] = (uint32_t)blocks;
+    kernel->grid[0] = (uint32_t)(takes_turns(w) && blocks > most ? most : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);
-    kernel->is_dependent = w->kernel >= POOL && device->cuda.major >= 9;
+    kernel->is_dependent = w->kernel >= POOL && w->device->cuda.major >= 9;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -652,7 +666,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct window passes[2];
     struct cuda_step *state;
     int count = 1;
-    TRY(analyse(&passes[0], &step->region));
+    TRY(analyse(&passes[0], &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     if (turns_of(&passes[0]) == 0)
@@ -665,7 +679,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     }
     for (int i = 0; i < count; i++)
         if (turns_of(&passes[i]) > 0)
-            TRY(build_kernel(&state->kernels[state->count++], &passes[i], device, arena));
+            TRY(build_kernel(&state->kernels[state->count++], &passes[i], arena));
     const struct window *w = &passes[count - 1];
     return arena_print(
         arena, &step->detail, "%s%s: windows of %lldx%lldx%lld, runs of %d channels, patches of %lldx%lld",

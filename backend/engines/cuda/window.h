@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: window.c decides and prints, window_planes.c does so for images that lie in
-   memory as planes. */
+/* What the parts of the window family share: window.c decides and prints; window_planes.c does so for images that lie in
+   memory as planes, window_boxes.c for windows that go one by one. */
 #ifndef WEFT_ENGINES_CUDA_WINDOW_H
 #define WEFT_ENGINES_CUDA_WINDOW_H
 
 #include "engines/cuda/kernel.h"
 #include "graph/ops/resample.h"
 
-enum { POOL_THREADS = 128, POOL_LOADS = 64 };
+enum { POOL_THREADS = 128, POOL_LOADS = 64, POOL_LINE = 128 };
 
 /* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
 enum window_kernel {
@@ -16,6 +16,7 @@ enum window_kernel {
     POOL,
     POOL_BWD,
     POOL_TEAM,       /* few large windows */
+    POOL_BOXES,      /* windows that go one by one over channels side by side */
     POOL_LOOSE,      /* channels whose number fits no wide accesses */
     POOL_PLANES,     /* images that lie as planes: parts of them */
     POOL_PLANES_BWD, /* the gradient of these */
@@ -35,13 +36,21 @@ struct planes {
     int64_t shift,
         before; /* of gradients: how far after a window's start a run of dx begins, the first position that reaches it */
     int64_t index_fill;
+    bool is_stretch; /* the tile lies in shared memory as it does in memory, without padding */
     bool shifts, index_shifts;
     int64_t grain; /* results side by side that one access takes */
     int64_t slack; /* elements that the last threads of a row may read after the last row */
 };
 
+/* How boxes of an image become windows: a block's threads. */
+struct boxes {
+    int64_t lanes;        /* runs of channels side by side */
+    int64_t along, below; /* patches of positions */
+};
+
 struct window {
     const struct region *region;
+    const struct device *device;
     const struct descriptor *op;
     struct resample_geometry g;
     enum window_kernel kernel;
@@ -54,6 +63,7 @@ struct window {
     int64_t tile_columns;  /* of POOL_LOOSE: positions of a row that a block makes of all channels, */
     int64_t pitch;         /* and from row to row of x in shared memory */
     struct planes planes;
+    struct boxes boxes;
 };
 
 static inline int64_t window_gcd(int64_t a, int64_t b) { return b ? window_gcd(b, a % b) : a; }
@@ -79,11 +89,17 @@ int64_t window_first_patch(const struct window *w, int axis);
 /* Whether an operand lies as packed planes. */
 bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
 
-/* Chooses a kernel of planes, if one serves. */
+/* Choose a kernel of planes, or of boxes, if one serves. */
 void window_find_planes(struct window *w);
+void window_find_boxes(struct window *w);
 
-/* Prints what it needs beyond the others. Gives the number of blocks, and their shared memory. */
-int64_t window_print_planes(struct kernel_print *print, const struct window *w, const struct device *device,
-                            uint32_t *shared_bytes);
+/* The number of blocks. */
+int64_t window_blocks_of_planes(const struct window *w);
+int64_t window_blocks_of_boxes(const struct window *w);
+
+/* Print what they need beyond the others, and give the shared memory of a block. */
+uint32_t window_print_planes(struct kernel_print *print, const struct window *w);
+uint32_t window_print_boxes(struct kernel_print *print, const struct window *w);
+void window_print_map(struct kernel_print *print, const struct window *w);
 
 #endif

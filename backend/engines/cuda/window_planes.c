@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { CHUNK = 16, ALONG = 4, ALONG_BACK = 8, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 4 << 10 };
+enum { CHUNK = 16, WORD = 4, ALONG = 4, ALONG_BACK = 8, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 6 << 10 };
 
 static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
 
@@ -63,11 +63,20 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static void find_rows(struct window *w) {
     const struct resample_geometry *g = &w->g;
     struct planes *p = &w->planes;
+    int64_t size = window_bytes(&g->x, 1);
     p->along = g->y.size[2] > 2 ? ALONG : g->y.size[2];
     p->columns = (g->y.size[2] + p->along - 1) / p->along;
     lay_out(p, most(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
-            p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / window_bytes(&g->x, 1));
+            p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / size);
     p->shifts = find_fill(&g->x, &p->fill);
+    p->is_stretch = g->x.size[2] * size % WORD == 0 && g->x.tensor->alignment % CHUNK == 0 &&
+                    g->n * g->c * g->x.size[1] * g->x.size[2] * size % CHUNK == 0;
+    if (p->is_stretch) {
+        p->vector = window_gcd(p->vector, g->x.size[2]);
+        p->first = (p->left - g->offset[2]) / p->vector * p->vector;
+        p->phase = p->left - g->offset[2] - p->first;
+        p->pitch = g->x.size[2];
+    }
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? window_gcd(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
     p->row_bytes = window_bytes(&g->x, p->pitch);
@@ -174,6 +183,21 @@ static void print_whole(struct kernel_print *print, const struct window *w) {
     print_divisor(print, w->g.c, "channels");
 }
 
+/* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
+static int64_t outside_of(const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t seen = p->phase + (p->along - 1) * w->g.step[2] + w->g.taps[2] + p->vector;
+    return window_round_up(seen + p->left, POOL_LINE / window_bytes(&w->g.x, 1)) - p->left;
+}
+
+/* How many of the elements that a thread reads of a row end within it, of all threads. */
+static int64_t always_inside(const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t all = (p->along - 1) * w->g.step[2] + w->g.taps[2];
+    int64_t inside = w->g.x.size[2] + w->g.offset[2] - (p->columns - 1) * p->along * w->g.step[2];
+    return inside < 0 ? 0 : inside < all ? inside : all;
+}
+
 static void print_layout(struct kernel_print *print, const struct window *w) {
     const struct planes *p = &w->planes;
     const struct resample_operand *held = w->g.backward ? &w->g.y : &w->g.x;
@@ -181,6 +205,12 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
     print_constant(print, "SHIFTS", p->shifts);
     print_constant(print, "VECTOR", p->vector);
     print_constant(print, "PHASE", p->phase);
+    if (!w->g.backward) {
+        print_constant(print, "IS_STRETCH", p->is_stretch);
+        print_constant(print, "OUTSIDE", outside_of(w));
+        print_constant(print, "LEFT_OUT", most(0, w->g.offset[2]));
+        print_constant(print, "RIGHT_IN", always_inside(w));
+    }
     print_number(print, w->g.n * w->g.c, "planes");
     print_number(print, held->size[1] * held->size[2], "plane");
     print_number(print, w->g.n * w->g.c * held->size[1] * held->size[2], "elements");
@@ -200,26 +230,48 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
         print_divisor(print, p->pitch / p->index_fill, "index_row_fills");
 }
 
+static int64_t bands_of(const struct window *w) {
+    int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1];
+    return (all + w->planes.tile_rows - 1) / w->planes.tile_rows;
+}
+
 /* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. */
-int64_t window_print_planes(struct kernel_print *print, const struct window *w, const struct device *device,
-                            uint32_t *shared_bytes) {
+static int64_t planes_of_tile(const struct window *w) {
     const struct planes *p = &w->planes;
-    int64_t planes = w->g.n * w->g.c, each = 1, most = BLOCKS_EACH * device->cuda.multiprocessors;
+    int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
+    int64_t turns = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
+    if (bands_of(w) > 1)
+        return 1;
+    int64_t apart = p->is_stretch ? window_bytes(&w->g.x, w->g.x.size[1] * w->g.x.size[2]) : rows * p->row_bytes;
+    for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
+                        w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
+         n++)
+        if (window_round_up(n * turns, POOL_THREADS) * each <= window_round_up(each * turns, POOL_THREADS) * n)
+            each = n;
+    return each;
+}
+
+int64_t window_blocks_of_planes(const struct window *w) {
+    int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
+    return (w->g.n * w->g.c + each - 1) / each * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
+}
+
+uint32_t window_print_planes(struct kernel_print *print, const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t plane = w->g.x.size[1] * w->g.x.size[2];
     if (w->kernel == POOL_WHOLE) {
         print_whole(print, w);
-        *shared_bytes = (uint32_t)window_bytes(&w->g.x, p->tile_rows * w->g.x.size[1] * w->g.x.size[2]);
-        return (planes + p->tile_rows - 1) / p->tile_rows;
+        return (uint32_t)window_bytes(&w->g.x, p->tile_rows * plane) + POOL_LINE;
     }
     int64_t rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
-    int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1],
-            bands = (all + p->tile_rows - 1) / p->tile_rows;
-    while (bands == 1 && 2 * each * rows * p->row_bytes <= TILE_BYTES && planes / (2 * each) >= most)
-        each *= 2;
+    int64_t each = planes_of_tile(w);
     print_layout(print, w);
     print_number(print, each, "tile_planes");
     print_divisor(print, rows, "rows_seen");
-    print_divisor(print, bands, "bands");
+    print_divisor(print, bands_of(w), "bands");
     print_divisor(print, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
-    *shared_bytes = (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
-    return (planes + each - 1) / each * bands;
+    if (p->is_stretch) /* with the row of padding, and as much that the last threads read on; chunks begin and end between */
+        return (uint32_t)(window_bytes(&w->g.x, 2 * outside_of(w) + p->left + (each - 1) * plane + rows * p->pitch) +
+                          POOL_LINE + CHUNK);
+    return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
 }

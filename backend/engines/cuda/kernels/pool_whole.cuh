@@ -1,40 +1,33 @@
 /* pool_whole: the maximum or mean of whole planes of images (NCHW)                                   any type, sm_75 and up
    Formula   y[n,c] = f over all elements of plane n, c: a row of PLANE elements
-   Tile      tile_planes planes, which lie in one stretch of memory, pass through shared memory in chunks of 16 bytes; LANES lanes
-             side by side share a plane
+   Tile      tile_planes planes pass through shared memory as one stretch (lib/stretch.cuh); LANES lanes side by side share a plane
    Limits    x is packed, and tile_planes planes are whole chunks, as all of them are; one result, of the maximum no number
-   Params    as pool.cuh; RUN is 1 */
+   Tried     means of 7x7, 8.3 us: copies by threads (10.5), tiles of 2, 3 or 6 KiB for 5 (20.8, 10.8, 8.7), asking for tiles before the
+             kernel before has ended (0.6 more)
+   Params    as pool.cuh, and LINE; RUN is 1 */
 
-#include "lib/async.cuh"
+#include "lib/stretch.cuh"
 
-extern __shared__ __align__(16) u8 shared[];
+extern __shared__ __align__(128) u8 shared[];
 
-constexpr int LANES = 4, EACH = 16 / (int)sizeof(x_t), PLANE = TAPS1 * TAPS2;
-
-DEVICE void fill_tile(const x_t* from, u32 count) {
-    for (u32 at = threadIdx.x * EACH; at < count; at += THREADS * EACH) {
-        x_t* const to = (x_t*)shared + at;
-        if constexpr (CHIP >= 800) copy_async<16>(to, from + at, true);
-        else *(chunk<16>*)to = *(const chunk<16>*)(from + at);
-    }
-    if constexpr (CHIP >= 800) {
-        commit_copies();
-        await_copies<0>();
-    }
-    __syncthreads();
-}
+constexpr int LANES = 4, PLANE = TAPS1 * TAPS2;
 
 DEVICE math_t combine(math_t a, math_t b) { return IS_MAXIMUM ? larger(a, b) : a + b; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_whole(const __grid_constant__ arguments p) {
-    begin_overlapped();
+    __shared__ u64 arrival;
+    begin_stretches(&arrival, 1);
     const i64 first = (i64)blockIdx.x * p.tile_planes;
     const u32 planes = (u32)(p.planes - first < p.tile_planes ? p.planes - first : p.tile_planes);
-    fill_tile(p.x + first * PLANE, planes * PLANE);
+    begin_overlapped();
+    const x_t* const memory = p.x + first * PLANE;
+    x_t* const tile = (x_t*)shared + phase_of(memory);
+    fill_stretch(tile, memory, (int)planes * PLANE, &arrival);
+    await_stretches(&arrival);
     const math_t none = IS_MAXIMUM ? (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll) : (math_t)0;
     const u32 lane = threadIdx.x % LANES;
     for (u32 n = threadIdx.x / LANES; n < (planes + 31) / 32 * 32; n += THREADS / LANES) {
-        const x_t* const row = (const x_t*)shared + (n < planes ? n : planes - 1) * PLANE;
+        const x_t* const row = tile + (n < planes ? n : planes - 1) * PLANE;
         math_t made = none;
         #pragma unroll
         for (int i = 0; i < PLANE; i += LANES)

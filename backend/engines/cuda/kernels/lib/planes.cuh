@@ -1,8 +1,6 @@
 /* planes: parts of images that lie in memory as planes, in shared memory with padding around them. Rows of shared memory begin at
    chunks of 16 bytes. */
 
-#include "lib/async.cuh"
-
 /* Fills a tile: FILL elements at once, or (SHIFTS) what two aligned chunks of memory hold of them, where rows begin anywhere. A thread
    stays in its column, and goes down by as many rows as the threads hold. */
 template <class T, int FILL, bool SHIFTS> struct plane_reader {

@@ -36,12 +36,22 @@ DEVICE u32 is_nan(pair a) {
     return mask;
 }
 
+/* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the second one. */
+template <class T> DEVICE float half_of(u32 pair, int e) { return same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000u : pair << 16) : to_float(f16{(u16)(pair >> e * 16)}); }
+template <class T> struct taken_from { /* what runs hold as numbers of the arithmetic */
+    static constexpr bool WORDS = same<T, bf16>::value && same<math_t, float>::value && RUN % 2 == 0 && !ALONG_ROWS;
+    static DEVICE math_t number(const run<T, RUN>& r, int e) {
+        if constexpr (WORDS) return half_of<T>(((const u32*)&r)[e / 2], e % 2);
+        else return as<math_t>::of(r.at[e]);
+    }
+};
+
 /* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a window
    has to beat: a NaN where it never wins, else -infinity. */
 template <bool PAIRED> struct units {
     using type = math_t;
     static constexpr int COUNT = RUN;
-    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return as<math_t>::of(r.at[e]); }
+    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return taken_from<T>::number(r, e); }
     static DEVICE type none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
     static DEVICE math_t number(const type* values, int e) { return values[e]; }
     template <class R> static DEVICE void copy(R&, int, const type*) {}
@@ -274,18 +284,6 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
         else fill<false, false>(x, axes, strides, o);
     }
 };
-
-/* A block asks for the slab of memory that a block AHEAD after it reads, the first blocks for their own, too. A template, so that what
-   was not printed is not looked up. */
-template <class P> DEVICE void expect_ahead(const P& p, const void* memory) {
-    if constexpr (AHEAD > 0) {
-        #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const i64 from = (i64)(blockIdx.x + i * AHEAD) * p.slab, left = p.whole - from;
-            if (threadIdx.x == 0 && left > 0 && (i == 1 || blockIdx.x < AHEAD)) expect((const u8*)memory + from, (u32)(left < p.slab ? left : p.slab));
-        }
-    }
-}
 
 /* How many of a window's taps lie inside along one axis. */
 DEVICE length_t taps_inside(const axis& a, length_t o) {
