@@ -370,6 +370,7 @@ CASES = {
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),
     # windows
     "max pool": Case("pool", "window", pooled((2, 16, 16, 16), 3, 2)),
+    "max pool of dense windows": Case("pool_boxes", "window", pooled((2, 32, 16, 16), 3, 1)),
     "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
     "max pool of odd channels": Case("pool_loose", "window", pooled((2, 33, 8, 16), 3, 2)),
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),

@@ -49,6 +49,7 @@ POOLS = [
     Pool("windows of padding alone", (1, 2, 3, 4), [2, 2], [2, 2], [4, 0], [3, 3]),
     Pool("cropping", (1, 2, 9, 8), [2, 3], [2, 1], [-1, 1], [-2, -2]),
     Pool("channels side by side", (2, 16, 9, 7), [3, 3], [2, 2], [1, 1], [1, 1]),
+    Pool("channels side by side, many positions", (2, 40, 19, 37), [3, 3], [1, 1], [1, 1], [1, 1]),
     Pool("channels side by side, steps of one", (1, 8, 6, 7), [3, 2], [1, 1], [1, 1], [1, 0]),
 ]
 
@@ -314,6 +315,8 @@ def test_data_types_of_pooling(dtype: str) -> None:
         Pool("bands of an image", (1, 2, 301, 133), [3, 3], [2, 2], [1, 1], [1, 1]),
         Pool("dense bands", (2, 1, 147, 250), [3, 2], [1, 1], [1, 0], [1, 1]),
         Pool("bands with rows left over", (1, 1, 190, 161), [2, 3], [3, 1], [0, 1], [0, 1]),
+        Pool("bands of even rows", (1, 2, 204, 72), [3, 3], [2, 1], [1, 1], [1, 1]),
+        Pool("images of even rows", (3, 40, 10, 12), [3, 2], [1, 1], [1, 0], [1, 1]),
         Pool("many small images", (3, 1100, 7, 5), [3, 3], [2, 1], [1, 1], [1, 1]),
         Pool("whole images", (3, 48, 7, 7), [7, 7], [7, 7], [0, 0], [0, 0]),
     ],
@@ -399,7 +402,7 @@ def test_nan_wins_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("case", POOLS[-2:], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
 def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> None:
     """NaNs, zeros of both signs and infinities, of which the first counts."""
     values = np.array([np.nan, -0.0, 0.0, INF, -INF, -1, -1, -2])
@@ -411,6 +414,40 @@ def test_the_first_of_what_compares_in_its_own_way(case: Pool, dtype: str) -> No
         list(max_pool(case, x)),
         layouts=checks.LAYOUTS,
     )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("padding_mode", ["NEG_INF_PAD", "ZERO_PAD"])
+@pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
+def test_maxima_without_their_places(case: Pool, padding_mode: str, dtype: str) -> None:
+    """NaNs and infinities among them."""
+    x = checks.random(case.x, dtype, -8, 8)
+    x[..., ::5, ::4], x[..., 1::6, 3] = np.nan, -INF
+    checks.check(
+        lambda g, x: pool(g, x, case, "MAXPOOL", padding_mode),
+        {"x": x},
+        max_pool(case, x, padding_mode)[0],
+        layouts=checks.LAYOUTS,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
+def test_gradients_of_maxima_in_16_bits(case: Pool, dtype: str) -> None:
+    """Places that no window has give nothing back."""
+    x = checks.random(case.x)
+    y, index = max_pool(case, x)
+    index[..., ::3, 1] = 63
+    dy = checks.random(y.shape, dtype, seed=1)
+    options = {"mode": "MAXPOOL", **case.options}
+    for stored in np.int8, np.int32:
+        checks.check(
+            lambda g, dy, index: g.resample_backward(dy, index, **options).set_dim(case.x),
+            {"dy": dy, "index": index.astype(stored)},
+            max_pool_backward(case, index, dy),
+            layouts=checks.LAYOUTS,
+            magnitude=8,
+        )
 
 
 def test_type_of_the_index() -> None:
