@@ -331,11 +331,13 @@ def synchronize(handle: Handle, stream: int) -> None:
 
 
 def _text(function: Any, *arguments: Any) -> str:
-    size = ffi.new("size_t *")
-    check(function(*arguments, ffi.NULL, 0, size))
-    text = ffi.new("char[]", int(size[0]))
-    check(function(*arguments, text, size[0], ffi.NULL))
-    return str(ffi.string(text).decode())
+    size, text, room = ffi.new("size_t *"), ffi.NULL, 0
+    while True:
+        check(function(*arguments, text, room, size))
+        if size[0] <= room:
+            return str(ffi.string(text).decode())
+        room = int(size[0])  # other processes may change what is described, such as the cache
+        text = ffi.new("char[]", room)
 
 
 def query_support(graph: Descriptor, device_properties: Descriptor | None = None) -> list[dict[str, Any]]:
