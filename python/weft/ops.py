@@ -1375,7 +1375,7 @@ class Ops:
     ) -> Tensor:
         """Gaussian error linear unit, tanh approximation.
 
-            0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+            logistic_approx((1.5957691216057308 + 0.07135481627260025 * x * x) * x) * x
 
         Args:
             input: operand, [d..] or 1s.
@@ -1738,9 +1738,9 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu_approx_tanh.
 
-            dy *(0.5 * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) + (fabs(x) > 20 ? 0 : 0.5 *
-                x) * (1 - tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)) * tanh(0.7978845608028654 * (x
-                + 0.044715 * x * x * x))) * 0.7978845608028654 * (fabs(x) > 20 ? 0 : 1 + 0.134145 * x * x))
+            logistic_approx((1.5957691216057308 + 0.07135481627260025 * x * x) * x) * (1 + (fabs(x) > 20 ? 0 :
+                (1.5957691216057308 + 0.21406444881780076 * x * x) * x) * logistic_approx((-1.5957691216057308
+                - 0.07135481627260025 * x * x) * x)) * dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.

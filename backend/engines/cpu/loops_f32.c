@@ -11,6 +11,7 @@
 #define tanh(x) fast_tanh(x)
 #define erf(x) fast_erf(x)
 #define logistic(x) (1.0f / (1.0f + fast_exp(-(x))))
+#define logistic_approx(x) logistic(x)
 #define fabs(x) fabsf(x)
 #define sqrt(x) sqrtf(x)
 #define ceil(x) ceilf(x)

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #define logistic(x) (1 / (1 + exp(-(x))))
+#define logistic_approx(x) logistic(x)
 
 typedef double real;
 #define FIND_LOOP loop_f64

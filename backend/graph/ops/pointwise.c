@@ -9,6 +9,7 @@
 /* ---- The modes --------------------------------------------------------------------------------------------------- */
 
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
+static double logistic_approx(double x) { return logistic(x); }
 
 #define C(literal) ((double)(literal))
 #define MODE(name, form, formula, method, arguments, doc)                                                              \

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
-   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)). C and
-   CUDA share this syntax; it is the only list macro in Weft, so that each formula is written once. A slope of 0 is asked for,
-   since 0 times infinity is NaN. No include guard: define MODE, C, then include. */
+   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)), which
+   is (1 + tanh(x / 2)) / 2. C and CUDA share this syntax; it is the only list macro in Weft, so that each formula is written
+   once. A slope of 0 is asked for, since 0 times infinity is NaN. No include guard: define MODE, C, then include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
@@ -45,7 +45,7 @@ MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(
      "input:x * softplus_beta=None", "log(1 + exp(beta x)) / beta")
 MODE(SWISH_FWD, FORM_UNARY, x *logistic(beta *x), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
 MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
-     C(0.5) * x * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))), "gelu_approx_tanh", "input:x",
+     logistic_approx((C(1.5957691216057308) + C(0.07135481627260025) * x * x) * x) * x, "gelu_approx_tanh", "input:x",
      "Gaussian error linear unit, tanh approximation")
 MODE(RELU_BWD, FORM_BACKWARD,
      x <= lower   ? (slope == C(0) ? C(0) : dy * slope)
@@ -68,11 +68,10 @@ MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy *logistic(beta *x), "softplus_backward", "l
 MODE(SWISH_BWD, FORM_BACKWARD, dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x)),
      "swish_backward", "loss:dy input:x compute_data_type swish_beta=None name", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
-     dy *(C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) +
-          (fabs(x) > C(20) ? C(0) : C(0.5) * x) *
-              (C(1) - tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x)) *
-                          tanh(C(0.7978845608028654) * (x + C(0.044715) * x * x * x))) *
-              C(0.7978845608028654) * (fabs(x) > C(20) ? C(0) : C(1) + C(0.134145) * x * x)),
+     logistic_approx((C(1.5957691216057308) + C(0.07135481627260025) * x * x) * x) *
+         (C(1) + (fabs(x) > C(20) ? C(0) : (C(1.5957691216057308) + C(0.21406444881780076) * x * x) * x) *
+                     logistic_approx((C(-1.5957691216057308) - C(0.07135481627260025) * x * x) * x)) *
+         dy,
      "gelu_approx_tanh_backward", "loss:dy input:x", "gradient of gelu_approx_tanh")
 MODE(CMP_EQ, FORM_BINARY, x == b, "cmp_eq", "input:x comparison:b", "1 where equal, else 0")
 MODE(CMP_NEQ, FORM_BINARY, x != b, "cmp_neq", "input:x comparison:b", "1 where different, else 0")
