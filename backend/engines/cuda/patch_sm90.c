@@ -216,7 +216,7 @@ static int slot_bytes(const struct patch *h) {
 }
 
 static int shared_bytes(const struct patch *h) {
-    int barriers = 3 * h->patches + 2 * h->filter_slots + 2 * MATH_GROUPS;
+    int barriers = 3 * h->patches + 2 * h->filter_slots + 2 * MATH_GROUPS + 1;
     return h->patches * slot_bytes(h) + h->filter_slots * FILTER_BYTES + barriers * 8;
 }
 

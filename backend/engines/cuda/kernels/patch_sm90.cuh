@@ -8,9 +8,11 @@
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per math warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile, into the patch just read, which is the tile's way out as well
    Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written,
-             result_stored [2]. The warpgroups take patches in turn, and copies may arrive out of turn: each fill of a slot has a barrier of
+             result_stored [2], multiplied. The warpgroups take patches in turn, and copies may arrive out of turn: each fill of a slot has a barrier of
              its own for each of them, or one that skips the other's fill would take a phase for the one two fills ago
-   Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used
+   Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used. The warpgroups then
+             take turns: one multiplies, at the rate of both, while the other prepares and ends its tiles. multiplied: the last products of
+             a tile are under way, and those of the next may follow
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
    Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it lies, once for all taps
@@ -39,7 +41,7 @@ static_assert(PIXELS <= 256, "one wgmma covers a tile");
 static_assert(SPARE_ROW < PATCH_H * PITCH, "the patch must have a row to spare");
 static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
 static_assert(PATCH_SLOTS >= 3, "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
-static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS) * 8 <= 232448, "227 KB is all a block can have");
+static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS + 1) * 8 <= 232448, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
@@ -53,6 +55,7 @@ DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(3 * PATCH_SLOTS + slo
 DEVICE u32 filter_finished(u32 slot) { return filter_arrived(FILTER_SLOTS + slot); }
 DEVICE u32 result_written(u32 group) { return filter_arrived(2 * FILTER_SLOTS + group); }
 DEVICE u32 result_stored(u32 group) { return result_written(MATH_GROUPS + group); }
+DEVICE u32 multiplied() { return result_written(2 * MATH_GROUPS); }
 
 template <u32 SLOTS> struct ring_cursor {
     u32 slot = 0, phase = 0;
@@ -178,10 +181,12 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
 }
 
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
-template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, patch_cursor& patch, ring_cursor<FILTER_SLOTS>& filter) {
+template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, patch_cursor& patch, ring_cursor<FILTER_SLOTS>& filter,
+                                         u32 number) {
     u32 last_patch = 0, last_filter = 0;
     for (i32 block = 0; block < (i32)p.blocks; ++block) {
         ready_patch(p, patch, at, block * BLOCK_K, group);
+        if (IS_RESIDENT && number > 0) wait(multiplied(), (number - 1) % 2); /* there is one block */
         i32 r = 0, s = 0;
         for (i32 tap = 0; tap < seen.rows * seen.columns; ++tap) {
             if constexpr (IS_RESIDENT) filter.slot = seen.number(p, r, s);
@@ -201,6 +206,7 @@ template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& s
         last_patch = patch.slot;
         patch.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
     }
+    if constexpr (IS_RESIDENT) release(multiplied());
     mma_wait<0>();
     if constexpr (!IS_RESIDENT) release(filter_finished(last_filter));
     #pragma unroll
@@ -314,7 +320,7 @@ template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     patch.advance(group);
     u32 tiles_written = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
-        const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter);
+        const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter, 2 * tiles_written + group);
         write_tile(r_y, p, item.filter(p), slot, group, tiles_written++, item.locate(p, group), taken);
     }
     if constexpr (taken_totals<P>::COUNT > 0) taken.end_all(p, item_walk(p).filter(p), group);
@@ -351,6 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_sm90(const __grid
         for (u32 slot = 0; slot < PATCH_SLOTS; ++slot) barrier_init(patch_finished(slot), 4);
         for (u32 slot = 0; slot < FILTER_SLOTS; ++slot) { barrier_init(filter_arrived(slot), 1); barrier_init(filter_finished(slot), MATH_GROUPS * 4); }
         for (u32 group = 0; group < MATH_GROUPS; ++group) { barrier_init(result_written(group), 4); barrier_init(result_stored(group), 1); }
+        barrier_init(multiplied(), 4);
         barrier_init_fence();
     }
     __syncthreads();
