@@ -30,7 +30,7 @@ Dims = tuple[int, ...]
 ON_GPU = checks.DEVICE != "cpu"
 STRUCTURES = range(*map(int, os.environ.get("WEFT_TEST_STRUCTURES", "0:288").split(":")))
 CASES = 8 if ON_GPU else 1
-TILES, SPLITS = 28, (2, 3, 5, 8)  # a row of a table that does not fit leaves the choice to the library
+TILES, SPLITS = 31, (2, 3, 5, 8)  # a row of a table that does not fit leaves the choice to the library
 MOST_EXTENT, MOST_ELEMENTS, MOST_PRODUCTS = (1100, 4e5, 1e9) if ON_GPU else (40, 2e4, 4e5)
 TAILS = (1, 3, 5, 7, 9, 15, 17, 31, 33, 47, 63, 65, 95, 97, 127, 129, 159, 191, 193, 255, 257, 385, 511, 1001)
 EIGHTS = (8, 16, 24, 32, 40, 64, 72, 96, 128, 136, 160, 192, 200, 256, 264, 320, 384, 512, 520, 1000, 1024)

@@ -13,7 +13,7 @@ import weft
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
-TILES = 28
+TILES = 31
 FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
 SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 

@@ -177,6 +177,8 @@ weftStatus_t finish_analyse(struct contraction *c);
 /* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
    stores it, too. Where there are reductions, exists(p, z, i, j). */
 void finish_print(struct kernel_print *print, const struct contraction *c);
+/* Instructions for an element of the result beside its conversion, roughly. */
+double finish_instructions(const struct contraction *c);
 /* Registers for the operands of 16 columns of two rows. */
 int finish_fetched_words(const struct finish *finish);
 /* Their parts, for other functions over the same indices: fields of the arguments; digits f<index><d> of z, i, j; the

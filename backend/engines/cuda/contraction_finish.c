@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { LONGEST_RUN = 8 };
+enum { LOAD_INSTRUCTIONS = 2, TOTAL_INSTRUCTIONS = 5 };
 
 static const struct tensor *tensor_at(const struct contraction *c, int value) {
     return c->region->graph->values[value].tensor;
@@ -415,6 +416,21 @@ static void print_limits(struct kernel_print *print, const struct finish *finish
 void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
     print_limits(print, finish, true, out);
     print_limits(print, finish, false, out);
+}
+
+double finish_instructions(const struct contraction *c) {
+    double count = 0;
+    for (int k = 0; k < c->finish.count; k++)
+        if (c->finish.at[k].role == FINISH_LOAD || c->finish.at[k].role == FINISH_OLD)
+            count += LOAD_INSTRUCTIONS;
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *node = region_node(c->region, i);
+        if (contraction_is_behind(c, node) && !totals_serve(node) && !is_index(node))
+            count += formula_instructions((const struct pointwise_op *)node->op);
+    }
+    for (int span = 0; span < SPANS; span++)
+        count += TOTAL_INSTRUCTIONS * c->finish.totals[span].count;
+    return count;
 }
 
 int finish_fetched_words(const struct finish *finish) {

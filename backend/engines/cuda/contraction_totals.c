@@ -8,7 +8,8 @@
 
 enum {
     TOTALS_THREADS = 256,
-    COLUMN_LANES = 8, /* neighbours that are read at once, 32 bytes; rows have few parts, and a thread each */
+    COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
+    ROW_LANES = 32,   /* rows have fewer parts */
 };
 
 /* How an operator takes an element in, combines and finishes. X: the number, N: how many there were. */
@@ -304,7 +305,7 @@ weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *
     const struct totals *totals = &c->finish.totals[span];
     struct kernel_print print;
     int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
-    int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? TOTALS_THREADS : 1;
+    int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
     int64_t blocks = (along + lanes - 1) / lanes;
     kernel_print_init(&print, c->region->graph);
     text_add(&print.constants, "using index = i32;\n");

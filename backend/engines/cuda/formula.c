@@ -3,8 +3,11 @@
    of the mode table as it stands there. */
 #include "engines/cuda/formula.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <string.h>
+
+enum { OPERATOR_INSTRUCTIONS = 2, FUNCTION_INSTRUCTIONS = 10 };
 
 const char *formula_type(const struct pointwise_op *op) {
     weftDataType_t math = (weftDataType_t)op->pw->math;
@@ -62,6 +65,14 @@ static const char *narrower_type(const struct tensor *tensor, const char *type) 
                    stored == WEFT_DATA_DOUBLE
                ? NULL
                : name;
+}
+
+double formula_instructions(const struct pointwise_op *op) {
+    const char *formula = pointwise_find_mode(op->pw->mode)->formula;
+    for (const char *call = strchr(formula, '('); call; call = strchr(call + 1, '('))
+        if (call > formula && (islower(call[-1]) || isdigit(call[-1])))
+            return FUNCTION_INSTRUCTIONS;
+    return OPERATOR_INSTRUCTIONS;
 }
 
 void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {

@@ -12,6 +12,9 @@ const char *formula_type(const struct pointwise_op *op);
 /* Whether kernels can evaluate the node; NOT_SUPPORTED and a sentence if not. */
 weftStatus_t formula_accepts(const struct descriptor *op);
 
+/* Instructions of a chip that a node takes, roughly. */
+double formula_instructions(const struct pointwise_op *op);
+
 /* "const float v7 = ...;" for a node whose inputs are in scope under their names, converted and, when nodes read the
    output and it is narrower, rounded to its type: they see what memory would hold. GEN_INDEX is not printed here: it is
    its family's to know coordinates. */

@@ -6,13 +6,13 @@
 #include "engines/cuda/grouped.h"
 #include "engines/cuda/hopper.h"
 
-enum { MAP_ALIGNMENT = 16, TILES = 7, RUN_MAX = 8 };
+enum { MAP_ALIGNMENT = 16, TILES = 8, RUN_MAX = 8 };
 
 /* As of the Hopper family; low ones for experts with few rows. */
 static const struct hopper_tile tiles[TILES] = {
-    {128, 256, 1, 4, 1, 0.94, 1}, {128, 256, 1, 4, 2, 0.90, 1}, {256, 128, 2, 4, 1, 0.91, 1},
-    {128, 128, 1, 6, 1, 0.94, 1}, {256, 192, 2, 3, 2, 0.96, 1}, {64, 256, 1, 5, 1, 0.85, 1},
-    {64, 128, 1, 8, 1, 0.80, 1},
+    {128, 256, 1, 4, 1, 0.94, 1, false}, {128, 256, 1, 4, 2, 0.90, 1, false}, {256, 128, 2, 4, 1, 0.91, 1, false},
+    {128, 128, 1, 6, 1, 0.94, 1, false}, {256, 192, 2, 3, 2, 0.96, 1, false}, {64, 256, 1, 5, 1, 0.85, 1, false},
+    {64, 128, 1, 8, 1, 0.80, 1, false},  {128, 128, 2, 6, 1, 0.96, 1, true},
 };
 
 static const double LIST_SECONDS = 2e-6;
@@ -144,7 +144,7 @@ static double predict(const struct product *p, const struct device *device, cons
         steps = rows / slab_elements(p) + 0.5;
     }
     return (g->forward ? LIST_SECONDS : 0) +
-           hopper_seconds(tile, device, units, steps, bytes / (double)device->cuda.bandwidth);
+           hopper_seconds(tile, device, units, steps, 0, bytes / (double)device->cuda.bandwidth);
 }
 
 static bool fits(const struct product *p, const struct hopper_tile *tile) {
@@ -328,9 +328,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         step->workspace_bytes = grouped_list_bytes(&p.g) + (p.g.copies + 63) / 64 * 64;
     }
     TRY(build_product(&state->kernels[state->count++], &p, device, arena));
-    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d, %d stages, clusters of %d, %lld experts%s%s",
-                       p.h.tile->rows, p.h.tile->columns, p.h.stages, p.h.tile->cluster, (long long)p.g.experts,
-                       p.is_staged ? ", staged" : "", p.g.copies ? ", rows gathered first" : "");
+    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld experts%s%s",
+                       p.h.tile->rows, p.h.tile->columns, p.h.tile->alternates ? " in turn" : "", p.h.stages,
+                       p.h.tile->cluster, (long long)p.g.experts, p.is_staged ? ", staged" : "",
+                       p.g.copies ? ", rows gathered first" : "");
 }
 
 static const struct knob knobs[] = {

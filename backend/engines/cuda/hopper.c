@@ -175,27 +175,31 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-static int math_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
+/* Math warpgroups that share a tile, and all of a block. */
+static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
+static int math_groups(const struct hopper *h) { return h->tile->alternates ? 2 : tile_groups(h); }
 
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
     int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
     int brought = h->brings ? math_groups(h) * 4 * (int)sizeof(int64_t) : 0;
-    int landing = tile->parts > 1 ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES : 0;
+    int landing = tile->parts > 1    ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES
+                  : tile->alternates ? BARRIER_BYTES
+                                     : 0;
     int parts = math_groups(h) * 4 * h->c.finish.totals[SPAN_COLUMN].count * tile->columns * (int)sizeof(float);
     return brought + h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing +
            parts;
 }
 
-/* Slabs for a whole tile, where the operand lies that is brought: at the cost of a stage. */
+/* Slabs for a whole tile, where the operand lies that is brought: at the cost of stages. */
 static bool fits_operand(struct hopper *h) {
     h->brings = true; /* and its barriers */
     h->stages = h->tile->stages;
     h->slabs_in_flight = h->tile->row_blocks * h->tile->columns / hopper_slab_columns(h);
-    if (shared_bytes(h) > SHARED_MAX)
+    while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
         h->stages--;
-    return shared_bytes(h) <= SHARED_MAX && h->stages >= STAGES_LEAST;
+    return shared_bytes(h) <= SHARED_MAX;
 }
 
 /* The first operand that lies as the result does is copied into the slabs that results leave from. */
@@ -243,7 +247,7 @@ static void plan_totals(struct hopper *h, const struct device *device) {
                clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
     int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
     int64_t rows_of_tiles = hopper_tiles_along(h, ROW) * h->tile->cluster * batches;
-    h->lines[SPAN_COLUMN] = (h->stays ? blocks / tiles_n : rows_of_tiles) * math_groups(h);
+    h->lines[SPAN_COLUMN] = h->stays ? blocks / tiles_n * math_groups(h) : rows_of_tiles * tile_groups(h);
     h->lines[SPAN_ROW] = tiles_n * batches;
     h->lines[SPAN_ALL] = blocks * math_groups(h) * 4;
 }
@@ -277,7 +281,8 @@ static void plan_end(struct hopper *h) {
 
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    bool is_wide = math_groups(h) > 2, is_deep = (tile->row_blocks + h->promotes) * tile->columns > 256;
+    bool is_wide = math_groups(h) > 2,
+         is_deep = tile->alternates || (tile->row_blocks + h->promotes) * tile->columns > 256;
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
@@ -290,11 +295,11 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "PARTS", tile->parts);
+    print_constant(print, "ALTERNATES", tile->alternates);
     print_constant(print, "PROMOTES", h->promotes);
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
     print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
     print_constant(print, "STAYS", h->stays);
-    print_constant(print, "READS_MORE", hopper_operands(h) > 1);
     print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
     totals_print_kinds(print, &h->c);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
@@ -402,8 +407,11 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     return arena_print(
         arena, &step->detail,
         "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
-        tile->columns, h->is_turned ? " turned" : "", tile->parts > 1 ? " in two parts" : "", h->stages, tile->cluster,
-        h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
+        tile->columns, h->is_turned ? " turned" : "",
+        tile->parts > 1    ? " in two parts"
+        : tile->alternates ? " in turn"
+                           : "",
+        h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
         hopper_is_scaled(h)     ? ", scaled by blocks"
         : h->c.before_count > 0 ? ", prepared"
         : h->promotes           ? ", promoted"

@@ -41,6 +41,7 @@ struct hopper_tile {
     int rows, columns, row_blocks, stages, cluster;
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long depth */
     int parts;         /* of the depth, summed by as many blocks of a cluster */
+    bool alternates;   /* each warpgroup makes tiles of its own, and ends one while the other multiplies the next */
 };
 
 /* The scales of a factor's blocks, which are `outer` long along its own index and `steps` steps of the depth; both stand
@@ -104,7 +105,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 
 /* ---- hopper_plan.c: tile and splits ---- */
 
-enum { HOPPER_TILE_ROWS = 28, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
+enum { HOPPER_TILE_ROWS = 31, HOPPER_SPLITS_MAX = 128, HOPPER_DEPTH_BYTES = 128 };
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
@@ -120,9 +121,10 @@ int hopper_operands(const struct hopper *h);
 
 /* Whether registers hold the sums, and beside them those of a step of one block of rows. */
 bool hopper_can_promote(const struct hopper_tile *tile);
-/* What `units` of work for a cluster take, each of `steps` along the depth, when `moving` is the time that all bytes need. */
+/* What `units` of work for a cluster take, each of `steps` along the depth and `finishing` instructions per element of the
+   result, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
-                      double moving);
+                      double finishing, double moving);
 
 /* ---- hopper.c: what other families put around the same kernel ---- */
 

@@ -4,25 +4,28 @@
 
 /* Efficiencies and the numbers below are fitted to products and convolutions of the benchmark, each timed with every
    tile on an H200: `python -m weft bench matmul conv --tiles` tells how near what they choose comes to the best tile.
-   Tiles in two parts, the last, are as efficient as their like in one. */
+   Tiles in two parts are as efficient as their like in one. */
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
-    {256, 192, 2, 3, 2, 0.96, 1}, {128, 256, 1, 4, 2, 0.945, 1}, {128, 256, 1, 4, 1, 0.94, 1},
-    {256, 128, 2, 4, 1, 0.91, 1}, {256, 160, 2, 4, 1, 0.95, 1},  {128, 192, 1, 4, 2, 0.90, 1},
-    {128, 192, 1, 4, 1, 0.94, 1}, {128, 160, 1, 5, 1, 0.90, 1},  {128, 128, 1, 6, 2, 0.86, 1},
-    {128, 128, 1, 6, 1, 0.93, 1}, {128, 96, 1, 7, 1, 0.75, 1},   {256, 64, 2, 5, 1, 0.72, 1},
-    {128, 64, 1, 8, 1, 0.80, 1},  {128, 32, 1, 9, 1, 0.40, 1},   {256, 192, 2, 3, 1, 0.98, 1},
-    {128, 16, 1, 11, 1, 0.30, 1}, {192, 192, 1, 3, 1, 0.94, 1},  {256, 128, 2, 4, 2, 0.89, 1},
-    {192, 128, 1, 5, 1, 0.94, 1}, {256, 96, 2, 5, 1, 0.85, 1},   {256, 160, 2, 4, 2, 0.90, 1},
-    {128, 224, 1, 5, 1, 0.88, 1}, {192, 160, 1, 5, 1, 0.96, 1},  {256, 32, 2, 6, 1, 0.36, 1},
-    {128, 128, 1, 6, 1, 0.93, 2}, {128, 16, 1, 11, 1, 0.30, 2},  {128, 32, 1, 9, 1, 0.40, 2},
-    {128, 64, 1, 8, 1, 0.80, 2},
+    {256, 192, 2, 3, 2, 0.93, 1, false}, {128, 256, 1, 4, 2, 0.945, 1, false}, {128, 256, 1, 4, 1, 0.94, 1, false},
+    {256, 128, 2, 4, 1, 0.91, 1, false}, {256, 160, 2, 4, 1, 0.95, 1, false},  {128, 192, 1, 4, 2, 0.90, 1, false},
+    {128, 192, 1, 4, 1, 0.94, 1, false}, {128, 160, 1, 5, 1, 0.90, 1, false},  {128, 128, 1, 6, 2, 0.86, 1, false},
+    {128, 128, 1, 6, 1, 0.93, 1, false}, {128, 96, 1, 7, 1, 0.75, 1, false},   {256, 64, 2, 5, 1, 0.72, 1, false},
+    {128, 64, 1, 8, 1, 0.80, 1, false},  {128, 32, 1, 9, 1, 0.40, 1, false},   {256, 192, 2, 3, 1, 0.93, 1, false},
+    {128, 16, 1, 11, 1, 0.30, 1, false}, {192, 192, 1, 3, 1, 0.94, 1, false},  {256, 128, 2, 4, 2, 0.89, 1, false},
+    {192, 128, 1, 5, 1, 0.94, 1, false}, {256, 96, 2, 5, 1, 0.85, 1, false},   {256, 160, 2, 4, 2, 0.90, 1, false},
+    {128, 224, 1, 5, 1, 0.88, 1, false}, {192, 160, 1, 5, 1, 0.96, 1, false},  {256, 32, 2, 6, 1, 0.36, 1, false},
+    {128, 128, 1, 6, 1, 0.93, 2, false}, {128, 16, 1, 11, 1, 0.30, 2, false},  {128, 32, 1, 9, 1, 0.40, 2, false},
+    {128, 64, 1, 8, 1, 0.80, 2, false},  {128, 128, 2, 6, 1, 0.95, 1, true},   {128, 160, 2, 5, 1, 0.95, 1, true},
+    {128, 192, 2, 5, 1, 0.96, 1, true},
 };
 
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
-static const double CLUSTER_CLOCKS = 1500;       /* before the blocks of a cluster see each other's barriers */
-static const double END_CLOCKS = 580;            /* of a tile, */
-static const double END_ELEMENTS_PER_CLOCK = 23; /* and its stores, which nothing hides */
-static const double POWERED_CLOCK = 1.54e9;      /* under the power limit, when all multiprocessors work */
+static const double CLUSTER_CLOCKS = 1500;        /* before the blocks of a cluster see each other's barriers */
+static const double END_CLOCKS = 580;             /* of a tile, */
+static const double END_ELEMENTS_PER_CLOCK = 23;  /* and its stores, which only another tile's products hide, */
+static const double INSTRUCTIONS_PER_CLOCK = 128; /* and what is done to its elements before */
+static const double TURN_CLOCKS = 300;            /* until the next one of two warpgroups has the tensor cores */
+static const double POWERED_CLOCK = 1.54e9;       /* under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;
 static const double IDLE_POWER = 0.4;          /* of its power that an idle one leaves to the clock of the others */
 static const double PRODUCTS_PER_CLOCK = 2048; /* of 16-bit factors, per multiprocessor */
@@ -83,7 +86,7 @@ static double memory_seconds(const struct hopper *h, const struct device *device
 }
 
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
-                      double moving) {
+                      double finishing, double moving) {
     int blocks = tile->cluster * tile->parts;
     double clusters = (double)(device->cuda.multiprocessors / blocks);
     double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
@@ -91,8 +94,11 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
     double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
     double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
     step = step > fill ? step : fill;
-    double clocks = (blocks > 1 ? CLUSTER_CLOCKS : 0) +
-                    waves * (steps / tile->parts * step + END_CLOCKS + area / END_ELEMENTS_PER_CLOCK);
+    double summing = steps / tile->parts * step, at_work = tile->alternates ? 2 * area : area;
+    double end = END_CLOCKS + at_work * (1 / END_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
+    double turn = TURN_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */
+    double clocks =
+        (blocks > 1 ? CLUSTER_CLOCKS : 0) + (tile->alternates ? waves * turn + end : waves * (summing + end));
     double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
     double computing = clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK);
     moving /= MEMORY_SHARE;
@@ -123,7 +129,7 @@ static double predict(const struct hopper *h, const struct device *device, const
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
     const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
-                                      (double)tiles_along(h->steps, splits), moving);
+                                      (double)tiles_along(h->steps, splits), finish_instructions(&h->c), moving);
 }
 
 int hopper_operands(const struct hopper *h) {
@@ -137,7 +143,8 @@ int hopper_operands(const struct hopper *h) {
 static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > 256; }
 
 bool hopper_can_promote(const struct hopper_tile *tile) {
-    return (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
+    return !tile->alternates &&
+           (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
 }
 
 /* Whether one tile covers all rows or all columns of a matrix: the other factor is read once. */
@@ -156,7 +163,7 @@ static int fetched_words(const struct hopper *h) {
     return words;
 }
 
-/* Totals on their way leave fewer registers for the sums. */
+/* Totals on their way leave fewer registers for the sums; warpgroups in turn read less ahead. */
 static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
     const struct totals *totals = h->c.finish.totals;
     bool has_columns = totals[SPAN_COLUMN].count > 0, has_others = totals[SPAN_ROW].count + totals[SPAN_ALL].count > 0;
@@ -167,8 +174,14 @@ static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
         (has_columns && has_others && columns > 128) ||
         (has_columns && columns > 192 && fetched_words(h) > FETCHED_WORDS_MAX_TOTALLED))
         return false;
-    return has_others ? tile->row_blocks == 1 || tile->columns < 128
+    return has_others ? tile->row_blocks == 1 || tile->columns < 128 || tile->alternates
                       : groups <= 2 || columns < 192 || hopper_operands(h) < 2;
+}
+
+/* Two wide blocks of rows have two blocks of addresses, too; warpgroups in turn read less ahead. */
+static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile) {
+    int most = !tile->alternates ? 2 : fetched_words(h) > 4 ? 3 : 4;
+    return tile->row_blocks == 1 || tile->columns < 128 || hopper_operands(h) <= most;
 }
 
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
@@ -188,17 +201,24 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     if (h->promotes && !hopper_can_promote(tile))
         return false;
+    if (tile->alternates && (h->c.before_count > 0 || contraction_has_overrides(&h->c)))
+        return false;
     if (hopper_scale_columns(h, tile) * SCALES_MOST < tile->columns)
         return false;
     if (is_deep(tile) && (hopper_operands(h) > 1 || !hopper_find_store(h)))
         return false;
-    if (tile->row_blocks > 1 && tile->columns >= 128 && hopper_operands(h) > 2) /* two blocks of addresses, too */
+    if (!operands_fit(h, tile))
         return false;
     for (int f = 0; f < FACTORS; f++)
         if (!h->view[f].along_depth &&
             (f == FACTOR_A ? tile->rows : tile->columns) % (64 * (f == FACTOR_B ? tile->cluster : 1)))
             return false;
     return tile->columns > 32 || lead_is_row || digits_extent(&h->c.digits[COLUMN]) <= 32;
+}
+
+/* Where it pays: many splits have many blocks, and nothing to do in turn. */
+static bool can_split(const struct hopper_tile *tile) {
+    return !is_deep(tile) && tile->parts == 1 && !tile->alternates;
 }
 
 static bool split_fits(const struct hopper *h, int splits) {
@@ -219,11 +239,11 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
         if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
             continue;
-        int most = asked > 0 ? (int)asked : is_deep(&tiles[t]) || tiles[t].parts > 1 ? 1 : HOPPER_SPLITS_MAX;
+        int most = asked > 0 ? (int)asked : can_split(&tiles[t]) ? HOPPER_SPLITS_MAX : 1;
         for (int splits = asked > 0 ? (int)asked : 1; splits <= most && (asked > 0 || split_fits(h, splits));
              splits++) {
             double seconds = predict(h, device, &tiles[t], splits, moving);
-            if ((splits == 1 || (!is_deep(&tiles[t]) && tiles[t].parts == 1)) && (!h->tile || seconds < h->seconds)) {
+            if ((splits == 1 || can_split(&tiles[t])) && (!h->tile || seconds < h->seconds)) {
                 h->seconds = seconds;
                 h->tile = &tiles[t];
                 h->splits = splits;

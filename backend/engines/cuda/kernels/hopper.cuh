@@ -3,6 +3,8 @@
              and the three convolutions are one kernel; finish() is what follows the sum
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps
              of 128 bytes; persistent over tiles
+   Turns     ALTERNATES: a tile is one warpgroup's, and two take tiles in turn: one multiplies, at the rate of both, while the other ends its
+             tile. multiplied: the last products of a tile are under way, and those of the next may follow
    Cluster   CLUSTER blocks stacked along i share the tile of B: each loads its boxes of it and sends them to all
    Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
@@ -19,14 +21,14 @@
              (STORES_BOXES) or, where rows do not lie evenly, 16 bytes per thread; else quads of lanes exchange sums, so that a
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Brought   BRINGS: a 16-bit operand that lies like the result comes by TMA into the slabs that the result leaves from, which then are a whole
-             tile's, from the first step on; what else sums meet is read ahead of them, as far as registers allow
+             tile's, from the first step on; what else sums meet is read ahead of them, as far as registers allow, from the last step on
    Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
    Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on A where it lies in shared memory. A
              warpgroup prepares its own rows of the next step while the tensor core is at this one
    Overrides HAS_OVERRIDES: a batch entry uses the first of its rows, columns and depth. Tiles outside take no step, sums outside are 0,
              and of the step in which the depth ends the rest is cleared in shared memory
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
-   Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
+   Params    BLOCK_M BLOCK_N ROW_BLOCKS ALTERNATES STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
              B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS
              IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate
              (m64 x BLOCK_N x 32 bytes)
@@ -42,8 +44,9 @@
              the other, so that their ends do not meet: within noise, promoting 5 % slower */
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
-constexpr int MATH_GROUPS = BLOCK_M / GROUP_ROWS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
-constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - 40; /* beside the sums and addresses */
+constexpr int TILE_GROUPS = BLOCK_M / GROUP_ROWS; /* math warpgroups that share a tile */
+constexpr int MATH_GROUPS = ALTERNATES ? 2 : TILE_GROUPS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
+constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - (ALTERNATES ? 64 : CLUSTER > 1 ? 44 : 40); /* beside sums and addresses */
 #include "lib/totals.cuh"
 #include "lib/slabs.cuh"
 
@@ -57,7 +60,7 @@ constexpr u32 STAGING = STAGES * SLOT_BYTES;
 constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * TURN_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
 constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
-constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1) * 8;
+constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1 || ALTERNATES) * 8;
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
@@ -66,6 +69,7 @@ static_assert(COLUMN_TOTALS == 0 || BLOCK_N % 32 == 0, "a warp shares out 32 col
 static_assert(!HAS_TOTALS || !IS_SPLIT, "parts of sums have no totals");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
 static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES), "each of two blocks ends one warpgroup's rows");
+static_assert(!ALTERNATES || (TILE_GROUPS == 1 && PARTS == 1 && !PROMOTES && !HAS_PROLOGUE && !HAS_OVERRIDES), "warpgroups in turn meet nowhere");
 static_assert(BARRIERS_END + (BRINGS ? MATH_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
 static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
@@ -77,11 +81,17 @@ DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
 DEVICE u32 finished(u32 slot) { return arrived(slot) + STAGES * 8; }
 DEVICE u32 landed() { return finished(STAGES); }
+DEVICE u32 multiplied() { return finished(STAGES); }
 DEVICE u32 brought(u32 math_warp) { return shared_address(s_memory) + BARRIERS_END + math_warp * 8; }
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
     DEVICE void advance() { if (++slot == STAGES) { slot = 0; phase ^= 1; } }
+    DEVICE void skip(u32 steps) {
+        slot += steps;
+        phase ^= slot / STAGES & 1;
+        slot %= STAGES;
+    }
 };
 
 /* ---- Which tile ---- */
@@ -240,15 +250,16 @@ template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 
         arrive_expecting(full, SLABS_IN_FLIGHT * TURN_BYTES);
         #pragma unroll 1
         for (int i = 0; i < SLABS_IN_FLIGHT; ++i) {
-            const i32 block = i / (BLOCK_N / SLAB_N), row = tile.row + (i32)(math_warp / 4 * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
+            const i32 block = i / (BLOCK_N / SLAB_N), row = tile.row + (i32)(math_warp / 4 % TILE_GROUPS * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
             bring_box(p, tile.z, staging + i * SLAB_BYTES, full, tile.column + i % (BLOCK_N / SLAB_N) * SLAB_N, row);
         }
     }
     __syncwarp();
 }
 
-template <class P> DEVICE void multiply_tile(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
-    const int group = math_warp / 4;
+/* To the last products, which are under way; the slot that they read. */
+template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
+    const int group = math_warp / 4 % TILE_GROUPS;
     u32 previous = 0;
     if (HAS_PROLOGUE && steps > 0) ready_slot(p, use, tile, group, 0);
     for (i32 step = 0; step < steps; ++step) {
@@ -269,8 +280,14 @@ template <class P> DEVICE void multiply_tile(accumulators& r_c, const P& p, pipe
         use.advance();
         if (HAS_PROLOGUE && step + 1 < steps) ready_slot(p, use, tile, group, step + 1); /* while this one runs on */
     }
+    if (ALTERNATES && lane_index() == 0) arrive(multiplied());
+    return previous;
+}
+
+/* The slot is given back before the end of the tile begins: the loader is waiting for it. */
+DEVICE void complete_tile(accumulators& r_c, u32 last_slot, i32 steps) {
     mma_wait<0>();
-    if (steps > 0) release_slot(previous);
+    if (steps > 0) release_slot(last_slot);
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
@@ -486,16 +503,34 @@ DEVICE void add_sums(accumulators& r_c) {
     }
 }
 
-template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, u32 math_warp, T& taken) {
+/* What is read ahead of the end of a tile, while its last products are under way. */
+template <class P, bool STAGED = IS_STAGED> struct tile_end {
+    operands_ahead<P, ROW_BLOCKS> ahead;
+    DEVICE tile_end(const P& p, const place& at, i32 warp_row) : ahead(p, at.z, warp_row, at.row_end, at.column) {}
+};
+template <class P> struct tile_end<P, false> {
+    DEVICE tile_end(const P&, const place&, i32) {}
+};
+
+template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at, u32 math_warp, T& taken) {
     accumulators r_c;
     pipeline_cursor use;
     const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES;
     u32 turn = 0, tiles_brought = 0; /* which slab of the warp is next, over all tiles */
-    for (; at.more(p); at.advance(p)) {
+    for (u32 number = 0; at.more(p); at.advance(p), ++number) {
         const i32 steps = at.steps(p);
+        if (ALTERNATES && number % 2 != math_warp / 4) { /* the other warpgroup's tile */
+            use.skip(steps);
+            continue;
+        }
+        if (ALTERNATES && number > 0) wait(multiplied(), (number - 1) % 2);
         if constexpr (BRINGS) if (PROMOTES || steps <= 0) bring_operand(p, at, math_warp);
+        u32 last_slot = 0;
         if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
-        else multiply_tile(r_c, p, use, at, math_warp, steps);
+        else last_slot = multiply_tile(r_c, p, use, at, math_warp, steps);
+        const i32 first_row = at.row + math_warp / 4 % TILE_GROUPS * GROUP_ROWS;
+        tile_end<P> end(p, at, first_row + math_warp % 4 * 16);
+        if constexpr (!PROMOTES) complete_tile(r_c, last_slot, steps);
         if constexpr (BRINGS) wait(brought(math_warp), tiles_brought++ & 1);
         if constexpr (PARTS > 1) {
             cluster_wait(); /* for the other block's barriers, which have long been there */
@@ -509,10 +544,10 @@ template <class T> DEVICE void multiply_tiles(const arguments& p, tile_walk at, 
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             #pragma unroll
             for (int i = 0; i < BLOCK_N / 2 && (HAS_PHASES || HAS_OVERRIDES); ++i) if (steps <= 0) r_c[block][i] = 0; /* nothing is summed */
-            const i32 row = at.row + math_warp / 4 * GROUP_ROWS + block * 64;
+            const i32 row = first_row + block * 64;
             if constexpr (HAS_OVERRIDES) clear_outside(r_c[block], at, row);
             if (HAS_GROUPS && row >= at.row_end) continue;
-            if constexpr (IS_STAGED) stage_block(r_c[block], p, at.z, row + math_warp % 4 * 16, at.row_end, at.column, staging, turn, taken);
+            if constexpr (IS_STAGED) stage_block(r_c[block], p, end.ahead, block, staging, turn, taken);
             else end_block(r_c[block], p, at, row, taken);
             taken.end_rows(p, at, row + math_warp % 4 * 16);
         }
@@ -543,8 +578,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
         prefetch_map(p.b_map);
         for (u32 slot = 0; slot < STAGES; ++slot) {
             barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
-            barrier_init(finished(slot), CLUSTER * MATH_WARPS); /* every math warp that reads what this block loads */
+            barrier_init(finished(slot), CLUSTER * TILE_GROUPS * 4); /* every math warp that reads what this block loads */
         }
+        if constexpr (ALTERNATES) barrier_init(multiplied(), 4);
         for (u32 math_warp = 0; math_warp < MATH_WARPS && BRINGS; ++math_warp) barrier_init(brought(math_warp), 1);
         if constexpr (PARTS > 1) {
             barrier_init(landed(), 1);

@@ -146,7 +146,8 @@ DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
             const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
             const i32 first = (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
-            stage_block(r_y[block], p, 0, first + column + math_warp % 4 * 16, end, 0, staging, turn, nothing);
+            operands_ahead<arguments, 1> ahead(p, 0, first + column + math_warp % 4 * 16, end, 0);
+            stage_block(r_y[block], p, ahead, 0, staging, turn, nothing);
         }
     }
 }

@@ -52,23 +52,26 @@ DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
     }
 }
 
-/* What the sums of a block meet, of AHEAD times two octets of columns: reads take hundreds of clocks, and are this far ahead. */
-template <class P> struct operands_ahead {
+/* What the sums of BLOCKS blocks of 64 rows meet, of AHEAD times two octets of columns: reads take hundreds of clocks, and are this
+   far ahead. */
+template <class P, int BLOCKS> struct operands_ahead {
+    static constexpr int NUMBERS = BLOCK_N / 16; /* of a block */
     static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* a sum of whole numbers */
     static constexpr int LEFT = SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
-    static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 6 ? 6 : FIT;
+    static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 5 ? 5 : FIT;
     using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
     fetched in[AHEAD][4];
-    i32 row, row_end, column; /* where the block begins */
+    index z;
+    i32 row, row_end, column; /* where the first block's rows of this warp begin */
 
-    DEVICE operands_ahead(const P& p, index z, i32 row, i32 row_end, i32 column) : row(row), row_end(row_end), column(column) {
+    DEVICE operands_ahead(const P& p, index z, i32 row, i32 row_end, i32 column) : z(z), row(row), row_end(row_end), column(column) {
         #pragma unroll
-        for (int number = 0; number < AHEAD; ++number) fetch_octets(p, z, number);
+        for (int number = 0; number < AHEAD; ++number) fetch_octets(p, number);
     }
-    DEVICE void fetch_octets(const P& p, index z, int number) {
+    DEVICE void fetch_octets(const P& p, int number) {
         #pragma unroll
-        for (int i = 0; i < 4 && number < BLOCK_N / 16; ++i) {
-            const pair_place to(row, column, number, i);
+        for (int i = 0; i < 4 && number < BLOCKS * NUMBERS; ++i) {
+            const pair_place to(row + number / NUMBERS * 64, column, number % NUMBERS, i);
             fetched* const r = in[number % AHEAD];
             const bool is_inside = to.row < row_end && to.column < (i32)p.columns;
             if (i % 2) r[i] = r[i - 1];
@@ -85,12 +88,14 @@ struct no_totals {
 };
 
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
-template <class P, class T>
-DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i32 row, i32 row_end, i32 column, u32 staging, u32& turn, T& taken) {
-    constexpr int PAIRS = SLAB_N / 16;
+template <class P, int BLOCKS, class T>
+DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, operands_ahead<P, BLOCKS>& ahead, int block, u32 staging, u32& turn, T& taken) {
+    constexpr int PAIRS = SLAB_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
     const u32 lane = lane_index();
+    const index z = ahead.z;
+    const i32 row = ahead.row + block * 64, row_end = ahead.row_end;
+    i32 column = ahead.column;
     u64 line = 0;
-    operands_ahead<P> ahead(p, z, row, row_end, column);
     if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
@@ -100,8 +105,8 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
         __syncwarp();
         #pragma unroll
         for (int octets = 0; octets < PAIRS; ++octets) {
-            const int number = slab * PAIRS + octets;
-            auto& in = ahead.in[number % operands_ahead<P>::AHEAD];
+            const int number = slab * PAIRS + octets, whole = block * (BLOCK_N / 16) + number;
+            auto& in = ahead.in[whole % AHEAD];
             const u32 s_blocks = s_slab + lane % 16 * SLAB_ROW_BYTES + ((octets * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16;
             if constexpr (BRINGS) {
                 u32 r_brought[4];
@@ -120,7 +125,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, index z, i3
                 if constexpr (RESULTS == 2) second[i] = pair_of_second(out);
                 taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
             }
-            ahead.fetch_octets(p, z, number + operands_ahead<P>::AHEAD);
+            ahead.fetch_octets(p, whole + AHEAD);
             if constexpr (RESULT_BYTES == 2)
                 store_matrices(s_blocks, packed);
             else

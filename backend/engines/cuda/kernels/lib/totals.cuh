@@ -1,13 +1,13 @@
 /* totals: reductions behind a product. A thread takes in what it finishes, in pairs as the sums lie; lanes, warps and, where a block
      keeps to one column of tiles (STAYS), its tiles join theirs, always in the same order. What a block comes to goes to the
      workspace as one line of parts, which totals.cuh joins.
-   Demands BLOCK_M BLOCK_N CLUSTER MATH_GROUPS STAYS SUM_SPARE_REGISTERS, and the printed column_totals, row_totals, whole_totals. */
+   Demands BLOCK_M BLOCK_N CLUSTER MATH_GROUPS TILE_GROUPS STAYS SUM_SPARE_REGISTERS, and the printed column_totals, row_totals, whole_totals. */
 
 constexpr int COLUMN_TOTALS = column_totals::COUNT, ROW_TOTALS = row_totals::COUNT, WHOLE_TOTALS = whole_totals::COUNT;
 constexpr bool HAS_TOTALS = COLUMN_TOTALS + ROW_TOTALS + WHOLE_TOTALS > 0;
 constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, which eight lanes share */
 /* Lanes meet when all tiles are done if registers hold what each has until then; else after each unit. */
-constexpr bool LANES_MEET_LATE = STAYS && COLUMN_TOTALS * UNITS * 8 <= SUM_SPARE_REGISTERS - (READS_MORE ? 100 : 48);
+constexpr bool LANES_MEET_LATE = STAYS && COLUMN_TOTALS * UNITS * 8 <= SUM_SPARE_REGISTERS - 56;
 constexpr int SPARE_REGISTERS = SUM_SPARE_REGISTERS - (LANES_MEET_LATE ? COLUMN_TOTALS * UNITS * 8 : COLUMN_TOTALS * 8);
 constexpr u32 PARTS_BYTES = COLUMN_TOTALS * BLOCK_N * 4; /* of a warp */
 
@@ -137,23 +137,25 @@ template <class P> struct taken_totals {
 
     DEVICE void end_tile(const P& p, const place& at, int group) {
         if constexpr (COLUMN_TOTALS > 0 && !STAYS)
-            leave_columns(p, at.column, at.z * p.column_lines_per_entry + at.row / BLOCK_M * MATH_GROUPS + group, group);
+            leave_columns(p, at.column, at.z * p.column_lines_per_entry + at.row / BLOCK_M * TILE_GROUPS + group % TILE_GROUPS, group);
     }
 
     /* After the last tile, which stood in column `column`. */
     DEVICE void end_all(const P& p, i32 column, int math_warp) {
         if constexpr (COLUMN_TOTALS > 0 && STAYS) {
             #pragma unroll
-            for (int unit = 0; unit < UNITS && LANES_MEET_LATE; ++unit) meet(unit, unit);
+            for (int unit = 0; unit < UNITS; ++unit)
+                if (LANES_MEET_LATE || is_first) meet(LANES_MEET_LATE ? unit : 0, unit); /* a group may have seen no tile */
             const u32 cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
             const i64 block = cluster / (u32)p.tiles_n * CLUSTER + rank;
             leave_columns(p, column, block * MATH_GROUPS + math_warp / 4, math_warp / 4);
         }
-        if constexpr (WHOLE_TOTALS > 0)
+        if constexpr (WHOLE_TOTALS > 0) {
             #pragma unroll
             for (int t = 0; t < WHOLE_TOTALS; ++t) {
                 const float total = lanes_total<whole_totals, 1, 16>(t, r_whole[t]);
                 if (lane_index() == 0) p.whole_parts[t * p.whole_lines + blockIdx.x * MATH_WARPS + math_warp] = total;
             }
+        }
     }
 };
