@@ -288,6 +288,7 @@ template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipel
 DEVICE void complete_tile(accumulators& r_c, u32 last_slot, i32 steps) {
     mma_wait<0>();
     if (steps > 0) release_slot(last_slot);
+    stay_in_order();
     #pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll

@@ -153,6 +153,12 @@ template <int PENDING> DEVICE void mma_wait() { asm volatile("wgmma.wait_group.s
 DEVICE void settle(float& r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void settle(i32& r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void settle(u32& r) { asm volatile("" : "+r"(r)::"memory"); }
+/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch: this one, which is
+   hardly ever taken. */
+DEVICE void stay_in_order() {
+    u32 now;
+    asm volatile("{ .reg .pred p; again: mov.u32 %0, %%clock; setp.eq.u32 p, %0, 0; @p bra again; }" : "=r"(now)::"memory");
+}
 
 /* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with
    `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any row. */
