@@ -681,3 +681,61 @@ def test_beta_needs_memory() -> None:
         "conv_fprop 'c': beta is 2, so the output is read before it is written, but tensor 'c::y' (uid 3) "
         "is virtual. Set beta to 0, or give the tensor memory.",
     )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("planes", (3, 40, 8, 10), (72, 40, 1, 1), {}),
+        Case("odd planes", (3, 24, 5, 7), (40, 24, 1, 1), {}),
+        Case("planes of groups", (2, 144, 4, 12), (48, 72, 1, 1), {}),
+        Case("planes in space", (2, 24, 3, 4, 6), (16, 24, 1, 1, 1), {}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_one_tap_channels_first(case: Case, dtype: str) -> None:
+    """Each image is a matrix; something follows the product."""
+    x, w, dy = arrays(case, dtype)
+    bias = checks.random((1, case.w[0], *[1] * case.spatial), dtype, seed=3)
+    other = checks.random(y_dims(case), dtype, seed=4)
+    checks.check(
+        lambda g, x, w, dy, bias, other: (
+            g.add(g.add(g.conv_fprop(x, w).set_data_type("f32"), bias).set_data_type("f32"), other),
+            g.conv_dgrad(dy, w).set_dim(case.x),
+            g.conv_wgrad(x, dy).set_dim(case.w),
+        ),
+        {"x": x, "w": w, "dy": dy, "bias": bias, "other": other},
+        [
+            fprop(case, x, w) + checks.exact(bias) + checks.exact(other),
+            dgrad(case, dy, w),
+            wgrad(case, x, dy),
+        ],
+        out=dtype,
+        layouts=["packed"],
+        magnitude=largest_sum(case, x, w, dy) + 4,
+    )
+
+
+@pytest.mark.parametrize("image", [(14, 14), (9, 11), (16, 8)])
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+def test_channels_first(kind: str, image: tuple[int, int]) -> None:
+    """Large enough for factors, and results, that are turned on their way."""
+    if checks.DEVICE == "cpu":
+        pytest.skip("the CPU turns nothing: it has the small cases")
+    case = Case("", (16, 72, *image), (136, 72, 3, 3), {"pre_padding": [1, 1]})
+    x, w, dy = arrays(case, "bf16")
+    oracle, a, b = directions(x, w, dy)[["fprop", "dgrad", "wgrad"].index(kind)]
+    checks.check(
+        lambda g, a, b: (
+            g.conv_fprop(a, b, **case.options)
+            if kind == "fprop"
+            else g.conv_dgrad(a, b, **case.options).set_dim(case.x)
+            if kind == "dgrad"
+            else g.conv_wgrad(a, b, **case.options).set_dim(case.w)
+        ),
+        {"a": a, "b": b},
+        oracle(case, a, b),
+        layouts=["packed"],
+        magnitude=largest(oracle(case, abs(a), abs(b))),
+    )

@@ -42,11 +42,13 @@ def conv(
     groups: int = 1,
     flips: bool = False,
     images: int = 128,
+    taps: int = 3,
+    size: int = 14,
 ) -> weft.Graph:
     g = weft.Graph(io_data_type=dtype, intermediate_data_type="f32", compute_data_type="f32", device="sm_90")
-    dims = {"x": [images, channels, 14, 14], "w": [channels, channels // groups, 3, 3]}
+    dims = {"x": [images, channels, size, size], "w": [channels, channels // groups, taps, taps]}
     dims["y"] = dims["x"]
-    options: dict[str, Any] = {"padding": [1, 1]}
+    options: dict[str, Any] = {"padding": [taps // 2] * 2}
     options |= {"convolution_mode": "CONVOLUTION"} if flips else {}
     x, w, y = (g.tensor(dims[name], lying(dims[name], order)) for name in "xwy")
     made = {
@@ -94,6 +96,12 @@ CASES: list[tuple[str, weft.Graph, str]] = [
         for kind in KINDS
     ),
     *((f"{kind} f32 NCHW", conv(kind, "f32", FIRST), "packed.tf32") for kind in KINDS),
+    *((f"{kind} NCHW of one tap", conv(kind, order=FIRST, taps=1, size=28), "hopper") for kind in KINDS),
+    *(
+        (f"{kind} NCHW of one tap, odd", conv(kind, order=FIRST, channels=1024, taps=1, size=7), "packed")
+        for kind in KINDS
+    ),
+    ("wgrad f32 NCHW of one tap", conv("wgrad", "f32", FIRST, taps=1, size=28), "hopper.tf32"),
     ("fprop f32", conv("fprop", "f32"), "hopper.tf32"),
     ("dgrad f32", conv("dgrad", "f32"), "packed.tf32"),
     ("wgrad f32", conv("wgrad", "f32"), "packed.tf32"),
@@ -116,21 +124,21 @@ def test_copies_are_in_the_workspace() -> None:
     g = conv("fprop", order=FIRST)
     g.build()
     images, filters = 128 * 14 * 14 * 256, 256 * 9 * 256
-    assert g.get_workspace_size() == 2 * (images + filters)
-    assert "2 of its tensors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
+    assert g.get_workspace_size() == 2 * (2 * images + filters)
+    assert "3 of its tensors packed, cuda.hopper: wgmma, tiles of " in " ".join(str(g.explain()).split())
 
 
 def test_little_workspace() -> None:
     """Families that take more are passed over, and a saved plan says so."""
     taken = conv("fprop", order=FIRST, images=32).build().plan
     assert [step["family"] for step in taken.report["steps"]] == ["cuda.packed"]
-    assert taken.workspace_size == 4390912
-    for limit in (4390911, 0):
+    assert taken.workspace_size == 7602176
+    for limit in (7602175, 0):
         g = conv("fprop", order=FIRST, images=32).deselect_workspace_greater_than(limit).build()
         assert g.plan.tag == f"eng0_k{int(weft.knob_type.WORKSPACE)}={limit}"
         assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.contraction"]
         assert g.plan.workspace_size == 0
-        assert f"it takes 4390912 bytes of workspace, the limit is {limit}." in str(g.explain())
+        assert f"it takes 7602176 bytes of workspace, the limit is {limit}." in str(g.explain())
         loaded = weft.Graph(device="sm_90").deserialize(g.serialize())
         assert (loaded.plan.tag, loaded.plan.workspace_size) == (g.plan.tag, 0)
 

@@ -22,7 +22,9 @@ static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
 static const double CLUSTER_CLOCKS = 1500;       /* before the blocks of a cluster see each other's barriers */
 static const double END_CLOCKS = 580;            /* of a tile, */
 static const double END_ELEMENTS_PER_CLOCK = 23; /* and its stores, which nothing hides */
-static const double POWERED_CLOCK = 1.54e9;      /* under the power limit, when all multiprocessors work */
+static const double ALONE_CLOCKS = 3.5,
+                    SHORT_CLOCKS = 0.4;     /* of an element that leaves alone, or in part of a sector */
+static const double POWERED_CLOCK = 1.54e9; /* under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;
 static const double IDLE_POWER = 0.4;          /* of its power that an idle one leaves to the clock of the others */
 static const double PRODUCTS_PER_CLOCK = 2048; /* of 16-bit factors, per multiprocessor */
@@ -33,6 +35,7 @@ static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
 static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
+    SECTOR_BYTES = 32,
     SPLITS_LEAST_STEPS = 4,
     SCALES_MOST = 3,        /* of a tile's columns: rows have a scale for each in registers */
     FETCHED_WORDS_MAX = 10, /* that wide tiles have registers for, */
@@ -118,12 +121,29 @@ static struct hopper_tile preparing(const struct hopper_tile *tile) {
     return made;
 }
 
+/* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart. */
+static double scattered_seconds(const struct hopper *h, const struct device *device) {
+    const struct finish *finish = &h->c.finish;
+    int last = finish->digit_count[finish->lead] - 1;
+    int neighbours = finish->lead == ROW ? 8 : finish->run < 8 ? finish->run : 32; /* a quad ends 32 columns, 8 each */
+    double clocks = 0;
+    for (int k = 0; k < finish->count && !hopper_find_store(h); k++) {
+        const struct finisher *store = &finish->at[k];
+        bool is_alone = last >= 0 && store->strides[finish->lead][last] != 1;
+        bool is_short = neighbours * dtype_bytes(store->type, 1) < SECTOR_BYTES;
+        if (store->role == FINISH_STORE)
+            clocks += is_alone ? ALONE_CLOCKS : is_short ? SHORT_CLOCKS : 0;
+    }
+    return clocks * elements_of(h) / device->cuda.multiprocessors / POWERED_CLOCK;
+}
+
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
     const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
-    return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
-                                      (double)tiles_along(h->steps, splits), moving);
+    return combining + scattered_seconds(h, device) +
+           hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits, (double)tiles_along(h->steps, splits),
+                          moving);
 }
 
 int hopper_operands(const struct hopper *h) {

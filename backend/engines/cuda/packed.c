@@ -60,7 +60,9 @@ static bool is_complete(const struct packing *packing) {
         bool is_granted = packing->granted >> i & 1, is_other = is_square && packing->granted & both && i <= PACKED_B;
         complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted);
     }
-    return complete && !(is_square && (packing->granted & both) == both);
+    bool alike = !at[PACKED_OPERAND].tensor || packing->granted >> PACKED_OPERAND == 0 || /* both, or neither */
+                 packing->granted >> PACKED_OPERAND == 3;
+    return complete && alike && !(is_square && (packing->granted & both) == both);
 }
 
 static weftStatus_t grant(struct packing *packing, const struct region *region, const struct family *const *families,
@@ -162,7 +164,7 @@ static weftStatus_t build_for(struct step *step, const struct family *const *fam
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     TRY(analyse(packing, &step->region, families, device, arena));
-    for (int i = PACKED_A; i <= PACKED_B; i++)
+    for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->granted >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));
     TRY(staged_build_inner(state, &packing->staged, device, knobs, &inner, arena));

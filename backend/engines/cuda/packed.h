@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the packed family may copy of a product, and how: the factors, and of filter gradients the result. */
+/* What the packed family may copy of a product, and how: the factors, the result, and what the result meets. */
 #ifndef WEFT_ENGINES_CUDA_PACKED_H
 #define WEFT_ENGINES_CUDA_PACKED_H
 
 #include "engines/engine.h"
 
-enum { PACKED_A, PACKED_B, PACKED_RESULT, WISHES };
+enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, WISHES };
 
 /* How the product is written, that there is something for the tensor cores to do:
      as it is    only layouts and types change

@@ -126,8 +126,10 @@ static weftStatus_t lay_out_factors(struct wishes *wishes) {
     if (g.direction == CONV_FILTER && !is_half(type_of(left)))
         channel = 0;
     TRY(lay_out(left, channel));
-    /* Of a data gradient the filters, behind their group if that has a dimension. */
-    return lay_out(right, g.direction == CONV_DATA ? matrix_dim(right, channel - 1, channel) : channel);
+    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has them. */
+    bool is_turned =
+        g.direction == CONV_DATA && (!is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
+    return lay_out(right, is_turned ? channel - 1 : channel);
 }
 
 /* ---- Merged groups ------------------------------------------------------------------------------------------------ */
@@ -251,6 +253,46 @@ weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor
     return WEFT_STATUS_SUCCESS;
 }
 
+/* ---- The result --------------------------------------------------------------------------------------------------- */
+
+/* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
+static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
+    return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
+}
+
+static weftStatus_t add_rows(struct wishes *wishes, int at, const struct region *region, int value, int channel) {
+    TRY(add_wish(wishes, at, region, region->graph->values[value].tensor));
+    return lay_out(&wishes->at[at], channel);
+}
+
+/* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
+   are stored whole, and turned where another dimension shall lie innermost. */
+static weftStatus_t add_result(struct wishes *wishes, const struct region *region) {
+    if (!conv_is(wishes->node->op) || wishes->at[PACKED_RESULT].tensor)
+        return WEFT_STATUS_SUCCESS;
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    const struct tensor *made = (g.direction == CONV_FORWARD ? &g.y : g.direction == CONV_DATA ? &g.x : &g.w)->tensor;
+    int channel = (int)made->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++) {
+            const struct node *node = region_node(region, i);
+            const struct value *value = &region->graph->values[node->operands[k]];
+            if (node == wishes->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
+                continue;
+            if (node->is_output[k] && region_exports(region, node->operands[k])) {
+                result = node->operands[k];
+                results++;
+            } else if (!node->is_output[k] && (value->producer < 0 || !region_has(region, value->producer)))
+                operand = node->operands[k];
+        }
+    if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
+        return WEFT_STATUS_SUCCESS;
+    TRY(add_rows(wishes, PACKED_RESULT, region, result, channel));
+    if (operand < 0 || operand == wishes->at[PACKED_A].value || operand == wishes->at[PACKED_B].value)
+        return WEFT_STATUS_SUCCESS;
+    return add_rows(wishes, PACKED_OPERAND, region, operand, channel);
+}
+
 /* ---- All of them -------------------------------------------------------------------------------------------------- */
 
 weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enum writing writing) {
@@ -259,7 +301,8 @@ weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enu
     TRY(add_factors(wishes, region));
     TRY(find_types(wishes));
     TRY(lay_out_factors(wishes));
-    return writing == MERGED    ? merge_groups(wishes, region)
-           : writing == PATCHES ? cut_patches(wishes, region)
-                                : WEFT_STATUS_SUCCESS;
+    TRY(writing == MERGED    ? merge_groups(wishes, region)
+        : writing == PATCHES ? cut_patches(wishes, region)
+                             : WEFT_STATUS_SUCCESS);
+    return add_result(wishes, region);
 }

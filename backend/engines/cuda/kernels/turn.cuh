@@ -18,7 +18,7 @@ constexpr int OWNED = 32 / SIZE, HALO = SHIFTS_TO && !IS_FLAT_TO ? OWNED - 1 : 0
 /* In elements: from row to row, and what each chunk's worth of rows starts later, so that lanes meet in no bank. */
 constexpr int LONGEST_ROW = (TILE_AXIS + EACH - 1) / EACH * EACH + (SHIFTS_FROM ? EACH : 0);
 constexpr int PITCH = IS_FLAT_FROM ? TILE_AXIS : (LONGEST_ROW / WORD | (SIZE <= 4)) * WORD;
-constexpr int SKEW = IS_FLAT_FROM || SHIFTS_TO || IS_FLAT_TO || EACH < 8 ? 0 : WORD;
+constexpr int SKEW = IS_FLAT_FROM || EACH < 8 ? 0 : WORD;
 constexpr int TILE_WORDS = ((ROWS * PITCH + ROWS / EACH * SKEW + EACH) * SIZE + 3) / 4 + 4;
 
 DEVICE int phase_of(const element* p) { return (int)((u64)p / SIZE % EACH); }
