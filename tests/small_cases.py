@@ -344,6 +344,9 @@ CASES = {
     ),
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
+    "conv of 64 NCHW": Case(
+        "turn map_tile patch_sm90", "packed", conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False)
+    ),
     "conv of few": Case("contraction_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few wgrad": Case(
         "contraction_fma combine", "contraction", conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32")

@@ -739,3 +739,32 @@ def test_channels_first(kind: str, image: tuple[int, int]) -> None:
         layouts=["packed"],
         magnitude=largest(oracle(case, abs(a), abs(b))),
     )
+
+
+@pytest.mark.parametrize("tile", [0, 1 + 12 * 3 + 7, 1 + 12 * 2 + 3])
+@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
+def test_results_in_planes(kind: str, tile: int) -> None:
+    """Factors have their channels last, and the result has not."""
+    case = Case("", (2, 24, 9, 56), (40, 24, 3, 3), {"pre_padding": [1, 1]})
+    x, w, dy = arrays(case, "bf16")
+    bias = checks.random((1, case.w[0], 1, 1), "bf16", seed=3)
+    strides = {a.shape: checks.strides_of(a.shape, "channels_last") for a in (x, w, dy)}
+    if kind == "fprop":
+        checks.check(
+            lambda g, x, w, bias: g.relu(g.add(g.conv_fprop(x, w, **case.options).set_data_type("f32"), bias)),
+            {"x": (x, strides[x.shape]), "w": (w, strides[w.shape]), "bias": bias},
+            np.maximum(fprop(case, x, w) + checks.exact(bias), 0),
+            out="bf16",
+            layouts=["packed"],
+            magnitude=largest(fprop(case, abs(x), abs(w))) + 2,
+            knobs={"TILE_SIZE": tile} if tile else None,
+        )
+        return
+    checks.check(
+        lambda g, dy, w: g.conv_dgrad(dy, w, **case.options).set_dim(case.x),
+        {"dy": (dy, strides[dy.shape]), "w": (w, strides[w.shape])},
+        dgrad(case, dy, w),
+        layouts=["packed"],
+        magnitude=largest(dgrad(case, abs(dy), abs(w))),
+        knobs={"TILE_SIZE": tile} if tile else None,
+    )
