@@ -3,7 +3,7 @@
    Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16 bytes: rows of
              `from` keep their phase, where in its first chunk a row begins, in shared memory; a sector of `to`, 32 bytes, belongs
              to the tile in which it begins, which therefore reads HALO rows more. A block takes one tile, blocks overlap their halves
-   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and rows of `from` follow
+   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and short rows of `from` follow
              one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of `to` do (IS_FLAT_TO), so are they
    Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the last dim
    Tried     lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower);
