@@ -331,7 +331,10 @@ CASES = {
         "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
     "conv NCHW, all turned": Case(
-        "turn hopper", "packed", conv("fprop", (64, 512, 7, 7), (512, 512, 3, 3), last=False)
+        "turn hopper", "packed", conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False)
+    ),
+    "conv NCHW, lines left out": Case(
+        "map_tile hopper", "packed", conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False)
     ),
     "conv NCHW of one tap": Case(
         "hopper", "hopper", conv("fprop", (3, 72, 12, 16), (136, 72, 1, 1), pad=0, last=False)

@@ -717,13 +717,21 @@ def test_one_tap_channels_first(case: Case, dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("image", [(14, 14), (9, 11), (16, 8)])
+LARGE = [
+    Case("14x14", (16, 72, 14, 14), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("9x11", (16, 72, 9, 11), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("16x8", (16, 72, 16, 8), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("9x9", (16, 256, 9, 9), (256, 256, 3, 3), {"pre_padding": [1, 1]}),
+    Case("half the lines", (32, 512, 14, 32), (512, 512, 1, 1), {"stride": [2, 2]}),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
-def test_channels_first(kind: str, image: tuple[int, int]) -> None:
+def test_channels_first(kind: str, case: Case) -> None:
     """Large enough for factors, and results, that are turned on their way."""
     if checks.DEVICE == "cpu":
         pytest.skip("the CPU turns nothing: it has the small cases")
-    case = Case("", (16, 72, *image), (136, 72, 3, 3), {"pre_padding": [1, 1]})
     x, w, dy = arrays(case, "bf16")
     oracle, a, b = directions(x, w, dy)[["fprop", "dgrad", "wgrad"].index(kind)]
     checks.check(

@@ -22,8 +22,9 @@ static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
 static const double CLUSTER_CLOCKS = 1500;       /* before the blocks of a cluster see each other's barriers */
 static const double END_CLOCKS = 580;            /* of a tile, */
 static const double END_ELEMENTS_PER_CLOCK = 23; /* and its stores, which nothing hides */
-static const double ALONE_CLOCKS = 3.5,
-                    SHORT_CLOCKS = 0.4;     /* of an element that leaves alone, or in part of a sector */
+/* Of an element that leaves alone, in part of a sector with 8 of its column, or in an access that is part of one; that is
+   read where the sum lies. */
+static const double ALONE_CLOCKS = 3.5, SHORT_COLUMN_CLOCKS = 0.4, SHORT_CLOCKS = 0.14, LOAD_CLOCKS = 1.3;
 static const double POWERED_CLOCK = 1.54e9; /* under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;
 static const double IDLE_POWER = 0.4;          /* of its power that an idle one leaves to the clock of the others */
@@ -36,6 +37,7 @@ static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
     SECTOR_BYTES = 32,
+    ACCESS_BYTES = 16,
     SPLITS_LEAST_STEPS = 4,
     SCALES_MOST = 3,        /* of a tile's columns: rows have a scale for each in registers */
     FETCHED_WORDS_MAX = 10, /* that wide tiles have registers for, */
@@ -121,18 +123,26 @@ static struct hopper_tile preparing(const struct hopper_tile *tile) {
     return made;
 }
 
-/* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart. */
+/* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart, and reads what sums meet
+   where they end. */
 static double scattered_seconds(const struct hopper *h, const struct device *device) {
     const struct finish *finish = &h->c.finish;
     int last = finish->digit_count[finish->lead] - 1;
-    int neighbours = finish->lead == ROW ? 8 : finish->run < 8 ? finish->run : 32; /* a quad ends 32 columns, 8 each */
     double clocks = 0;
     for (int k = 0; k < finish->count && !hopper_find_store(h); k++) {
-        const struct finisher *store = &finish->at[k];
-        bool is_alone = last >= 0 && store->strides[finish->lead][last] != 1;
-        bool is_short = neighbours * dtype_bytes(store->type, 1) < SECTOR_BYTES;
-        if (store->role == FINISH_STORE)
-            clocks += is_alone ? ALONE_CLOCKS : is_short ? SHORT_CLOCKS : 0;
+        const struct finisher *operand = &finish->at[k];
+        int64_t bytes = finish->run * dtype_bytes(operand->type, 1),
+                stride = last < 0 ? 1 : operand->strides[finish->lead][last];
+        enum index other = finish->lead == ROW ? COLUMN : ROW;
+        bool is_whole = stride != 0 && finish->digit_count[other] > 0 && operand->strides[other][0] != 0;
+        if (operand->role == FINISH_LOAD || operand->role == FINISH_OLD)
+            clocks += is_whole ? LOAD_CLOCKS : 0;
+        else if (operand->role == FINISH_STORE && stride != 1)
+            clocks += ALONE_CLOCKS;
+        else if (operand->role == FINISH_STORE && finish->lead == ROW)
+            clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
+        else if (operand->role == FINISH_STORE)
+            clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / (double)bytes : 0;
     }
     return clocks * elements_of(h) / device->cuda.multiprocessors / POWERED_CLOCK;
 }

@@ -349,8 +349,8 @@ static void separate_images(struct hopper *h) {
     struct contraction *c = &h->c;
     struct digits *pixels = &c->digits[h->is_turned ? COLUMN : ROW], *batch = &c->digits[BATCH], merged = *pixels;
     digits_merge(&merged);
-    if (c->digits[DEPTH].count > 1 || c->phase_count > 0 || merged.count != 2 || pixels->at[0].dim != 0 ||
-        c->before_count > 0)
+    if (c->digits[DEPTH].count > 1 || c->phase_count > 0 || c->before_count > 0 || merged.count != 2 ||
+        merged.at[1].stride[h->is_turned ? FACTOR_B : FACTOR_A] != 1 || pixels->at[0].dim != 0)
         return;
     batch->at[batch->count++] = pixels->at[0];
     memmove(pixels->at, pixels->at + 1, (size_t)--pixels->count * sizeof *pixels->at);

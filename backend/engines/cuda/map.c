@@ -335,9 +335,10 @@ static void find_turn(struct map *map, int64_t area) {
     if (!tile->is_flat_to && along < TILE_UNIT)
         return;
     tile->is_turn = true;
-    int64_t line = LINE_BYTES / 16 * each;
+    int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
     tile->is_flat_from = is_short && across <= line; /* longer ones stand apart, so that lanes meet in no bank */
     area = tile->is_flat_to ? area : area / 2;
+    line = area / whole < line ? line / 2 : line; /* of more rows than fit, in smaller tiles */
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
     tile->along_axis = is_short ? across : lines_of(across, line, area / tile->along_last);
     if (!tile->is_flat_to)

@@ -10,8 +10,9 @@ enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, WISHES };
 /* How the product is written, that there is something for the tensor cores to do:
      as it is    only layouts and types change
      merged      narrow groups of a convolution are one; a filter has zeros for the channels of its neighbours
-     patches     taps that never overlap are channels: the convolution has one tap */
-enum writing { AS_IT_IS, MERGED, PATCHES, WRITINGS };
+     patches     taps that never overlap are channels: the convolution has one tap
+     lines       those of an image that no tap sees are left out */
+enum writing { AS_IT_IS, MERGED, PATCHES, LINES, WRITINGS };
 
 /* A tensor that may be exchanged for a packed one, and both as the copy between them sees them: of the same dims. */
 struct wish {

@@ -241,15 +241,53 @@ static weftStatus_t cut_patches(struct wishes *wishes, const struct region *regi
     return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 
+/* ---- Lines -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a convolution sees some lines, or planes, of its image only. */
+static bool skips(const struct conv_geometry *g, int i) {
+    return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
+           (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
+}
+
+static weftStatus_t leave_lines_out(struct wishes *wishes) {
+    struct conv_geometry g = {.groups = 0};
+    if (conv_is(wishes->node->op))
+        g = conv_geometry(wishes->node->op);
+    if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.", descriptor_label(wishes->node->op));
+    struct wish *image = &wishes->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
+    int inner = 0;
+    while (image->packed.strides.at[inner] != 1)
+        inner++;
+    for (int i = 0; i < 2; i++) {
+        int64_t dim = image->packed.dims.count - 3 + i;
+        if (!skips(&g, i))
+            continue;
+        image->packed.dims.at[dim] = image->tensor_view.dims.at[dim] = g.y.size[i];
+        image->tensor_view.strides.at[dim] *= g.stride[i];
+    }
+    image->is_needed = true;
+    return lay_out(image, inner);
+}
+
 weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor *op, struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
     struct convolution *parameters;
-    if (wishes->writing != PATCHES)
+    if (wishes->writing != PATCHES && wishes->writing != LINES)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
-    parameters->stride.count = parameters->dilation.count = 0; /* 1 */
-    parameters->pre_padding.count = parameters->post_padding.count = 0;
     conv->parameters = parameters;
+    if (wishes->writing == PATCHES) {
+        parameters->stride.count = parameters->dilation.count = 0; /* 1 */
+        parameters->pre_padding.count = parameters->post_padding.count = 0;
+        return WEFT_STATUS_SUCCESS;
+    }
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    for (int i = 3 - g.spatial; i < 2; i++)
+        if (skips(&g, i)) {
+            parameters->stride.at[i - 3 + g.spatial] = 1;
+            parameters->post_padding.at[i - 3 + g.spatial] = 0;
+        }
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -303,6 +341,7 @@ weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enu
     TRY(lay_out_factors(wishes));
     TRY(writing == MERGED    ? merge_groups(wishes, region)
         : writing == PATCHES ? cut_patches(wishes, region)
+        : writing == LINES   ? leave_lines_out(wishes)
                              : WEFT_STATUS_SUCCESS);
     return add_result(wishes, region);
 }
