@@ -151,9 +151,8 @@ static double predict(const struct hopper *h, const struct device *device, const
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
     const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
-    return combining + scattered_seconds(h, device) +
-           hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits, (double)tiles_along(h->steps, splits),
-                          moving);
+    return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
+                                      (double)tiles_along(h->steps, splits), moving);
 }
 
 int hopper_operands(const struct hopper *h) {
@@ -262,6 +261,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     }
     if (!h->tile)
         return;
+    h->seconds += scattered_seconds(h, device);
     h->steps_per_split = tiles_along(h->steps, (int64_t)h->splits * h->tile->parts);
     h->splits = (int)tiles_along(h->steps, h->steps_per_split * h->tile->parts); /* every part has steps to do */
     h->c.splits = h->splits;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The packed family: products whose factors the copy engine cannot read as they lie, or that are of two types. A kernel
    of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and rows
-   padded to 16 bytes; the Hopper family multiplies the copy. A convolution's result that would leave in pieces shorter than
-   a sector of L2, as NCHW does where pixels of an image are no multiple of 8, is copied last; so is what it meets, first. On the way convolutions may be written otherwise, see
+   padded to 16 bytes; the Hopper family multiplies the copy. A convolution's result that would leave in short pieces is
+   made in the workspace and copied last, and what it meets first. On the way convolutions may be written otherwise, see
    packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
    is predicted to be faster than the contraction family, which reads everything as it lies. */
 #include "engines/cuda/packed.h"
