@@ -9,10 +9,11 @@
 #include "engines/cuda/copy.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/staged.h"
+#include "graph/ops/convolution.h"
 
-/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times:
-   40 products on an H200. */
-static const double CONTRACTION_SLOWNESS = 2.5, START_SECONDS = 3e-6;
+/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
+   and 4 to 14 times by convolutions: 45 products on an H200. */
+static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 4, START_SECONDS = 3e-6;
 static const double COPY_SHARE = 0.7; /* of the predicted rate that copies of images reach */
 
 /* Who multiplies the copies, best first. */
@@ -122,14 +123,15 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
 
 /* Whether the contraction family would be done sooner. */
 static bool is_slower(const struct region *region, const struct family *const *families, const struct device *device,
-                      double seconds) {
+                      const struct packing *packing) {
     const struct family *rival = families[0]->narrows ? &cuda_contraction_tf32 : &cuda_contraction;
     double without;
     if (rival->accepts(region, device, &without) != WEFT_STATUS_SUCCESS) {
         status_clear();
         return false;
     }
-    return seconds - START_SECONDS >= CONTRACTION_SLOWNESS * (without - START_SECONDS);
+    double slowness = conv_is(packing->wishes.node->op) ? CONVOLUTION_SLOWNESS : MATMUL_SLOWNESS;
+    return packing->seconds - START_SECONDS >= slowness * (without - START_SECONDS);
 }
 
 static weftStatus_t accepts_for(const struct region *region, const struct family *const *families,
@@ -140,7 +142,7 @@ static weftStatus_t accepts_for(const struct region *region, const struct family
     arena_free(&arena);
     TRY(status);
     *seconds = packing.seconds;
-    if (is_slower(region, families, device, *seconds))
+    if (is_slower(region, families, device, &packing))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: copying its factors would take longer than it saves.",
              descriptor_label(packing.wishes.node->op));
     return WEFT_STATUS_SUCCESS;
