@@ -330,8 +330,26 @@ CASES = {
     "conv NCHW": Case(
         "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
+    "conv NCHW, all turned": Case(
+        "turn hopper", "packed", conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False)
+    ),
+    "conv NCHW, lines left out": Case(
+        "map_tile hopper", "packed", conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False)
+    ),
+    "conv NCHW of one tap": Case(
+        "hopper", "hopper", conv("fprop", (3, 72, 12, 16), (136, 72, 1, 1), pad=0, last=False)
+    ),
+    "conv NCHW of one tap, wgrad": Case(
+        "hopper", "hopper", conv("wgrad", (3, 72, 12, 14), (136, 72, 1, 1), pad=0, last=False)
+    ),
+    "conv NCHW wgrad": Case(
+        "map_tile hopper combine", "packed", conv("wgrad", (8, 72, 16, 16), (136, 72, 3, 3), last=False)
+    ),
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
+    "conv of 64 NCHW": Case(
+        "turn map_tile patch_sm90", "packed", conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False)
+    ),
     "conv of few": Case("contraction_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few wgrad": Case(
         "contraction_fma combine", "contraction", conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32")

@@ -262,7 +262,7 @@ static const struct refused_case refusals[] = {
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,
-     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: factors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
     {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
     {&cuda_stem, float_stem,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): tensors of one 16-bit float type, with products summed in float, "

@@ -681,3 +681,98 @@ def test_beta_needs_memory() -> None:
         "conv_fprop 'c': beta is 2, so the output is read before it is written, but tensor 'c::y' (uid 3) "
         "is virtual. Set beta to 0, or give the tensor memory.",
     )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("planes", (3, 40, 8, 10), (72, 40, 1, 1), {}),
+        Case("odd planes", (3, 24, 5, 7), (40, 24, 1, 1), {}),
+        Case("planes of groups", (2, 144, 4, 12), (48, 72, 1, 1), {}),
+        Case("planes in space", (2, 24, 3, 4, 6), (16, 24, 1, 1, 1), {}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_one_tap_channels_first(case: Case, dtype: str) -> None:
+    """Each image is a matrix; something follows the product."""
+    x, w, dy = arrays(case, dtype)
+    bias = checks.random((1, case.w[0], *[1] * case.spatial), dtype, seed=3)
+    other = checks.random(y_dims(case), dtype, seed=4)
+    checks.check(
+        lambda g, x, w, dy, bias, other: (
+            g.add(g.add(g.conv_fprop(x, w).set_data_type("f32"), bias).set_data_type("f32"), other),
+            g.conv_dgrad(dy, w).set_dim(case.x),
+            g.conv_wgrad(x, dy).set_dim(case.w),
+        ),
+        {"x": x, "w": w, "dy": dy, "bias": bias, "other": other},
+        [
+            fprop(case, x, w) + checks.exact(bias) + checks.exact(other),
+            dgrad(case, dy, w),
+            wgrad(case, x, dy),
+        ],
+        out=dtype,
+        layouts=["packed"],
+        magnitude=largest_sum(case, x, w, dy) + 4,
+    )
+
+
+LARGE = [
+    Case("14x14", (16, 72, 14, 14), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("9x11", (16, 72, 9, 11), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("16x8", (16, 72, 16, 8), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
+    Case("9x9", (16, 256, 9, 9), (256, 256, 3, 3), {"pre_padding": [1, 1]}),
+    Case("half the lines", (32, 512, 14, 32), (512, 512, 1, 1), {"stride": [2, 2]}),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+def test_channels_first(kind: str, case: Case) -> None:
+    """Large enough for factors, and results, that are turned on their way."""
+    if checks.DEVICE == "cpu":
+        pytest.skip("the CPU turns nothing: it has the small cases")
+    x, w, dy = arrays(case, "bf16")
+    oracle, a, b = directions(x, w, dy)[["fprop", "dgrad", "wgrad"].index(kind)]
+    checks.check(
+        lambda g, a, b: (
+            g.conv_fprop(a, b, **case.options)
+            if kind == "fprop"
+            else g.conv_dgrad(a, b, **case.options).set_dim(case.x)
+            if kind == "dgrad"
+            else g.conv_wgrad(a, b, **case.options).set_dim(case.w)
+        ),
+        {"a": a, "b": b},
+        oracle(case, a, b),
+        layouts=["packed"],
+        magnitude=largest(oracle(case, abs(a), abs(b))),
+    )
+
+
+@pytest.mark.parametrize("tile", [0, 1 + 12 * 3 + 7, 1 + 12 * 2 + 3])
+@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
+def test_results_in_planes(kind: str, tile: int) -> None:
+    """Factors have their channels last, and the result has not."""
+    case = Case("", (2, 24, 9, 56), (40, 24, 3, 3), {"pre_padding": [1, 1]})
+    x, w, dy = arrays(case, "bf16")
+    bias = checks.random((1, case.w[0], 1, 1), "bf16", seed=3)
+    strides = {a.shape: checks.strides_of(a.shape, "channels_last") for a in (x, w, dy)}
+    if kind == "fprop":
+        checks.check(
+            lambda g, x, w, bias: g.relu(g.add(g.conv_fprop(x, w, **case.options), bias)),
+            {"x": (x, strides[x.shape]), "w": (w, strides[w.shape]), "bias": bias},
+            np.maximum(fprop(case, x, w) + checks.exact(bias), 0),
+            out="bf16",
+            layouts=["packed"],
+            magnitude=largest(fprop(case, abs(x), abs(w))) + 2,
+            knobs={"TILE_SIZE": tile} if tile else None,
+        )
+        return
+    checks.check(
+        lambda g, dy, w: g.conv_dgrad(dy, w, **case.options).set_dim(case.x),
+        {"dy": (dy, strides[dy.shape]), "w": (w, strides[w.shape])},
+        dgrad(case, dy, w),
+        layouts=["packed"],
+        magnitude=largest(dgrad(case, abs(dy), abs(w))),
+        knobs={"TILE_SIZE": tile} if tile else None,
+    )

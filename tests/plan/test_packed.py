@@ -42,11 +42,13 @@ def conv(
     groups: int = 1,
     flips: bool = False,
     images: int = 128,
+    taps: int = 3,
+    size: int = 14,
 ) -> weft.Graph:
     g = weft.Graph(io_data_type=dtype, intermediate_data_type="f32", compute_data_type="f32", device="sm_90")
-    dims = {"x": [images, channels, 14, 14], "w": [channels, channels // groups, 3, 3]}
+    dims = {"x": [images, channels, size, size], "w": [channels, channels // groups, taps, taps]}
     dims["y"] = dims["x"]
-    options: dict[str, Any] = {"padding": [1, 1]}
+    options: dict[str, Any] = {"padding": [taps // 2] * 2}
     options |= {"convolution_mode": "CONVOLUTION"} if flips else {}
     x, w, y = (g.tensor(dims[name], lying(dims[name], order)) for name in "xwy")
     made = {
@@ -94,6 +96,12 @@ CASES: list[tuple[str, weft.Graph, str]] = [
         for kind in KINDS
     ),
     *((f"{kind} f32 NCHW", conv(kind, "f32", FIRST), "packed.tf32") for kind in KINDS),
+    *((f"{kind} NCHW of one tap", conv(kind, order=FIRST, taps=1, size=28), "hopper") for kind in KINDS),
+    *(
+        (f"{kind} NCHW of one tap, odd", conv(kind, order=FIRST, channels=1024, taps=1, size=7), "packed")
+        for kind in KINDS
+    ),
+    ("wgrad f32 NCHW of one tap", conv("wgrad", "f32", FIRST, taps=1, size=28), "hopper.tf32"),
     ("fprop f32", conv("fprop", "f32"), "hopper.tf32"),
     ("dgrad f32", conv("dgrad", "f32"), "packed.tf32"),
     ("wgrad f32", conv("wgrad", "f32"), "packed.tf32"),

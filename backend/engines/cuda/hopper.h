@@ -10,8 +10,8 @@
 
 enum { VIEW_DIMS_MAX = TENSOR_MAP_RANK_MAX, ENTRIES_MAX = 2 };
 
-/* What a dimension of a factor's map is a coordinate of. */
-enum walk { WALK_DEPTH, WALK_OUTER, WALK_TAP, WALK_ENTRY, WALK_IMAGE };
+/* What a dimension of a factor's map is a coordinate of. PLANE: the image, where the depth is pixels, of each image apart. */
+enum walk { WALK_DEPTH, WALK_OUTER, WALK_TAP, WALK_ENTRY, WALK_IMAGE, WALK_PLANE };
 
 struct view_dim {
     enum walk walk;
@@ -65,6 +65,7 @@ struct hopper {
     struct positions positions[COORDINATES]; /* of the image, if there is one */
     bool promotes;                           /* the tensor core sums one step at a time, and floats sum the steps */
     bool is_flipped;                         /* taps run backwards through the filter */
+    bool is_planes;                          /* both factors are matrices of pixels for each image, which is a tap */
     bool depth_is_pixels;                    /* of a filter gradient; or images, of which the others are taps: */
     bool is_by_images;
     struct block_scales scales[FACTORS];

@@ -25,6 +25,9 @@ static const double END_CLOCKS = 580;             /* of a tile, */
 static const double END_ELEMENTS_PER_CLOCK = 23;  /* and its stores, which only another tile's products hide, */
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* and what is done to its elements before */
 static const double TURN_CLOCKS = 300;            /* until the next one of two warpgroups has the tensor cores */
+/* Of an element that leaves alone, in part of a sector with 8 of its column, or in an access that is part of one; that is
+   read where the sum lies. */
+static const double ALONE_CLOCKS = 3.5, SHORT_COLUMN_CLOCKS = 0.4, SHORT_CLOCKS = 0.14, LOAD_CLOCKS = 1.3;
 static const double POWERED_CLOCK = 1.54e9;       /* under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;
 static const double IDLE_POWER = 0.4;          /* of its power that an idle one leaves to the clock of the others */
@@ -36,6 +39,8 @@ static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
 static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
+    SECTOR_BYTES = 32,
+    ACCESS_BYTES = 16,
     SPLITS_LEAST_STEPS = 4,
     SCALES_MOST = 3,        /* of a tile's columns: rows have a scale for each in registers */
     FETCHED_WORDS_MAX = 10, /* that wide tiles have registers for, */
@@ -122,6 +127,30 @@ static struct hopper_tile preparing(const struct hopper_tile *tile) {
     double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK;
     made.efficiency = step / (step / tile->efficiency + PREPARING_CLOCKS_PER_ROW * tile->rows);
     return made;
+}
+
+/* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart, and reads what sums meet
+   where they end. */
+static double scattered_seconds(const struct hopper *h, const struct device *device) {
+    const struct finish *finish = &h->c.finish;
+    int last = finish->digit_count[finish->lead] - 1;
+    double clocks = 0;
+    for (int k = 0; k < finish->count && !hopper_find_store(h); k++) {
+        const struct finisher *operand = &finish->at[k];
+        int64_t bytes = finish->run * dtype_bytes(operand->type, 1),
+                stride = last < 0 ? 1 : operand->strides[finish->lead][last];
+        enum index other = finish->lead == ROW ? COLUMN : ROW;
+        bool is_whole = stride != 0 && finish->digit_count[other] > 0 && operand->strides[other][0] != 0;
+        if (operand->role == FINISH_LOAD || operand->role == FINISH_OLD)
+            clocks += is_whole ? LOAD_CLOCKS : 0;
+        else if (operand->role == FINISH_STORE && stride != 1)
+            clocks += ALONE_CLOCKS;
+        else if (operand->role == FINISH_STORE && finish->lead == ROW)
+            clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
+        else if (operand->role == FINISH_STORE)
+            clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / (double)bytes : 0;
+    }
+    return clocks * elements_of(h) / device->cuda.multiprocessors / POWERED_CLOCK;
 }
 
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
@@ -252,6 +281,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     }
     if (!h->tile)
         return;
+    h->seconds += scattered_seconds(h, device);
     h->steps_per_split = tiles_along(h->steps, (int64_t)h->splits * h->tile->parts);
     h->splits = (int)tiles_along(h->steps, h->steps_per_split * h->tile->parts); /* every part has steps to do */
     h->c.splits = h->splits;

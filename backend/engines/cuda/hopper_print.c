@@ -62,12 +62,20 @@ static struct tensor_map_form form_of(const struct hopper *h, int factor) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
+static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].walk == WALK_PLANE; }
+
 static void print_coordinate(struct kernel_print *print, const struct hopper *h, int factor, int i) {
     const struct view_dim *dim = &h->view[factor].dims[i];
     const char *from = h->depth_is_pixels ? "k" : "at";
     switch (dim->walk) {
     case WALK_DEPTH:
-        text_add(&print->code, ", %s", h->depth_is_pixels ? "k.position" : "k.c");
+        text_add(&print->code, ", %s",
+                 has_planes(&h->view[factor]) ? "pixel"
+                 : h->depth_is_pixels         ? "k.position"
+                                              : "k.c");
+        break;
+    case WALK_PLANE:
+        text_add(&print->code, ", (i32)plane");
         break;
     case WALK_OUTER:
         text_add(&print->code, ", outer");
@@ -115,6 +123,10 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
         letter);
     if (view->is_image && h->depth_is_pixels)
         print_tap_of_outer(print, h);
+    if (has_planes(view)) {
+        print_divisor(print, view->dims[0].extent, "plane");
+        text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
+    }
     if (is_shared(h, factor))
         text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
     else
@@ -199,7 +211,7 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
     bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
     text_add(&print->code, "DEVICE void find_entry(const arguments& p, place& at) {\n");
     print_entry(print, h);
-    for (int i = 0; i < COORDINATES && has_image; i++)
+    for (int i = 0; i < COORDINATES && (has_image || h->is_planes); i++)
         print_taps(print, h, i);
     if (has_image && !h->depth_is_pixels)
         text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",

@@ -4,6 +4,8 @@
 #include "engines/cuda/hopper.h"
 #include "graph/ops/matmul.h"
 
+#include <string.h>
+
 /* What the copy engine counts to in images of two and of three dimensions. */
 enum {
     IMAGE_STRIDE_MAX = 8,
@@ -231,11 +233,22 @@ static bool is_one_line(const struct conv_operand *image, int64_t images, int64_
     return true;
 }
 
-/* dy is a matrix of pixels and filters; x is the image, of which the result's other index counts taps and channels. */
+/* Whether the pixels of each image are neighbours, and fill whole steps of the depth, none of which then belongs to two. */
+static bool is_plane(const struct hopper *h, const struct conv_geometry *g, int factor, int64_t *pixels) {
+    struct conv_operand plane = g->y;
+    int64_t stride;
+    plane.outer_stride = 0;
+    return is_one_line(&plane, 1, pixels, &stride) && stride == 1 && g->groups == 1 &&
+           *pixels * element_bytes(h, factor) % HOPPER_DEPTH_BYTES == 0;
+}
+
+/* dy is a matrix of pixels and filters, or one for each image; x is the image, of which the result's other index counts taps
+   and channels. */
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *y = &g->y;
-    int64_t pixels, stride;
-    if (!is_one_line(y, g->n, &pixels, &stride) || g->c == 1)
+    int64_t pixels, stride, plane = 0;
+    bool is_line = is_one_line(y, g->n, &pixels, &stride), has_planes = !is_line && is_plane(h, g, 1 - image, &plane);
+    if ((!is_line && !has_planes) || g->c == 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: filter gradients are multiplied here for more than one channel, and pixels of dy without gaps.",
              descriptor_label(h->c.node->op));
@@ -257,11 +270,44 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
         }
     }
     h->depth_is_pixels = true;
-    h->channels = pixels;
+    h->channels = has_planes ? plane * g->n : pixels;
     TRY(add_image(h, image, g, x, grouped_dim(g, WALK_OUTER, 0, g->c, x->channel_stride, x->group_stride),
                   (struct view_dim){WALK_IMAGE, -1, g->n, x->outer_stride, 0}));
-    return add_matrix(h, 1 - image, (struct view_dim){WALK_DEPTH, 0, pixels, stride, 0},
-                      grouped_dim(g, WALK_OUTER, 0, g->k, y->channel_stride, y->group_stride));
+    struct view_dim outer = grouped_dim(g, WALK_OUTER, 0, g->k, y->channel_stride, y->group_stride);
+    if (!has_planes)
+        return add_matrix(h, 1 - image, (struct view_dim){WALK_DEPTH, 0, pixels, stride, 0}, outer);
+    TRY(add_matrix(h, 1 - image, (struct view_dim){WALK_DEPTH, 0, plane, 1, 0}, outer));
+    return add_dim(h, 1 - image, (struct view_dim){WALK_PLANE, 0, g->n, y->outer_stride, 0});
+}
+
+/* The same of one tap where the pixels of a channel lie without gaps: of both factors the depth is pixels, and images are
+   counted as taps are. */
+static weftStatus_t shape_planes(struct hopper *h) {
+    const struct digits *depth = &h->c.digits[DEPTH];
+    h->channels = depth->at[1].extent;
+    h->taps[COORDINATES - 1] = depth->at[0].extent;
+    h->is_planes = true;
+    for (int i = 0; i < COORDINATES; i++)
+        h->positions[i].count = 1;
+    for (int f = 0; f < FACTORS; f++) {
+        TRY(add_matrix(h, f, (struct view_dim){WALK_DEPTH, 0, depth->at[1].extent, depth->at[1].stride[f], 0},
+                       dim_of(&h->c, f, f == FACTOR_A ? ROW : COLUMN, WALK_OUTER)));
+        TRY(add_dim(h, f,
+                    (struct view_dim){WALK_TAP, COORDINATES - 1, depth->at[0].extent, depth->at[0].stride[f], 0}));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_planes(const struct contraction *c) {
+    const struct digits *depth = &c->digits[DEPTH];
+    bool is = op_of(c->node->op) == &conv_wgrad_op && depth->count == 2 && c->digits[BATCH].count == 0 &&
+              c->digits[ROW].count <= 1 && c->digits[COLUMN].count <= 1;
+    for (int f = 0; f < FACTORS; f++) {
+        is = is && depth->at[1].stride[f] == 1;
+        for (int i = 0; i < COORDINATES; i++)
+            is = is && !c->factor[f].is_checked[i];
+    }
+    return is;
 }
 
 /* The same where images lie without gaps: a forward convolution of x by dy, in which channels and images have changed
@@ -298,9 +344,23 @@ static void sort_by_dim(struct digits *digits, int channel, bool is_last) {
         }
 }
 
+/* Where a filter has one tap and the pixels of an image lie by themselves, as in NCHW, each image is a matrix of the batch. */
+static void separate_images(struct hopper *h) {
+    struct contraction *c = &h->c;
+    struct digits *pixels = &c->digits[h->is_turned ? COLUMN : ROW], *batch = &c->digits[BATCH], merged = *pixels;
+    digits_merge(&merged);
+    if (c->digits[DEPTH].count > 1 || c->phase_count > 0 || c->before_count > 0 || merged.count != 2 ||
+        merged.at[1].stride[h->is_turned ? FACTOR_B : FACTOR_A] != 1 || pixels->at[0].dim != 0)
+        return;
+    batch->at[batch->count++] = pixels->at[0];
+    memmove(pixels->at, pixels->at + 1, (size_t)--pixels->count * sizeof *pixels->at);
+}
+
 void hopper_order(struct hopper *h) {
     struct contraction *c = &h->c;
     struct digits *digits = &c->digits[h->is_turned ? ROW : COLUMN];
+    if (op_of(c->node->op) == &conv_fprop_op || op_of(c->node->op) == &conv_dgrad_op)
+        separate_images(h);
     if (op_of(c->node->op) != &conv_wgrad_op)
         return;
     struct conv_geometry g = conv_geometry(c->node->op);
@@ -344,6 +404,8 @@ weftStatus_t hopper_shape(struct hopper *h) {
     h->is_matrix = is_matrix(&h->c);
     if (h->is_matrix) {
         TRY(shape_matrices(h));
+    } else if (is_planes(&h->c)) {
+        TRY(shape_planes(h));
     } else if (op_of(node->op) == &matmul_op) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its batch entries do not lie evenly apart.",
              descriptor_label(node->op));

@@ -326,15 +326,22 @@ static void find_turn(struct map *map, int64_t area) {
             along = map->space.extents[last];
     if (!is_copy(map) || to->strides[last] != 1 || (tile->width[1] >= each && map->run >= each))
         return;
-    tile->is_flat_from = from->strides[last] == across && across <= SHORT_ROW_BYTES / 16 * each;
+    bool is_short = from->strides[last] == across && across <= SHORT_ROW_BYTES / 16 * each;
     tile->is_flat_to = to->strides[tile->axis] == along && along <= SHORT_ROW_BYTES / 16 * each;
+    if (is_short && tile->is_flat_to && across * along > 2 * area) { /* rows that are no whole chunks stay whole */
+        is_short = across % each != 0;
+        tile->is_flat_to = !is_short;
+    }
     if (!tile->is_flat_to && along < TILE_UNIT)
         return;
     tile->is_turn = true;
-    int64_t line = LINE_BYTES / 16 * each;
+    int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
+    tile->is_flat_from = is_short && across <= line; /* longer ones stand apart, so that lanes meet in no bank */
     area = tile->is_flat_to ? area : area / 2;
+    bool begins = tile->is_flat_to || to->strides[tile->axis] % each == 0; /* else half a line more is read */
+    line = begins && area / whole < line ? line / 2 : line;
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);
-    tile->along_axis = tile->is_flat_from ? across : lines_of(across, line, area / tile->along_last);
+    tile->along_axis = is_short ? across : lines_of(across, line, area / tile->along_last);
     if (!tile->is_flat_to)
         tile->along_last = lines_of(along, line, area / tile->along_axis);
     int64_t rows_from = tile->is_flat_from ? tile->along_last : 1, rows_to = tile->is_flat_to ? tile->along_axis : 1;

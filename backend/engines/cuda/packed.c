@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The packed family: products whose factors the copy engine cannot read as they lie, or that are of two types. A kernel
    of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and rows
-   padded to 16 bytes; the Hopper family multiplies the copy. On the way convolutions may be written otherwise, see
+   padded to 16 bytes; the Hopper family multiplies the copy. A convolution's result that would leave in short pieces is
+   made in the workspace and copied last, and what it meets first. On the way convolutions may be written otherwise, see
    packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
    is predicted to be faster than the contraction family, which reads everything as it lies. */
 #include "engines/cuda/packed.h"
 #include "engines/cuda/copy.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/staged.h"
+#include "graph/ops/convolution.h"
 
-/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times:
-   30 products on an H200. */
-static const double CONTRACTION_SLOWNESS = 1.8, START_SECONDS = 3e-6;
+/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
+   and 4 to 14 times by convolutions: 45 products on an H200. */
+static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 4, START_SECONDS = 3e-6;
+static const double COPY_SHARE = 0.7; /* of the predicted rate that copies of images reach */
 
 /* Who multiplies the copies, best first. */
 static const struct family *const plain_families[] = {&cuda_patch_sm90, &cuda_hopper, NULL};
@@ -60,7 +63,9 @@ static bool is_complete(const struct packing *packing) {
         bool is_granted = packing->granted >> i & 1, is_other = is_square && packing->granted & both && i <= PACKED_B;
         complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted);
     }
-    return complete && !(is_square && (packing->granted & both) == both);
+    bool alike = !at[PACKED_OPERAND].tensor || packing->granted >> PACKED_OPERAND == 0 || /* both, or neither */
+                 packing->granted >> PACKED_OPERAND == 3;
+    return complete && alike && !(is_square && (packing->granted & both) == both);
 }
 
 static weftStatus_t grant(struct packing *packing, const struct region *region, const struct family *const *families,
@@ -79,7 +84,7 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
         staged_add(staged, wish->value, wish->tensor, packed);
         TRY(make_copy(&copy, wish, i == PACKED_RESULT, arena));
         TRY(cuda_map.accepts(&copy, device, &seconds));
-        packing->seconds += seconds;
+        packing->seconds += seconds / COPY_SHARE;
     }
     TRY(staged_exchange(staged, region, arena));
     for (int i = 0; i < region->count; i++)
@@ -118,14 +123,15 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
 
 /* Whether the contraction family would be done sooner. */
 static bool is_slower(const struct region *region, const struct family *const *families, const struct device *device,
-                      double seconds) {
+                      const struct packing *packing) {
     const struct family *rival = families[0]->narrows ? &cuda_contraction_tf32 : &cuda_contraction;
     double without;
     if (rival->accepts(region, device, &without) != WEFT_STATUS_SUCCESS) {
         status_clear();
         return false;
     }
-    return seconds - START_SECONDS >= CONTRACTION_SLOWNESS * (without - START_SECONDS);
+    double slowness = conv_is(packing->wishes.node->op) ? CONVOLUTION_SLOWNESS : MATMUL_SLOWNESS;
+    return packing->seconds - START_SECONDS >= slowness * (without - START_SECONDS);
 }
 
 static weftStatus_t accepts_for(const struct region *region, const struct family *const *families,
@@ -136,7 +142,7 @@ static weftStatus_t accepts_for(const struct region *region, const struct family
     arena_free(&arena);
     TRY(status);
     *seconds = packing.seconds;
-    if (is_slower(region, families, device, *seconds))
+    if (is_slower(region, families, device, &packing))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: copying its factors would take longer than it saves.",
              descriptor_label(packing.wishes.node->op));
     return WEFT_STATUS_SUCCESS;
@@ -154,7 +160,7 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 static weftStatus_t build_for(struct step *step, const struct family *const *families, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
-    static const char *const words[] = {"", ", narrow groups merged", ", taps as channels"};
+    static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines left out"};
     struct packing *packing;
     struct cuda_step *state;
     struct step inner;
@@ -162,7 +168,7 @@ static weftStatus_t build_for(struct step *step, const struct family *const *fam
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     TRY(analyse(packing, &step->region, families, device, arena));
-    for (int i = PACKED_A; i <= PACKED_B; i++)
+    for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->granted >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));
     TRY(staged_build_inner(state, &packing->staged, device, knobs, &inner, arena));

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the packed family may copy of a product, and how: the factors, and of filter gradients the result. */
+/* What the packed family may copy of a product, and how: the factors, the result, and what the result meets. */
 #ifndef WEFT_ENGINES_CUDA_PACKED_H
 #define WEFT_ENGINES_CUDA_PACKED_H
 
 #include "engines/engine.h"
 
-enum { PACKED_A, PACKED_B, PACKED_RESULT, WISHES };
+enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, WISHES };
 
 /* How the product is written, that there is something for the tensor cores to do:
      as it is    only layouts and types change
      merged      narrow groups of a convolution are one; a filter has zeros for the channels of its neighbours
-     patches     taps that never overlap are channels: the convolution has one tap */
-enum writing { AS_IT_IS, MERGED, PATCHES, WRITINGS };
+     patches     taps that never overlap are channels: the convolution has one tap
+     lines       those of an image that no tap sees are left out */
+enum writing { AS_IT_IS, MERGED, PATCHES, LINES, WRITINGS };
 
 /* A tensor that may be exchanged for a packed one, and both as the copy between them sees them: of the same dims. */
 struct wish {

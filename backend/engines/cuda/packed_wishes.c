@@ -126,8 +126,10 @@ static weftStatus_t lay_out_factors(struct wishes *wishes) {
     if (g.direction == CONV_FILTER && !is_half(type_of(left)))
         channel = 0;
     TRY(lay_out(left, channel));
-    /* Of a data gradient the filters, behind their group if that has a dimension. */
-    return lay_out(right, g.direction == CONV_DATA ? matrix_dim(right, channel - 1, channel) : channel);
+    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has them. */
+    bool is_turned =
+        g.direction == CONV_DATA && (!is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
+    return lay_out(right, is_turned ? channel - 1 : channel);
 }
 
 /* ---- Merged groups ------------------------------------------------------------------------------------------------ */
@@ -239,16 +241,94 @@ static weftStatus_t cut_patches(struct wishes *wishes, const struct region *regi
     return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 
+/* ---- Lines -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a convolution sees some lines, or planes, of its image only. */
+static bool skips(const struct conv_geometry *g, int i) {
+    return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
+           (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
+}
+
+static weftStatus_t leave_lines_out(struct wishes *wishes) {
+    struct conv_geometry g = {.groups = 0};
+    if (conv_is(wishes->node->op))
+        g = conv_geometry(wishes->node->op);
+    if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.", descriptor_label(wishes->node->op));
+    struct wish *image = &wishes->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
+    int inner = 0;
+    while (image->packed.strides.at[inner] != 1)
+        inner++;
+    for (int i = 0; i < 2; i++) {
+        int64_t dim = image->packed.dims.count - 3 + i;
+        if (!skips(&g, i))
+            continue;
+        image->packed.dims.at[dim] = image->tensor_view.dims.at[dim] = g.y.size[i];
+        image->tensor_view.strides.at[dim] *= g.stride[i];
+    }
+    image->is_needed = true;
+    return lay_out(image, inner);
+}
+
 weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor *op, struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
     struct convolution *parameters;
-    if (wishes->writing != PATCHES)
+    if (wishes->writing != PATCHES && wishes->writing != LINES)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
-    parameters->stride.count = parameters->dilation.count = 0; /* 1 */
-    parameters->pre_padding.count = parameters->post_padding.count = 0;
     conv->parameters = parameters;
+    if (wishes->writing == PATCHES) {
+        parameters->stride.count = parameters->dilation.count = 0; /* 1 */
+        parameters->pre_padding.count = parameters->post_padding.count = 0;
+        return WEFT_STATUS_SUCCESS;
+    }
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    for (int i = 3 - g.spatial; i < 2; i++)
+        if (skips(&g, i)) {
+            parameters->stride.at[i - 3 + g.spatial] = 1;
+            parameters->post_padding.at[i - 3 + g.spatial] = 0;
+        }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The result --------------------------------------------------------------------------------------------------- */
+
+/* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
+static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
+    return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
+}
+
+static weftStatus_t add_rows(struct wishes *wishes, int at, const struct region *region, int value, int channel) {
+    TRY(add_wish(wishes, at, region, region->graph->values[value].tensor));
+    return lay_out(&wishes->at[at], channel);
+}
+
+/* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
+   are stored whole, and turned where another dimension shall lie innermost. */
+static weftStatus_t add_result(struct wishes *wishes, const struct region *region) {
+    if (!conv_is(wishes->node->op) || wishes->at[PACKED_RESULT].tensor)
+        return WEFT_STATUS_SUCCESS;
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    const struct tensor *made = (g.direction == CONV_FORWARD ? &g.y : g.direction == CONV_DATA ? &g.x : &g.w)->tensor;
+    int channel = (int)made->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++) {
+            const struct node *node = region_node(region, i);
+            const struct value *value = &region->graph->values[node->operands[k]];
+            if (node == wishes->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
+                continue;
+            if (node->is_output[k] && region_exports(region, node->operands[k])) {
+                result = node->operands[k];
+                results++;
+            } else if (!node->is_output[k] && (value->producer < 0 || !region_has(region, value->producer)))
+                operand = node->operands[k];
+        }
+    if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
+        return WEFT_STATUS_SUCCESS;
+    TRY(add_rows(wishes, PACKED_RESULT, region, result, channel));
+    if (operand < 0 || operand == wishes->at[PACKED_A].value || operand == wishes->at[PACKED_B].value)
+        return WEFT_STATUS_SUCCESS;
+    return add_rows(wishes, PACKED_OPERAND, region, operand, channel);
 }
 
 /* ---- All of them -------------------------------------------------------------------------------------------------- */
@@ -259,7 +339,9 @@ weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enu
     TRY(add_factors(wishes, region));
     TRY(find_types(wishes));
     TRY(lay_out_factors(wishes));
-    return writing == MERGED    ? merge_groups(wishes, region)
-           : writing == PATCHES ? cut_patches(wishes, region)
-                                : WEFT_STATUS_SUCCESS;
+    TRY(writing == MERGED    ? merge_groups(wishes, region)
+        : writing == PATCHES ? cut_patches(wishes, region)
+        : writing == LINES   ? leave_lines_out(wishes)
+                             : WEFT_STATUS_SUCCESS);
+    return add_result(wishes, region);
 }

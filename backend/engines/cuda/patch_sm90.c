@@ -62,6 +62,7 @@ struct patch {
     const struct conv_operand *in, *out; /* of the images */
     int64_t channels, filters, blocks;
     const struct finisher *store;
+    bool is_planar;            /* the result lies pixel by pixel, one filter after another */
     int lines, columns;        /* of a tile */
     int patch_h, pitch;        /* pixels of its patch */
     int patches, filter_slots; /* in shared memory */
@@ -100,6 +101,24 @@ static int64_t result_stride(const struct patch *h, int dim) { /* 1: of lines, 2
                       : 8;
 }
 
+/* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. */
+static const struct finisher *find_planar(const struct patch *h) {
+    const struct finish *finish = &h->c.finish;
+    const struct finisher *found = NULL;
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_STORE) {
+            if (found || dtype_bytes(finish->at[k].type, 1) != 2 || h->c.phase_count > 0)
+                return NULL;
+            found = &finish->at[k];
+        }
+    const struct tensor *tensor = found ? h->c.region->graph->values[found->value].tensor : NULL;
+    int64_t last = found ? tensor->dims.count - 1 : 0;
+    for (int64_t i = 0; i < last; i++)
+        if (tensor->strides.at[i] <= 0 || tensor->strides.at[i] % 8 != 0)
+            return NULL;
+    return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
+}
+
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     bool is_plain =
@@ -122,9 +141,9 @@ static weftStatus_t check_types(const struct patch *h) {
              "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
              descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
-        !is_aligned(result_of(h), 1, result_stride(h, 0), result_stride(h, 1), result_stride(h, 2)))
+        (!h->is_planar && !is_aligned(result_of(h), 1, result_stride(h, 0), result_stride(h, 1), result_stride(h, 2))))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             "%s: factors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -275,7 +294,8 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_q = parts(h->axis[1].positions, columns);
     h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
     bool has_both = h->c.before_count > 0 && h->c.finish.reducer_count > 0;
-    return h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
+    bool leaves = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
+    return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
            pixels_of(h) <= (has_both ? PIXELS_MAX_WITH_BOTH : PIXELS_MAX) && plan_slots(h) &&
            h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
@@ -331,6 +351,8 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     TRY(take_prologue(h));
     TRY(contraction_plan(&h->c, device, NULL));
     h->store = finish_find_half(&h->c);
+    h->is_planar = !h->store && find_planar(h);
+    h->store = h->is_planar ? find_planar(h) : h->store;
     TRY(check_types(h));
     TRY(check_end(h));
     bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
@@ -394,6 +416,7 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {h->filter_slots, "FILTER_SLOTS"},
                      {h->is_resident, "IS_RESIDENT"},
                      {g->direction == CONV_DATA, "IS_TURNED"},
+                     {h->is_planar, "IS_PLANAR"},
                      {h->c.before_count > 0, "HAS_PROLOGUE"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
@@ -430,9 +453,23 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
     print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
 }
 
+/* Columns, lines, filters and images; a line at a time leaves. */
+static struct cuda_map planar_map(const struct patch *h) {
+    const struct tensor *tensor = result_of(h);
+    int channel = (int)tensor->dims.count - h->g.spatial - 1;
+    const int64_t dims[] = {h->out->size[2], h->out->size[1], h->filters, h->g.n};
+    const int64_t strides[] = {result_stride(h, 1), tensor->strides.at[channel], result_stride(h, 0)};
+    struct cuda_map map = {.form = form_of(h->store->type, dims, strides, 1, CHANNELS, 1)};
+    map.form.box[0] = (uint32_t)h->columns;
+    map.form.swizzle = TENSOR_MAP_PLAIN;
+    return map;
+}
+
 /* A phase of the result is an image of its own. */
 static struct cuda_map map_of_phase(const struct patch *h, int64_t line, int64_t column) {
     int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
+    if (h->is_planar)
+        return planar_map(h);
     const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
                             h->g.n};
     const int64_t strides[] = {result_stride(h, 2) * columns, result_stride(h, 1) * lines, result_stride(h, 0)};
@@ -539,9 +576,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s%s, %d operations behind",
+        "memory%s%s%s, %d operations behind",
         h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
-        h.is_resident ? " resident" : "", h.c.before_count > 0 ? ", prepared" : "",
+        h.is_resident ? " resident" : "", h.is_planar ? ", planar" : "", h.c.before_count > 0 ? ", prepared" : "",
         h.c.finish.reducer_count > 0 ? ", totals" : "", step->region.count - 1 - h.c.before_count);
 }
 

@@ -45,6 +45,7 @@ _GPU_CONVOLUTIONS = {
     "3x3_320_64_sdxl": Convolution(8, 320, (128, 128), 3, padding=1, filters=320),
     "3x3_1280_32_sdxl": Convolution(8, 1280, (32, 32), 3, padding=1, filters=1280),
 }
+_PLANAR = ("3x3_64_56", "3x3_256_14", "3x3_512_7", "1x1_64_256_56", "1x1_256_64_56")  # timed in NCHW, too
 _GPU_GROUPS = {
     "3x3_128_56_groups32": Convolution(128, 128, (56, 56), 3, padding=1, filters=128, groups=32),
     "3x3_256_28_groups32": Convolution(128, 256, (28, 28), 3, padding=1, filters=256, groups=32),
@@ -94,7 +95,8 @@ def _gpu_products() -> list[Case]:
     for kind in ("fprop", "dgrad", "wgrad"):
         made += [products.conv(kind, tag, "bf16", c) for tag, c in (_GPU_CONVOLUTIONS | _GPU_GROUPS).items()]
         made.append(products.conv(kind, "tf32_3x3_256_14", "tf32", image))
-        made.append(products.conv(kind, "nchw_3x3_256_14", "bf16", image, order=()))
+        for tag in _PLANAR:
+            made.append(products.conv(kind, f"nchw_{tag}", "bf16", _GPU_CONVOLUTIONS[tag], order=()))
         made.append(products.conv(kind, "tf32_nchw_3x3_256_14", "tf32", image, order=()))
     made.append(
         products.conv("wgrad", "3x3_96_28", "bf16", replace(image, channels=96, image=(28, 28), filters=96))

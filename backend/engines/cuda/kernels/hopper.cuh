@@ -9,7 +9,8 @@
    Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
              math           |mma 0 |mma 1 |mma 2 |mma 3 |...   finished[s]: slot s may be refilled, in every block of the cluster
-   Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images
+   Depth     k is (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images, which of a factor may lie
+             in a plane for each image: where both do, images are taps and pixels channels
    Promotion PROMOTES: the tensor core keeps 13 bits below the largest term of a sum of fp8. So it sums one step of one block of
              rows from zero, and floats sum the steps, while another warpgroup multiplies. HAS_SCALES: times the scales of the
              blocks that met, one for each row and one for the tile's columns

@@ -15,11 +15,12 @@
              a tile are under way, and those of the next may follow
    Gradient  dx is a convolution of dy with the taps backwards and filters that lie along their own index (IS_TURNED); with strides,
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
+   Planes    IS_PLANAR: y lies pixel by pixel, NCHW; sums are pairs of pixels already, and lie as [TILE_H][64 filters][TILE_W] on their way out
    Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it lies, once for all taps
    Totals    per filter, of the result as it is stored, in registers before it leaves (column_totals and elements_of are printed): a block
              keeps to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
    Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
-   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED HAS_PROLOGUE RUN index sum_t, and
+   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED IS_PLANAR HAS_PROLOGUE RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
    Tried     storing by the math warpgroups: 2,000 clocks per tile slower; totals from the patch on its way out, by the math warpgroups or by
              the storers: convolutions of 64 channels 45 and 100 % slower than from registers; starting one of them some taps late: no gain */
@@ -36,9 +37,11 @@ constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [64 filters, 64 ch
 constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, BARRIERS = FILTERS + FILTER_SLOTS * FILTER_BYTES;
 constexpr u32 A_SLAB = IS_TURNED ? FILTER_BYTES : 0, A_STEP = IS_TURNED ? 128 : 2, B_STEP = 2; /* units of 16 bytes for 16 channels */
 constexpr int SPARE_ROW = TILE_H * TILE_W; /* pixels nobody wants are written here */
+constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* of a planar tile: [64 filters, TILE_W] */
 
 static_assert(PIXELS <= 256, "one wgmma covers a tile");
 static_assert(SPARE_ROW < PATCH_H * PITCH, "the patch must have a row to spare");
+static_assert(!IS_PLANAR || (TILE_W % 8 == 0 && PITCH % 2 == 0), "planes leave in rows of 16 bytes, and pairs of pixels share a line");
 static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
 static_assert(PATCH_SLOTS >= 3, "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
 static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS + 1) * 8 <= 232448, "227 KB is all a block can have");
@@ -286,6 +289,19 @@ template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sum
     }
 }
 
+/* Pairs as they are, without the unwanted columns. Filters of a warp meet in no bank where TILE_W / 8 is odd. */
+DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
+    const u32 pair = lane_index() % 4 * 2, row = warp_index() % 4 * 16 + lane_index() / 4;
+    #pragma unroll
+    for (int j = 0; j < PIXELS / 8; ++j) {
+        const bool wraps = j * 8 % PITCH + pair >= PITCH;
+        const u32 line = j * 8 / PITCH + wraps, column = j * 8 % PITCH + pair - (wraps ? PITCH : 0);
+        if (column >= TILE_W || line >= TILE_H) continue;
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) store_pair(s_y + line * LINE_BYTES + ((row + 8 * h) * TILE_W + column) * 2, r_pairs[2 * j + h]);
+    }
+}
+
 /* Turning each block of 8 x 8 over makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of the pitch on
    the way: what is left is the dense TILE_H x TILE_W box of y. */
 template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written, const place& at,
@@ -298,8 +314,9 @@ template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filte
     if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, r_pairs);
     wait(result_stored(group), tiles_written + 1 & 1); /* else result_written could run two phases ahead of its reader */
     sync_threads(1 + group, 128);                      /* all four warps have read the patch */
+    if constexpr (IS_PLANAR) write_planes(r_pairs, s_y);
     #pragma unroll
-    for (int pair = 0; pair < (PIXELS + 15) / 16; ++pair) {
+    for (int pair = 0; pair < (PIXELS + 15) / 16 && !IS_PLANAR; ++pair) {
         const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
         const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH;
         const u32 row = column < TILE_W && line < TILE_H && (whole || lane < 16) ? line * TILE_W + column : SPARE_ROW;
@@ -336,7 +353,9 @@ DEVICE void store_tiles(const arguments& p, int group) {
         for (i32 block = 1; block < (i32)p.blocks; ++block) patch.advance(MATH_GROUPS); /* the result lies in the tile's last patch */
         const place at = item.locate(p, group);
         wait(result_written(group), phase);
-        store_box((&p.y_map0)[item.phase], patch_slot(patch.slot), item.filter(p), at.column, at.line, at.image); /* what hangs over y is dropped */
+        const u32 s_y = patch_slot(patch.slot); /* what hangs over y is dropped */
+        if constexpr (!IS_PLANAR) store_box((&p.y_map0)[item.phase], s_y, item.filter(p), at.column, at.line, at.image);
+        for (int line = 0; line < TILE_H && IS_PLANAR; ++line) store_box(p.y_map0, s_y + line * LINE_BYTES, at.column, at.line + line, item.filter(p), at.image);
         commit_stores();
         wait_stores_read<0>();
         arrive(result_stored(group));

@@ -3,10 +3,11 @@
    Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16 bytes: rows of
              `from` keep their phase, where in its first chunk a row begins, in shared memory; a sector of `to`, 32 bytes, belongs
              to the tile in which it begins, which therefore reads HALO rows more. A block takes one tile, blocks overlap their halves
-   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and rows of `from` follow
+   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and short rows of `from` follow
              one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of `to` do (IS_FLAT_TO), so are they
    Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the last dim
-   Tried     lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower);
+   Tried     a place between every 8 rows, as where no row shifts, for tiles that are one row of `to` or shift there (addresses: 10 % slower);
+             lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower);
              blocks of 256 threads (tiles of as many bytes a thread: 1 to 5 % slower)
    Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside of chunks)
              IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_place(), to_place(), along_axis(), along_last(), printed */
@@ -79,20 +80,34 @@ DEVICE void store_chunk(element* p, const chunk<16>& r, int skipped, int count) 
         if (e >= skipped && e < count) p[e] = element_of(r, e);
 }
 
-/* Rows of `to` one after another, as one. */
+/* Elements of one row of `to` and the next, from `last` of the row `axis` on. */
+DEVICE chunk<16> take_chunk(const u32* tile, int axis, int last, int phase, int step) {
+    chunk<16> out = {};
+    #pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const bool wraps = last + e >= TILE_LAST;
+        put_element(out, e, ((const element*)tile)[place_in_tile(last + e - (wraps ? TILE_LAST : 0), axis + wraps, phase, step)]);
+    }
+    return out;
+}
+
+/* Rows of `to` one after another, as one: four lanes write neighbours, and the next four APART further, about a row, where they meet
+   in other banks. */
 DEVICE void empty_flat(const u32* tile, element* to, int phase, int step, int axis_left) {
+    constexpr int GROUP = 4 * EACH, APART = TILE_LAST < GROUP ? 1 : TILE_LAST / GROUP, GROUPS = (TILE_AXIS * TILE_LAST + EACH + GROUP - 1) / GROUP;
+    constexpr int TURNS = (GROUPS + 8 * APART - 1) / (8 * APART) * APART;
     const int length = (axis_left < TILE_AXIS ? axis_left : TILE_AXIS) * TILE_LAST, shift = SHIFTS_TO ? phase_of(to) : 0;
-    for (int first = (int)threadIdx.x * EACH - shift; first < length; first += THREADS * EACH) {
-        chunk<16> out = {};
-        int axis = first < 0 ? 0 : first / TILE_LAST, last = first < 0 ? 0 : first % TILE_LAST;
-        #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            put_element(out, e, ((const element*)tile)[place_in_tile(last, axis, phase, step)]);
-            const bool wraps = last + 1 == TILE_LAST, moves = first + e >= 0 && first + e + 1 < length;
-            last = !moves ? last : wraps ? 0 : last + 1;
-            axis += moves && wraps;
+    const int lane = threadIdx.x % 32;
+    for (int turn = threadIdx.x / 32; turn < TURNS; turn += THREADS / 32) {
+        const int first = ((turn / APART * 8 + lane / 4) * APART + turn % APART) * GROUP + lane % 4 * EACH - shift;
+        if (first >= length) continue;
+        if (TILE_LAST >= EACH && first >= 0 && first + EACH <= length) {
+            store_global((u64)(to + first), take_chunk(tile, first / TILE_LAST, first % TILE_LAST, phase, step));
+            continue;
         }
-        store_chunk(to + first, out, first < 0 ? -first : 0, length - first);
+        #pragma unroll 1
+        for (int at = first < 0 ? 0 : first; at < first + EACH && at < length; at++)
+            to[at] = ((const element*)tile)[place_in_tile(at % TILE_LAST, at / TILE_LAST, phase, step)];
     }
 }
 

@@ -115,6 +115,7 @@ DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
 }
 
 DEVICE void store_pair(u32 address, u16 pair) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(pair) : "memory"); }
+DEVICE void store_pair(u32 address, u32 pair) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pair) : "memory"); }
 DEVICE void store_pair(u32 address, u64 pair) { asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(pair) : "memory"); }
 
 struct alignas(16) words { u32 at[4]; };
