@@ -30,7 +30,8 @@ static const double FILL_BYTES_PER_CLOCK = 77; /* from L2, per multiprocessor, w
 static const double MEMORY_SHARE = 0.85;       /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;      /* of the shorter one of computing and moving */
 static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
-static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
+static const double PREPARING_CLOCKS_PER_ROW = 6.5;  /* and step, beside which half of the products are hidden; */
+static const double PREPARING_CLOCKS_PER_LINE = 8.8; /* where the depth is pixels of an image, that lie inside or not */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
     SPLITS_LEAST_STEPS = 4,
@@ -110,18 +111,22 @@ static struct hopper_tile promoted(const struct hopper *h, const struct hopper_t
     return made;
 }
 
-/* What changes A in place keeps its warps from issuing products. */
-static struct hopper_tile preparing(const struct hopper_tile *tile) {
+/* What changes A on its way keeps its warps from issuing products. */
+static struct hopper_tile preparing(const struct hopper *h, const struct hopper_tile *tile) {
     struct hopper_tile made = *tile;
-    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK;
-    made.efficiency = step / (step / tile->efficiency + PREPARING_CLOCKS_PER_ROW * tile->rows);
+    bool by_pixels = h->depth_is_pixels && h->view[FACTOR_A].is_image;
+    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK, bare = step / tile->efficiency;
+    double used = tile->rows * (by_pixels ? PREPARING_CLOCKS_PER_LINE : PREPARING_CLOCKS_PER_ROW) + bare / 2;
+    made.efficiency = step / (used > bare ? used : bare);
     return made;
 }
 
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
+    const struct hopper_tile used = h->promotes             ? promoted(h, tile)
+                                    : h->c.before_count > 0 ? preparing(h, tile)
+                                                            : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
                                       (double)tiles_along(h->steps, splits), moving);
 }
@@ -171,6 +176,13 @@ static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
                       : groups <= 2 || columns < 192 || hopper_operands(h) < 2;
 }
 
+/* Whether registers hold two steps of A beside the sums; totals take some more. */
+static bool can_prepare(const struct hopper *h, const struct hopper_tile *tile) {
+    bool is_wide = tile->rows / tile->row_blocks > 128;
+    int held = tile->row_blocks * (tile->columns / 2 + 32), most = is_wide ? 112 : 160;
+    return tile->parts == 1 && held <= most - (h->c.finish.reducer_count > 0 ? 24 : 0);
+}
+
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
@@ -181,7 +193,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     if ((tile->row_blocks * tile->columns > 128 || tile->rows / tile->row_blocks > 128) &&
         fetched_words(h) > FETCHED_WORDS_MAX)
         return false;
-    if (h->c.before_count > 0 && (is_deep(tile) || tile->parts > 1))
+    if (h->c.before_count > 0 && !can_prepare(h, tile))
         return false;
     if (tile->parts > 1 &&
         (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || contraction_has_overrides(&h->c)))
