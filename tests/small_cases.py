@@ -101,6 +101,7 @@ def conv(
     pad: int = 1,
     last: bool = True,
     dtype: str = "bf16",
+    prepared: bool = False,
 ) -> Any:
     size = [(n + 2 * pad - f) // stride + 1 for n, f in zip(image[2:], filters[2:], strict=True)]
     y = [image[0], filters[0], *size]
@@ -109,12 +110,14 @@ def conv(
         options = {"padding": [pad] * len(size), "stride": [stride] * len(size)}
         if kind == "fprop":
             x, w = t(*image, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
+            x = t.g.relu(t.g.add(x, t(1, image[1], *[1] * len(size)))).set_data_type(dtype) if prepared else x
             t.out(t.g.conv_fprop(x, w, **options), *y, last=last, dtype=dtype)
         elif kind == "dgrad":
             dy, w = t(*y, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
             t.out(t.g.conv_dgrad(dy, w, **options), *image, last=last, dtype=dtype)
         else:
             x, dy = t(*image, last=last, dtype=dtype), t(*y, last=last, dtype=dtype)
+            x = t.g.relu(t.g.add(x, t(1, image[1], *[1] * len(size)))).set_data_type(dtype) if prepared else x
             t.out(t.g.conv_wgrad(x, dy, **options), *filters, last=last, dtype=dtype)
 
     return build
@@ -327,6 +330,12 @@ CASES = {
     "conv": Case("hopper", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
     "conv dgrad": Case("hopper", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
     "conv wgrad": Case("hopper", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv, prepared": Case(
+        "hopper", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
+    ),
+    "conv wgrad, prepared": Case(
+        "hopper", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
+    ),
     "conv NCHW": Case(
         "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
@@ -410,6 +419,7 @@ CASES = {
 
 
 # ---- Running -----------------------------------------------------------------------------------------------
+
 
 def build(case: Case, index_of: str, **where: Any) -> Maker:
     """The case planned on one engine, and built."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import weft
 from checks import check, exact, narrow
+from ops.test_convolution import Case, dgrad, fprop, wgrad, y_dims
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
@@ -79,54 +80,57 @@ def test_what_is_behind_too() -> None:
     check(build, operands, [c, c.sum(1, keepdims=True)], out=["f32", "f32"], layouts=["packed"], graph=BF16)
 
 
-@pytest.mark.parametrize("kind", ["fprop", "wgrad", "dgrad"])
-@pytest.mark.parametrize("taps", [1, 3])
-def test_scale_bias_relu_before_a_convolution(kind: str, taps: int) -> None:
-    """Padding is zeros, not what becomes of them."""
-    n, c, k, size = (2, 64, 72, 12) if LARGE else (2, 8, 16, 5)
-    x, w, dy = (
-        halves(dims, i) for i, dims in enumerate([(n, c, size, size), (k, c, taps, taps), (n, k, size, size)])
-    )
-    channels = k if kind == "dgrad" else c
-    scale, bias = (halves((1, channels, 1, 1), 3 + i, 1) for i in range(2))
-    pad = [taps // 2] * 2
+CONVOLUTIONS = [
+    Case("1x1", (3, 72, 11, 9), (40, 72, 1, 1), {}),
+    Case("1x1, strides", (3, 72, 11, 9), (40, 72, 1, 1), {"stride": [2, 3]}),
+    Case("3x3", (2, 64, 12, 12), (72, 64, 3, 3), {"pre_padding": [1, 1]}),
+    Case("3x3, many channels", (3, 200, 7, 7), (264, 200, 3, 3), {"pre_padding": [1, 1]}),
+    Case("3x3, strides", (5, 136, 15, 14), (136, 136, 3, 3), {"pre_padding": [1, 1], "stride": [2, 2]}),
+    Case(
+        "asymmetric",
+        (3, 40, 13, 10),
+        (72, 40, 3, 2),
+        {"pre_padding": [2, 0], "post_padding": [1, 3], "dilation": [2, 3], "stride": [1, 2]},
+    ),
+    Case("cropped", (2, 64, 12, 13), (64, 64, 3, 3), {"pre_padding": [-2, 1], "post_padding": [-1, -3]}),
+    Case(
+        "flipped", (2, 64, 9, 9), (64, 64, 3, 3), {"pre_padding": [1, 1], "convolution_mode": "CONVOLUTION"}
+    ),
+    Case("1-D", (3, 136, 70), (72, 136, 5), {"pre_padding": [2]}),
+    Case("3-D", (2, 72, 5, 6, 7), (64, 72, 3, 3, 3), {"pre_padding": [1, 1, 1], "stride": [1, 2, 1]}),
+]
+KINDS = ["fprop", "fprop of w", "wgrad", "wgrad of dy", "dgrad", "dgrad of w"]
 
-    def build(g: Any, x: Any, y: Any, scale: Any, bias: Any) -> Any:
-        x = g.relu(g.add(g.mul(x, scale), bias)).set_data_type("bf16")
-        if kind == "fprop":
-            return g.conv_fprop(x, y, padding=pad)
-        if kind == "wgrad":
-            return g.conv_wgrad(x, y, padding=pad).set_dim(list(w.shape))
-        return g.conv_dgrad(x, y, padding=pad).set_dim([n, c, size, size])
 
-    first, second = {"fprop": (x, w), "wgrad": (x, dy), "dgrad": (dy, w)}[kind]
-    made = prepared(first, scale, bias)
-    want = _convolve(kind, made, exact(second), taps)
-    operands = {"x": first, "y": second, "scale": scale, "bias": bias}
+def sized(case: Case) -> Case:
+    """Few channels where there is no GPU."""
+    if LARGE:
+        return case
+    return case._replace(x=(case.x[0], 8, *case.x[2:]), w=(16, 8, *case.w[2:]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case.name)
+def test_scale_bias_relu_before_a_convolution(case: Case, kind: str) -> None:
+    """Of either factor, by its channels. Padding is zeros, not what becomes of them."""
+    case = sized(case)
+    x, w, dy = (halves(dims, i) for i, dims in enumerate([case.x, case.w, y_dims(case)]))
+    operation = kind.split()[0]
+    of_second = len(kind.split()) > 1
+    factors = {"fprop": (x, w), "wgrad": (x, dy), "dgrad": (dy, w)}[operation]
+    channels = factors[of_second].shape[1]
+    scale, bias = (halves((1, channels) + (1,) * case.spatial, 3 + i, 1) for i in range(2))
+    made = {"fprop": y_dims(case), "wgrad": case.w, "dgrad": case.x}[operation]
+
+    def build(g: Any, first: Any, second: Any, scale: Any, bias: Any) -> Any:
+        both = [first, second]
+        both[of_second] = g.relu(g.add(g.mul(both[of_second], scale), bias)).set_data_type("bf16")
+        return getattr(g, f"conv_{operation}")(*both, **case.options).set_dim(list(made))
+
+    ready = [prepared(v, scale, bias) if i == of_second else exact(v) for i, v in enumerate(factors)]
+    want = {"fprop": fprop, "wgrad": wgrad, "dgrad": dgrad}[operation](case, *ready)
+    operands = {"first": factors[0], "second": factors[1], "scale": scale, "bias": bias}
     check(build, operands, want, out="f32", layouts=["packed", "channels_last"], graph=BF16)
-
-
-def _convolve(kind: str, left: Any, right: Any, taps: int) -> Any:
-    """Tap by tap, at stride 1 and the same size."""
-    pad = taps // 2
-    size = left.shape[2]
-    if kind == "dgrad":
-        dx = np.zeros((left.shape[0], right.shape[1], size + 2 * pad, size + 2 * pad))
-        for r in range(taps):
-            for s in range(taps):
-                dx[:, :, r : r + size, s : s + size] += np.einsum("nkhw,kc->nchw", left, right[:, :, r, s])
-        return dx[:, :, pad : pad + size, pad : pad + size]
-    x = np.pad(left, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    seen = [[x[:, :, r : r + size, s : s + size] for s in range(taps)] for r in range(taps)]
-    if kind == "wgrad":
-        return np.stack(
-            [np.stack([np.einsum("nkhw,nchw->kc", right, v) for v in row], -1) for row in seen], -2
-        )
-    return sum(
-        np.einsum("nchw,kc->nkhw", v, right[:, :, r, s])
-        for r, row in enumerate(seen)
-        for s, v in enumerate(row)
-    )
 
 
 @pytest.mark.parametrize(("depth", "columns"), [(64, 256), (4096, 4096)])
@@ -137,3 +141,19 @@ def test_one_kernel_prepares_and_multiplies_what_memory_limits(depth: int, colum
     g.matmul(g.relu(g.mul(x, scale)).set_data_type("bf16"), w).set_output(True)
     g.build()
     assert ("prepared" in str(g.explain())) == (depth == 64)
+
+
+@pytest.mark.parametrize(("taps", "stride", "channels"), [(1, 2, 256), (3, 2, 128), (3, 1, 256)])
+def test_images_are_prepared_apart_where_many_taps_read_them(taps: int, stride: int, channels: int) -> None:
+    """A stride reads few of the pixels that a copy moves; without one, each is prepared for every tap."""
+    g = weft.Graph(**BF16, device_property=DeviceProperties(H200))
+    size = 56 if stride > 1 else 14
+    x = g.tensor(dim=[64, channels, size, size], stride=[channels * size**2, 1, channels * size, channels])
+    w = g.tensor(
+        dim=[channels, channels, taps, taps], stride=[channels * taps**2, 1, channels * taps, channels]
+    )
+    scale = g.tensor(dim=[1, channels, 1, 1])
+    prepared = g.relu(g.mul(x, scale)).set_data_type("bf16")
+    g.conv_fprop(prepared, w, stride=[stride] * 2, padding=[taps // 2] * 2).set_output(True)
+    g.build()
+    assert ("prepared" in str(g.explain())) == (stride == 2)

@@ -67,6 +67,31 @@ def filter_(g: weft.Graph) -> Any:
     return dw.set_dim(list(like.dims)).set_stride(list(like.strides))
 
 
+def prepared(g: weft.Graph, x: Any) -> Any:
+    """Scale, bias and relu of an image's channels."""
+    scale, bias = (g.tensor([1, x.dims[1], 1, 1], [x.dims[1], 1, 1, 1]) for _ in range(2))
+    return g.relu(g.add(g.mul(x, scale), bias)).set_data_type("bf16")
+
+
+def prepared_forward(g: weft.Graph) -> Any:
+    x, w = channels_last(g, 32, 256, 56, 56), channels_last(g, 512, 256, 1, 1)
+    return g.conv_fprop(prepared(g, x), w, stride=[2, 2])
+
+
+def prepared_data(g: weft.Graph) -> Any:
+    dy, w = channels_last(g, 32, 512, 28, 28), channels_last(g, 512, 256, 1, 1)
+    like = channels_last(g, 32, 256, 56, 56)
+    dx = g.conv_dgrad(prepared(g, dy), w, stride=[2, 2])
+    return dx.set_dim(list(like.dims)).set_stride(list(like.strides))
+
+
+def prepared_filter(g: weft.Graph) -> Any:
+    x, dy = channels_last(g, 32, 256, 57, 57), channels_last(g, 32, 512, 29, 29)
+    like = channels_last(g, 512, 256, 1, 1)
+    dw = g.conv_wgrad(prepared(g, x), dy, stride=[2, 2])
+    return dw.set_dim(list(like.dims)).set_stride(list(like.strides))
+
+
 def bytes_product(g: weft.Graph, a: str, b: str, math: str) -> Any:
     return g.matmul(
         g.tensor([2048, 1024], [1024, 1], data_type=a),
@@ -167,17 +192,19 @@ def check_dumped(folder: Path) -> None:
 
 
 BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, totals]
+PREPARED = [prepared_forward, prepared_data, prepared_filter]
 BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 
 
-@pytest.mark.parametrize("build", [*BUILDS, *BYTES])
+@pytest.mark.parametrize("build", [*BUILDS, *PREPARED, *BYTES])
 def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")
     served = 0
     for tile in range(1, TILES + 1):
         try:
-            served += "wgmma, tiles" in compile_for_h200(build, {"TILE_SIZE": tile})
+            report = compile_for_h200(build, {"TILE_SIZE": tile})
+            served += "wgmma, tiles" in report and ("prepared" in report) == (build in PREPARED)
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
     assert served >= (5 if build in (block_scaled, totals) else 8)

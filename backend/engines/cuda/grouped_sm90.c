@@ -269,7 +269,7 @@ static void print_sides(struct kernel_print *print, const struct product *p) {
 }
 
 static void print_structure(struct kernel_print *print, const struct product *p) {
-    static const char *const none[] = {"LEAD_IS_ROW", "DEPTH_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
+    static const char *const none[] = {"LEAD_IS_ROW", "A_IS_IMAGE", "DEPTH_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         print_constant(print, none[i], 0);
@@ -301,7 +301,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     text_add(&print.code,
              "#include \"lib/gather.cuh\"\n#include \"lib/places.cuh\"\n#include \"lib/grouped_sm90.cuh\"\n\n");
     wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
-                !p->a.along_depth, !p->b.along_depth);
+                p->a.along_depth ? WGMMA_A_ALONG : WGMMA_A_TURNED, !p->b.along_depth);
     TRY(kernel_finish(&print, kernel, "hopper.cuh", "hopper", arena));
     hopper_launch(kernel, &p->h, device,
                   entries * tiles_along(rows, height_of(tile)) * tiles_along(g->columns, tile->columns));

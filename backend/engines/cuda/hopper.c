@@ -18,7 +18,6 @@ enum {
 };
 
 static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
-static const double PREPARING_SECONDS = 2e-6; /* of a launch */
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
@@ -66,31 +65,29 @@ static weftStatus_t check_totals(const struct hopper *h, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A copy that is prepared apart is written and read once more; prepared in place, it may leave the fastest tile out. */
+/* A copy that is prepared apart is written and read once more, but prepared once and not per tap and tile. */
 static weftStatus_t check_prologue(const struct hopper *h, const struct device *device) {
-    struct hopper bare = *h;
-    if (h->c.before_count == 0 || !h->tile)
-        return WEFT_STATUS_SUCCESS;
-    bare.c.before_count = 0;
-    hopper_plan(&bare, device, NULL);
-    double moving = 2 * (double)tensor_bytes(h->c.factor[FACTOR_A].tensor) / (double)device->cuda.bandwidth;
-    if (bare.seconds + PREPARING_SECONDS + moving < h->seconds)
+    if (h->c.before_count > 0 && h->tile && prologue_seconds_apart(&h->c, device) < h->seconds)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its factor is better prepared apart.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What operations before a product may read: A's rows and its depth, each a digit of its own. */
+/* What operations before a product may read: A's rows and its depth, where each is a dimension. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
-    *prologue = (struct prologue){.c = &h->c};
-    if (h->c.before_count > 0 && !h->is_matrix)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: operations before it are fused here if it is a matrix.",
-             descriptor_label(&h->c.factor[FACTOR_A].tensor->base));
-    for (int i = 0; i < 2; i++) {
-        const struct digits *digits = &h->c.digits[i ? DEPTH : ROW];
-        if (digits->count == 1)
-            prologue->axes[prologue->axis_count++] = (struct prologue_axis){
-                digits->at[0].extent, digits->at[0].stride[FACTOR_A], (i == 1) == h->view[FACTOR_A].along_depth};
+    const struct map_view *view = &h->view[FACTOR_A];
+    *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
+    if (h->c.before_count > 0 && h->is_by_images && !h->is_matrix)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: operations before it are fused where its channels are neighbours.",
+             descriptor_label(h->c.node->op));
+    for (int i = 0; i < view->count; i++) {
+        const struct view_dim *dim = &view->dims[i];
+        if (h->c.before_count > 0 && dim->per_group > 0)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused where there is one group.",
+                 descriptor_label(h->c.node->op));
+        if (dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER)
+            prologue->axes[prologue->axis_count++] =
+                (struct prologue_axis){dim->extent, dim->stride, dim->walk == WALK_DEPTH};
     }
     return prologue_find(prologue);
 }
@@ -282,7 +279,7 @@ static void plan_end(struct hopper *h) {
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     bool is_wide = math_groups(h) > 2,
-         is_deep = tile->alternates || (tile->row_blocks + h->promotes) * tile->columns > 256;
+         is_deep = tile->alternates || h->c.before_count > 0 || (tile->row_blocks + h->promotes) * tile->columns > 256;
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
@@ -373,7 +370,10 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     TRY(find_prologue(&prologue, h));
     prologue_print(&print, &prologue);
     wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
-                (weftDataType_t)h->c.factor[FACTOR_B].tensor->type, !h->view[FACTOR_A].along_depth,
+                (weftDataType_t)h->c.factor[FACTOR_B].tensor->type,
+                h->c.before_count > 0           ? WGMMA_A_HELD
+                : h->view[FACTOR_A].along_depth ? WGMMA_A_ALONG
+                                                : WGMMA_A_TURNED,
                 !h->view[FACTOR_B].along_depth);
     hopper_print_walk(&print, h, device, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
                       digits_extent(&h->c.digits[COLUMN]));

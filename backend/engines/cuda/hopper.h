@@ -162,9 +162,12 @@ enum tensor_map_type hopper_map_type(weftDataType_t type);
 void hopper_print_factors(struct kernel_print *print, const struct hopper *h);
 /* How the one staged result leaves; after finish(). */
 void hopper_print_result(struct kernel_print *print, const struct hopper *h);
+/* Where the first factor of a product lies: in shared memory, along the depth or turned, along its own index; or in
+   registers. */
+enum wgmma_a { WGMMA_A_ALONG, WGMMA_A_TURNED, WGMMA_A_HELD };
 /* The tensor core product of a tile's width: multiply_accumulate(c, a, b, adds), summed in sum_t: i32 of whole numbers,
-   else float. Turned operands lie along their own index. */
-void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, bool a_is_turned,
+   else float. */
+void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                  bool b_is_turned);
 /* What lib/slabs.cuh wants to know of the one result. */
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store);

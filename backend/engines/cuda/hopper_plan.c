@@ -28,7 +28,7 @@ static const double TURN_CLOCKS = 300;            /* until the next one of two w
 /* Of an element that leaves alone, in part of a sector with 8 of its column, or in an access that is part of one; that is
    read where the sum lies. */
 static const double ALONE_CLOCKS = 3.5, SHORT_COLUMN_CLOCKS = 0.4, SHORT_CLOCKS = 0.14, LOAD_CLOCKS = 1.3;
-static const double POWERED_CLOCK = 1.54e9;       /* under the power limit, when all multiprocessors work */
+static const double POWERED_CLOCK = 1.54e9; /* under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;
 static const double IDLE_POWER = 0.4;          /* of its power that an idle one leaves to the clock of the others */
 static const double PRODUCTS_PER_CLOCK = 2048; /* of 16-bit factors, per multiprocessor */
@@ -36,7 +36,8 @@ static const double FILL_BYTES_PER_CLOCK = 77; /* from L2, per multiprocessor, w
 static const double MEMORY_SHARE = 0.85;       /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;      /* of the shorter one of computing and moving */
 static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
-static const double PREPARING_CLOCKS_PER_ROW = 4.2; /* and step */
+static const double PREPARING_CLOCKS_PER_ROW = 6.5;  /* and step, beside which half of the products are hidden; */
+static const double PREPARING_CLOCKS_PER_LINE = 8.8; /* where the depth is pixels of an image, that lie inside or not */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
     SECTOR_BYTES = 32,
@@ -121,11 +122,13 @@ static struct hopper_tile promoted(const struct hopper *h, const struct hopper_t
     return made;
 }
 
-/* What changes A in place keeps its warps from issuing products. */
-static struct hopper_tile preparing(const struct hopper_tile *tile) {
+/* What changes A on its way keeps its warps from issuing products. */
+static struct hopper_tile preparing(const struct hopper *h, const struct hopper_tile *tile) {
     struct hopper_tile made = *tile;
-    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK;
-    made.efficiency = step / (step / tile->efficiency + PREPARING_CLOCKS_PER_ROW * tile->rows);
+    bool by_pixels = h->depth_is_pixels && h->view[FACTOR_A].is_image;
+    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK, bare = step / tile->efficiency;
+    double used = tile->rows * (by_pixels ? PREPARING_CLOCKS_PER_LINE : PREPARING_CLOCKS_PER_ROW) + bare / 2;
+    made.efficiency = step / (used > bare ? used : bare);
     return made;
 }
 
@@ -156,7 +159,9 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
 static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
                       double moving) {
     double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    const struct hopper_tile used = h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(tile) : *tile;
+    const struct hopper_tile used = h->promotes             ? promoted(h, tile)
+                                    : h->c.before_count > 0 ? preparing(h, tile)
+                                                            : *tile;
     return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
                                       (double)tiles_along(h->steps, splits), finish_instructions(&h->c), moving);
 }
@@ -213,6 +218,13 @@ static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile)
     return tile->row_blocks == 1 || tile->columns < 128 || hopper_operands(h) <= most;
 }
 
+/* Whether registers hold two steps of A beside the sums; totals take some more. */
+static bool can_prepare(const struct hopper *h, const struct hopper_tile *tile) {
+    bool is_wide = tile->rows / tile->row_blocks > 128;
+    int held = tile->row_blocks * (tile->columns / 2 + 32), most = is_wide ? 112 : 160;
+    return tile->parts == 1 && held <= most - (h->c.finish.reducer_count > 0 ? 24 : 0);
+}
+
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
    and each block of a cluster loads whole ones. */
 static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
@@ -223,7 +235,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
     if ((tile->row_blocks * tile->columns > 128 || tile->rows / tile->row_blocks > 128) &&
         fetched_words(h) > FETCHED_WORDS_MAX)
         return false;
-    if (h->c.before_count > 0 && (is_deep(tile) || tile->parts > 1))
+    if (h->c.before_count > 0 && !can_prepare(h, tile))
         return false;
     if (tile->parts > 1 &&
         (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || contraction_has_overrides(&h->c)))

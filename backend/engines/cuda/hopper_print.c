@@ -99,30 +99,52 @@ static void print_coordinate(struct kernel_print *print, const struct hopper *h,
 
 /* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
    where there is one tap, channels count on into zeros. */
-static void print_tap_of_outer(struct kernel_print *print, const struct hopper *h) {
+static void print_split_taps(struct kernel_print *print, const struct hopper *h) {
     const struct digits *outer = &h->c.digits[h->is_turned ? ROW : COLUMN];
     int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
+    text_add(&print->code, "DEVICE void split_taps(const arguments& p, i32& outer, i32 (&tap)[3]) {\n");
     if (taps == 1) {
-        text_add(&print->code, "    constexpr i32 tap0 = 0, tap1 = 0, tap2 = 0;\n");
+        text_add(&print->code, "    tap[0] = tap[1] = tap[2] = 0;\n}\n\n");
         return;
     }
     print_divisor(print, digits_extent(outer) / taps, "outer_channels");
     text_add(&print->code, "    u32 rest = (u32)outer;\n    outer = (i32)split(rest, p.outer_channels);\n");
     for (int i = COORDINATES; i-- > 0;) {
         print_divisor(print, h->positions[i].taps, named("outer_taps%d", i).text);
-        text_add(&print->code, "    const i32 tap%d = (i32)split(rest, p.outer_taps%d);\n", i, i);
+        text_add(&print->code, "    tap[%d] = (i32)split(rest, p.outer_taps%d);\n", i, i);
     }
+    text_add(&print->code, "}\n\n");
+}
+
+/* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. */
+static void print_is_inside(struct kernel_print *print, const struct hopper *h) {
+    text_add(&print->code, "DEVICE bool is_inside(const arguments& p, const place& at, const pixel& from, const i32 "
+                           "(&tap)[3]) {\n    return true");
+    for (int i = 0; i < COORDINATES; i++) {
+        const struct positions *at = &h->positions[i];
+        int64_t reach = at->offset + (at->tap_step > 0 ? (at->taps - 1) * at->tap_step : 0);
+        if (at->corner >= 0 && at->corner + (at->count - 1) * at->stride + reach < at->size)
+            continue;
+        print_number(print, at->size, named("size%d", i).text);
+        text_add(&print->code, " && (u32)(from.%s + at.offset(%d, tap[%d])) < (u32)p.size%d", spatial_names[i], i, i,
+                 i);
+    }
+    text_add(&print->code, ";\n}\n\n");
 }
 
 static void print_load(struct kernel_print *print, const struct hopper *h, int factor) {
     const struct map_view *view = &h->view[factor];
     char letter = "ab"[factor];
+    if (view->is_image && h->depth_is_pixels)
+        print_split_taps(print, h);
+    if (view->is_image && h->c.before_count > 0)
+        print_is_inside(print, h);
     text_add(
         &print->code,
         "DEVICE void load_%c(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {\n",
         letter);
     if (view->is_image && h->depth_is_pixels)
-        print_tap_of_outer(print, h);
+        text_add(&print->code, "    i32 tap[3];\n    split_taps(p, outer, tap);\n");
     if (has_planes(view)) {
         print_divisor(print, view->dims[0].extent, "plane");
         text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
@@ -135,8 +157,7 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
         print_coordinate(print, h, factor, i);
     for (int i = 1; i < view->count - 1 && view->is_image; i++) {
         int number = view->dims[i].number;
-        text_add(&print->code, ", at.offset(%d, %s%d%s)", number, h->depth_is_pixels ? "tap" : "k.tap[", number,
-                 h->depth_is_pixels ? "" : "]");
+        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->depth_is_pixels ? "" : "k.", number);
     }
     text_add(&print->code, ");\n}\n\n");
 }
@@ -304,6 +325,7 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
         print_constant(print, named("%c_STEP", letter).text, h->view[f].along_depth ? 2 : 128);
     }
     print_constant(print, "STORED_BYTES", stored_bytes(h));
+    print_constant(print, "A_IS_IMAGE", h->view[FACTOR_A].is_image);
     print_constant(print, "DEPTH_IS_PIXELS", h->depth_is_pixels);
     print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
     print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
@@ -325,22 +347,28 @@ static const char *wgmma_type(weftDataType_t stored) {
     return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
 }
 
-void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, bool a_is_turned,
+void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                  bool b_is_turned) {
-    int count = columns / 2, bytes = (int)dtype_bytes(a, 1);
+    int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_HELD ? 4 : 1;
     bool is_whole = dtype_is_integer(a);
     text_add(code,
-             "DEVICE void multiply_accumulate(sum_t (&c)[%d], u64 a, u64 b, u32 adds) {\n"
+             "DEVICE void multiply_accumulate(sum_t (&c)[%d], %s, u64 b, u32 adds) {\n"
              "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
              "        \" wgmma.mma_async.sync.aligned.m64n%dk%d.%s.%s.%s {",
-             count, count + 2, columns, 32 / bytes, is_whole ? "s32" : "f32", wgmma_type(a), wgmma_type(b));
+             count, from == WGMMA_A_HELD ? "const u32 (&a)[4]" : "u64 a", count + words + 1, columns, 32 / bytes,
+             is_whole ? "s32" : "f32", wgmma_type(a), wgmma_type(b));
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, %%%d, %%%d, p%s", count, count + 1, is_whole ? "" : ", 1, 1");
-    if (bytes == 2) /* others are never turned */
-        text_add(code, ", %d, %d", a_is_turned, b_is_turned);
+    if (from == WGMMA_A_HELD)
+        text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, %d", count, count + 1, count + 2, count + 3, count + 4,
+                 b_is_turned);
+    else
+        text_add(code, "}, %%%d, %%%d, p%s", count, count + 1, is_whole ? "" : ", 1, 1");
+    if (from != WGMMA_A_HELD && bytes == 2) /* others are never turned */
+        text_add(code, ", %d, %d", from == WGMMA_A_TURNED, b_is_turned);
     text_add(code, "; }\"\n        : ");
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"+%s\"(c[%d])", i ? ", " : "", is_whole ? "r" : "f", i);
-    text_add(code, "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n}\n\n");
+    text_add(code, "\n        : %s, \"l\"(b), \"r\"(adds));\n}\n\n",
+             from == WGMMA_A_HELD ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)");
 }

@@ -247,7 +247,8 @@ static bool is_plane(const struct hopper *h, const struct conv_geometry *g, int 
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
     const struct conv_operand *x = &g->x, *y = &g->y;
     int64_t pixels, stride, plane = 0;
-    bool is_line = is_one_line(y, g->n, &pixels, &stride), has_planes = !is_line && is_plane(h, g, 1 - image, &plane);
+    bool is_line = is_one_line(y, g->n, &pixels, &stride);
+    bool has_planes = !is_line && h->c.before_count == 0 && is_plane(h, g, 1 - image, &plane);
     if ((!is_line && !has_planes) || g->c == 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: filter gradients are multiplied here for more than one channel, and pixels of dy without gaps.",
@@ -300,8 +301,8 @@ static weftStatus_t shape_planes(struct hopper *h) {
 
 static bool is_planes(const struct contraction *c) {
     const struct digits *depth = &c->digits[DEPTH];
-    bool is = op_of(c->node->op) == &conv_wgrad_op && depth->count == 2 && c->digits[BATCH].count == 0 &&
-              c->digits[ROW].count <= 1 && c->digits[COLUMN].count <= 1;
+    bool is = c->before_count == 0 && op_of(c->node->op) == &conv_wgrad_op && depth->count == 2 &&
+              c->digits[BATCH].count == 0 && c->digits[ROW].count <= 1 && c->digits[COLUMN].count <= 1;
     for (int f = 0; f < FACTORS; f++) {
         is = is && depth->at[1].stride[f] == 1;
         for (int i = 0; i < COORDINATES; i++)

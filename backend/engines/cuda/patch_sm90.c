@@ -7,8 +7,6 @@
 #include "engines/cuda/families.h"
 #include "engines/cuda/hopper.h"
 
-#include <math.h>
-
 enum {
     TAPS_MAX = 49,
     CHANNELS = 64, /* of a block: rows of 128 bytes */
@@ -28,10 +26,8 @@ enum {
     MATH_GROUPS = 2,
     THREADS = 384,
     SHARED_MAX = 232448,
-    REGION_MAX = 64, /* nodes whose prologue is weighed */
 };
 
-static const double COPY_SECONDS = 2e-6; /* to launch one */
 static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
 static const double PREPARING_CLOCKS = 11;        /* of 64 channels of a pixel of both tiles */
@@ -328,7 +324,7 @@ static weftStatus_t take_prologue(struct patch *h) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
              descriptor_label(c->node->op));
     in->tensor = c->factor[FACTOR_A].tensor;
-    h->prologue = (struct prologue){.c = c, .axis_count = 1, .axes = {{h->channels, 1, true}}};
+    h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
     return prologue_find(&h->prologue);
 }
 
@@ -366,24 +362,6 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A copy of the image that is prepared apart, for whoever is faster then. */
-static double seconds_apart(const struct patch *h, const struct device *device) {
-    const struct region *region = h->c.region;
-    int nodes[REGION_MAX], count = 0;
-    struct patch bare;
-    double seconds = INFINITY, other;
-    for (int i = 0; i < region->count && region->count <= REGION_MAX; i++)
-        if (region_node(region, i) == h->c.node || contraction_is_behind(&h->c, region_node(region, i)))
-            nodes[count++] = region->nodes[i];
-    const struct region without = {.graph = region->graph, .count = count, .nodes = nodes};
-    if (count > 0 && analyse(&bare, &without, device, NULL) == WEFT_STATUS_SUCCESS)
-        seconds = bare.seconds;
-    if (count > 0 && cuda_hopper.accepts(&without, device, &other) == WEFT_STATUS_SUCCESS && other < seconds)
-        seconds = other;
-    status_clear();
-    return seconds + COPY_SECONDS + 2 * (double)tensor_bytes(h->in->tensor) / (double)device->cuda.bandwidth;
-}
-
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
     double other;
@@ -393,7 +371,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
              "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
              descriptor_label(h.c.node->op), other * 1e6, h.seconds * 1e6);
     status_clear();
-    if (h.c.before_count > 0 && seconds_apart(&h, device) < h.seconds)
+    if (h.c.before_count > 0 && prologue_seconds_apart(&h.c, device) < h.seconds)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its image is better prepared apart.", descriptor_label(h.c.node->op));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
@@ -559,7 +537,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_phases(&print, &h, true);
     print_numbers(&print, &h, lines);
     wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
-                h.g.direction == CONV_DATA, false);
+                h.g.direction == CONV_DATA ? WGMMA_A_TURNED : WGMMA_A_ALONG, false);
     totals_print_kinds(&print, &h.c);
     totals_print_stored(&print, &h.c, h.store);
     prologue_print(&print, &h.prologue);

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pointwise operations before a product: which there are, what they read, and their text. */
 #include "engines/cuda/prologue.h"
+#include "engines/cuda/families.h"
 #include "engines/cuda/formula.h"
 #include "engines/product.h"
 
-enum { NEIGHBOURS = 8, ACCESS_BYTES = 16 };
+#include <math.h>
+
+enum { ACCESS_BYTES = 16, REGION_MAX = 64 };
+
+static const double COPY_SECONDS = 2e-6, MEMORY_SHARE = 0.85; /* to launch one, and of the bandwidth that it reaches */
 
 static const struct tensor *tensor_at(const struct prologue *prologue, int value) {
     return prologue->c->region->graph->values[value].tensor;
@@ -108,48 +113,65 @@ weftStatus_t prologue_find(struct prologue *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
+double prologue_seconds_apart(const struct contraction *c, const struct device *device) {
+    static const struct family *const families[] = {&cuda_hopper, &cuda_patch_sm90};
+    int nodes[REGION_MAX], count = 0;
+    double least = INFINITY, seconds;
+    for (int i = 0; i < c->region->count && c->region->count <= REGION_MAX; i++)
+        if (region_node(c->region, i) == c->node || contraction_is_behind(c, region_node(c->region, i)))
+            nodes[count++] = c->region->nodes[i];
+    const struct region without = {.graph = c->region->graph, .count = count, .nodes = nodes};
+    for (size_t i = 0; i < sizeof families / sizeof *families && count > 0; i++)
+        if (families[i]->accepts(&without, device, &seconds) == WEFT_STATUS_SUCCESS && seconds < least)
+            least = seconds;
+    status_clear();
+    return least + COPY_SECONDS +
+           2 * (double)tensor_bytes(c->factor[FACTOR_A].tensor) / (MEMORY_SHARE * (double)device->cuda.bandwidth);
+}
+
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
 /* Whether all neighbours exist and lie in whole accesses. */
 static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
-    return operand->stride == 1 && operand->extent % NEIGHBOURS == 0 &&
+    return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
 }
 
 /* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. */
 static void print_read(struct kernel_print *print, const struct prologue *h, bool along, const char *name) {
+    bool has_extent = false; /* the same of all that know an axis */
     text_add(&print->code, "struct %s_read {\n", name);
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].runs_along == along)
             text_add(&print->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
-                     along ? NEIGHBOURS : 1, i);
-    text_add(&print->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at) {\n    %s_read in;\n", name, name,
-             name);
+                     along ? h->neighbours : 1, i);
+    text_add(&print->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at%s) {\n    %s_read in;\n", name,
+             name, along ? ", bool exist" : "", name);
     for (int i = 0; i < h->operand_count; i++) {
         const struct prologue_operand *operand = &h->operands[i];
         if (operand->runs_along != along)
             continue;
         print_pointer(print, operand->type, operand->value, 0, named("b%d", i).text);
-        if (operand->extent > 1) {
-            print_number(print, operand->extent, named("b%d_extent", i).text);
+        if (operand->extent > 1 && !has_extent)
+            print_number(print, operand->extent, named("%s_extent", name).text);
+        has_extent = has_extent || operand->extent > 1;
+        if (operand->extent > 1)
             print_number(print, operand->stride, named("b%d_stride", i).text);
-        }
         if (operand->extent == 1)
             text_add(&print->code, "    in.b%d.at[0] = *(p.b%d + 0);\n", i, i);
         else if (!along)
             text_add(&print->code,
-                     "    in.b%d.at[0] = (p.b%d + (at < (i32)p.b%d_extent ? at : (i32)p.b%d_extent - 1) * "
-                     "p.b%d_stride)[0];\n",
-                     i, i, i, i, i);
+                     "    in.b%d.at[0] = (p.b%d + clamped(at, p.across_extent, 1, false) * p.b%d_stride)[0];\n", i, i,
+                     i);
         else if (is_whole(h, operand))
-            text_add(&print->code,
-                     "    in.b%d = load_run<%s, %d>(p.b%d + (at < (i32)p.b%d_extent ? at : (i32)p.b%d_extent - %d));\n",
-                     i, cuda_type_name(operand->type), NEIGHBOURS, i, i, i, NEIGHBOURS);
+            text_add(&print->code, "    in.b%d = load_run<%s, %d>(p.b%d + clamped(at, p.along_extent, %d, exist));\n",
+                     i, cuda_type_name(operand->type), h->neighbours, i, h->neighbours);
         else
             text_add(&print->code,
-                     "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + (at + e < (i32)p.b%d_extent ? "
-                     "at + e : (i32)p.b%d_extent - 1) * p.b%d_stride)[0];\n",
-                     NEIGHBOURS, i, i, i, i, i);
+                     "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + clamped(at + e, "
+                     "p.along_extent, 1, exist) * "
+                     "p.b%d_stride)[0];\n",
+                     h->neighbours, i, i, i);
     }
     text_add(&print->code, "    return in;\n}\n\n");
 }
@@ -159,10 +181,10 @@ static void print_prepare(struct kernel_print *print, const struct prologue *h) 
     const struct factor *a = &h->c->factor[FACTOR_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
     text_add(&print->code,
-             "DEVICE void prepare(const arguments& p, words& r, const along_read& along, const across_read& across) {\n"
+             "DEVICE void prepare(const arguments& p, u32* r, const along_read& along, const across_read& across) {\n"
              "    float made[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
-             "        const %s v%d = {(u16)(r.at[e / 2] >> e %% 2 * 16)};\n",
-             NEIGHBOURS, NEIGHBOURS, type, a->value);
+             "        const %s v%d = {(u16)(r[e / 2] >> e %% 2 * 16)};\n",
+             h->neighbours, h->neighbours, type, a->value);
     for (int i = 0; i < h->operand_count; i++)
         text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
@@ -171,13 +193,16 @@ static void print_prepare(struct kernel_print *print, const struct prologue *h) 
         (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c->region->graph, h->c->before[b]);
     text_add(&print->code,
              "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
-             "        r.at[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
-             a->prepared, NEIGHBOURS / 2, type);
+             "        r[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
+             a->prepared, h->neighbours / 2, type);
 }
 
 void prologue_print(struct kernel_print *print, const struct prologue *h) {
     if (h->c->before_count == 0)
         return;
+    text_add(&print->code, "/* Where neighbours are or, if they may lie behind the last one, the last ones. */\n"
+                           "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
+                           "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
     print_read(print, h, true, "along");
     print_read(print, h, false, "across");
     print_prepare(print, h);

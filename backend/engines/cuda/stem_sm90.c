@@ -220,7 +220,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_structure(&print, &s);
     print_arguments(&print, &s);
     weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;
-    wgmma_print(&print.code, s.filters, type, type, false, false);
+    wgmma_print(&print.code, s.filters, type, type, WGMMA_A_ALONG, false);
     finish_print(&print, &s.c);
     slabs_print(&print, &s.c, s.store);
     finish_print_place(&print, &s.c, (int)(s.store - s.c.finish.at));

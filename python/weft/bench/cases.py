@@ -116,7 +116,16 @@ def _gpu_fused() -> list[Case]:
         made += [fused.conv(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.CONVOLUTIONS]
     for tag in ("3x3_64_56", "1x1_256_64_56"):
         made += [fused.conv_dgrad(tag, _GPU_CONVOLUTIONS[tag], kind) for kind in fused.DGRADS]
-    return made
+    shortcut = Convolution(128, 256, (56, 56), 1, stride=2, filters=512)
+    strided = {"3x3s2_128_56": _GPU_CONVOLUTIONS["3x3s2_128_56"], "1x1s2_256_56": shortcut}
+    made += [fused.conv(tag, c, kind) for tag, c in strided.items() for kind in fused.PREPARED]
+    made += [fused.conv_dgrad(tag, c, kind) for tag, c in strided.items() for kind in ("bare", "after_scale")]
+    weights = {
+        "3x3_64_56": _GPU_CONVOLUTIONS["3x3_64_56"],
+        "3x3_256_14": _GPU_CONVOLUTIONS["3x3_256_14"],
+        **strided,
+    }
+    return made + [fused.conv_wgrad(tag, c, kind) for tag, c in weights.items() for kind in fused.PREPARED]
 
 
 def _gpu_norms() -> list[Case]:
@@ -242,6 +251,7 @@ def cpu() -> dict[str, Case]:
         *(fused.matmul("96", 96, 80, 64, kind) for kind in fused.MATMULS),
         *(fused.conv("3x3_8_14", few, kind) for kind in fused.CONVOLUTIONS),
         *(fused.conv_dgrad("3x3_8_14", few, kind) for kind in fused.DGRADS),
+        *(fused.conv_wgrad("3x3_8_14", few, kind) for kind in fused.PREPARED),
         *(norms.row_norm(kind, "f32", 256, 512, way) for kind in ("layernorm", "rmsnorm") for way in ways),
         *(norms.batch_norm("f32", 4, 32, 28, way) for way in ways),
         norms.planar_norm("instancenorm", "f32", 4, 32, 28),

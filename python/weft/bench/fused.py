@@ -38,7 +38,9 @@ CONVOLUTIONS = (
     "after_scale_bias_relu_genstats",
 )
 """What is fused with a convolution."""
-DGRADS = ("bare", "drelu_bn")
+PREPARED = ("bare", "after_scale_bias_relu")
+"""What is before a convolution or a gradient by its filters."""
+DGRADS = ("bare", "drelu_bn", "after_scale")
 """What is fused with a gradient by a convolution's input."""
 
 # ---- Matmul ------------------------------------------------------------------------------------------------
@@ -210,6 +212,8 @@ def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:
         "w": Operand(c.w, order=NHWC, scale=1 / math.sqrt(c.filters * c.window * c.window)),
     }
     outputs = {"dx": Operand(c.x, order=NHWC)}
+    if fused == "after_scale":
+        inputs["scale"] = Operand((1, c.filters, 1, 1))
     if fused == "drelu_bn":
         inputs["x"] = Operand(c.x, order=NHWC)
         inputs |= dict.fromkeys(("mean", "inv", "scale", "bias"), Operand(each, "f32"))
@@ -227,9 +231,12 @@ def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:
 
 
 def _build_dgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:
-    dx = g.conv_dgrad(loss=t["dy"], filter=t["w"], **_options(c))
+    dy = t["dy"]
+    if fused == "after_scale":
+        dy = g.mul(a=dy, b=t["scale"]).set_data_type(lib.data_type.BFLOAT16)
+    dx = g.conv_dgrad(loss=dy, filter=t["w"], **_options(c))
     dx.set_dim(list(c.x))
-    if fused == "bare":
+    if fused != "drelu_bn":
         return {"dx": dx}
     hat = g.mul(a=g.sub(a=t["x"], b=t["mean"]), b=t["inv"])
     normal = g.add(a=g.mul(a=hat, b=t["scale"]), b=t["bias"])
@@ -239,10 +246,33 @@ def _build_dgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Te
 
 
 def _judge_dgrad(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
-    dx = oracle.conv_dgrad(xp, t, c)["dx"]
-    if fused == "bare":
+    dy = t["dy"] * t["scale"] if fused == "after_scale" else t["dy"]
+    dx = oracle.conv_dgrad(xp, {"dy": dy, "w": t["w"]}, c)["dx"]
+    if fused != "drelu_bn":
         return {"dx": dx}
     hat = (t["x"] - t["mean"]) * t["inv"]
     dx = dx * (hat * t["scale"] + t["bias"] > 0)
     sums = {"dscale": dx * hat, "dbias": dx}
     return {"dx": dx} | {name: v.sum(axis=(0, 2, 3), keepdims=True) for name, v in sums.items()}
+
+
+def conv_wgrad(tag: str, c: Convolution, fused: str) -> Case:
+    """The gradient by a convolution's filters, whose image is made as it is in front of the convolution."""
+    inputs = {"x": Operand(c.x, order=NHWC), "dy": Operand(c.y, order=NHWC)}
+    if fused != "bare":
+        inputs |= dict.fromkeys(("scale", "bias"), Operand((1, c.channels, 1, 1)))
+    name, outputs = f"fused/wgrad_{tag}_{fused}", {"dw": Operand(c.w, order=NHWC)}
+    build, judge = partial(_build_wgrad, fused, c), partial(_judge_wgrad, fused, c)
+    return Case(name, "bf16", c.flops, inputs, outputs, build, judge)
+
+
+def _build_wgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:
+    x = t["x"]
+    if fused != "bare":
+        x = g.relu(input=g.add(a=g.mul(a=x, b=t["scale"]), b=t["bias"])).set_data_type(lib.data_type.BFLOAT16)
+    return {"dw": g.conv_wgrad(image=x, loss=t["dy"], **_options(c)).set_dim(list(c.w))}
+
+
+def _judge_wgrad(fused: str, c: Convolution, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    x = t["x"] if fused == "bare" else oracle.relu(t["x"] * t["scale"] + t["bias"])
+    return oracle.conv_wgrad(xp, {"x": x, "dy": t["dy"]}, c)

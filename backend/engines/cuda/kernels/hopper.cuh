@@ -24,13 +24,12 @@
    Brought   BRINGS: a 16-bit operand that lies like the result comes by TMA into the slabs that the result leaves from, which then are a whole
              tile's, from the first step on; what else sums meet is read ahead of them, as far as registers allow, from the last step on
    Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
-   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on A where it lies in shared memory. A
-             warpgroup prepares its own rows of the next step while the tensor core is at this one
+   Prologue  HAS_PROLOGUE: pointwise operations on A, which goes through registers: lib/prepared.cuh
    Overrides HAS_OVERRIDES: a batch entry uses the first of its rows, columns and depth. Tiles outside take no step, sums outside are 0,
              and of the step in which the depth ends the rest is cleared in shared memory
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS ALTERNATES STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
-             B_BOXES A_SLAB B_SLAB A_STEP B_STEP DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS
+             B_BOXES A_SLAB B_SLAB A_STEP B_STEP A_IS_IMAGE DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS
              IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate
              (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
@@ -64,6 +63,7 @@ constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
 constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1 || ALTERNATES) * 8;
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
+static_assert(!HAS_PROLOGUE || (STORED_BYTES == 2 && !PROMOTES && PARTS == 1), "prologues are of 16 bits");
 static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
 static_assert(ENDS_IN_PAIRS || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
 static_assert(COLUMN_TOTALS == 0 || BLOCK_N % 32 == 0, "a warp shares out 32 columns");
@@ -157,6 +157,8 @@ DEVICE void load_tiles(const arguments& p, tile_walk at) {
     }
 }
 
+#include "lib/prepared.cuh"
+
 /* ---- The math warpgroups ---- */
 
 DEVICE void release_slot(u32 slot) { /* lane i tells block i: this warp has read the slot */
@@ -166,36 +168,6 @@ DEVICE void release_slot(u32 slot) { /* lane i tells block i: this warp has read
 }
 
 using accumulators = sum_t[ROW_BLOCKS][BLOCK_N / 2]; /* a thread's part of [GROUP_ROWS, BLOCK_N] */
-
-/* The prologue of what a warpgroup reads of A, where it lies: 8 neighbours of a line at a time, of lines 16 apart. Behind the depth
-   there are zeros, and shall be. */
-template <class P> DEVICE void prepare_slot(const P& p, u32 s, i32 row, i32 k) {
-    constexpr bool IS_TURNED = A_SLAB != 0; /* lines are of the depth, and neighbours rows */
-    constexpr int SLABS = IS_TURNED ? ROW_BLOCKS : 1, LINES = IS_TURNED ? BLOCK_K : GROUP_ROWS, AT_ONCE = 4;
-    const i32 thread = threadIdx.x % 128, first = thread / 8, chunk = thread % 8 * 8;
-    s += first * 128 + (thread % 8 ^ first % 8) * 16;
-    #pragma unroll
-    for (int slab = 0; slab < SLABS; ++slab) {
-        const auto along = read_along(p, (IS_TURNED ? row + slab * 64 : k) + chunk);
-        #pragma unroll
-        for (int line = 0; line < LINES; line += 16 * AT_ONCE) {
-            words r[AT_ONCE];
-            #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) r[i] = load_words(s + slab * A_SLAB + (line + i * 16) * 128);
-            #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const i32 other = first + line + i * 16; /* the index that chunks do not run along */
-                prepare(p, r[i], along, read_across(p, (IS_TURNED ? k : row) + other));
-                if (k + BLOCK_K > (i32)p.channels) {
-                    const i32 left = (i32)p.channels - k - (IS_TURNED ? other : chunk);
-                    #pragma unroll
-                    for (int word = 0; word < 4; ++word) r[i].at[word] &= (IS_TURNED ? left > 0 : left > 2 * word + 1) ? ~0u : !IS_TURNED && left == 2 * word + 1 ? 0xffff : 0;
-                }
-                store_words(s + slab * A_SLAB + (line + i * 16) * 128, r[i]);
-            }
-        }
-    }
-}
 
 /* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of slabs, whole rows. */
 DEVICE void clear_depth(u32 s, u32 slab, int lines, u32 kept) {
@@ -235,12 +207,7 @@ DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const place& tile, i32 row)
 /* A slot that has arrived becomes one that can be multiplied. */
 template <class P> DEVICE void ready_slot(const P& p, const pipeline_cursor& use, const tile_walk& tile, int group, i32 step) {
     wait(arrived(use.slot), use.phase);
-    if constexpr (HAS_PROLOGUE) prepare_slot(p, a_slot(use.slot) + group * GROUP_ROWS * 128, tile.row + group * GROUP_ROWS, (tile.first_step(p) + step) * BLOCK_K);
     if constexpr (HAS_OVERRIDES) clear_unused(p, tile, use.slot, group, step);
-    if constexpr (HAS_PROLOGUE) {
-        publish_to_async_proxy();
-        sync_threads(1 + group, 128);
-    }
 }
 
 /* Into a warp's slabs, which its results have long left. */
@@ -262,9 +229,8 @@ template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 
 template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
     const int group = math_warp / 4 % TILE_GROUPS;
     u32 previous = 0;
-    if (HAS_PROLOGUE && steps > 0) ready_slot(p, use, tile, group, 0);
     for (i32 step = 0; step < steps; ++step) {
-        if constexpr (!HAS_PROLOGUE) ready_slot(p, use, tile, group, step);
+        ready_slot(p, use, tile, group, step);
         const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB); /* [GROUP_ROWS, 128 bytes] or slabs of [k, 64] */
         const u64 b = operand(b_slot(use.slot), B_SLAB);
         mma_fence();
@@ -279,7 +245,6 @@ template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipel
         if (step > 0) release_slot(previous);
         previous = use.slot;
         use.advance();
-        if (HAS_PROLOGUE && step + 1 < steps) ready_slot(p, use, tile, group, step + 1); /* while this one runs on */
     }
     if (ALTERNATES && lane_index() == 0) arrive(multiplied());
     return previous;
@@ -294,6 +259,37 @@ DEVICE void complete_tile(accumulators& r_c, u32 last_slot, i32 steps) {
     for (int block = 0; block < ROW_BLOCKS; ++block)
         #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
+}
+
+/* All of a tile whose A goes through registers, of which two sets take turns: a step is prepared while the one before it is multiplied. */
+template <class P> DEVICE void multiply_prepared(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
+    constexpr int TURNS = 2;
+    const int group = math_warp / 4;
+    prepared_rows<P> rows(p, tile, tile.row + group * GROUP_ROWS, tile.first_step(p));
+    step_of_rows r_a[TURNS];
+    u32 previous = 0;
+    for (i32 step = 0; step < steps; step += TURNS) {
+        #pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn) {
+            if (turn > 0 && step + turn >= steps) break;
+            ready_slot(p, use, tile, group, step + turn);
+            rows.take(r_a[turn], p, tile, a_slot(use.slot) + group * GROUP_ROWS * 128);
+            const u64 b = operand(b_slot(use.slot), B_SLAB);
+            mma_fence();
+            #pragma unroll
+            for (int k = 0; k < STEPS_PER_SLOT; ++k)
+                #pragma unroll
+                for (int block = 0; block < ROW_BLOCKS; ++block) multiply_accumulate(r_c[block], r_a[turn][k][block], b + k * B_STEP, step + turn + k > 0);
+            mma_commit();
+            if constexpr (BRINGS) if (step + turn == 0) bring_operand(p, tile, math_warp);
+            mma_wait<1>();
+            if (step + turn > 0) release_slot(previous);
+            previous = use.slot;
+            use.advance();
+            rows.k.advance(p, tile);
+        }
+    }
+    complete_tile(r_c, previous, steps);
 }
 
 /* The scales of the blocks that a step brings together: register 4j + 2h + e of a block is multiplied by the h-th of it and by that
@@ -529,10 +525,11 @@ template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at,
         if constexpr (BRINGS) if (PROMOTES || steps <= 0) bring_operand(p, at, math_warp);
         u32 last_slot = 0;
         if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
+        else if constexpr (HAS_PROLOGUE) multiply_prepared(r_c, p, use, at, math_warp, steps);
         else last_slot = multiply_tile(r_c, p, use, at, math_warp, steps);
         const i32 first_row = at.row + math_warp / 4 % TILE_GROUPS * GROUP_ROWS;
         tile_end<P> end(p, at, first_row + math_warp % 4 * 16);
-        if constexpr (!PROMOTES) complete_tile(r_c, last_slot, steps);
+        if constexpr (!PROMOTES && !HAS_PROLOGUE) complete_tile(r_c, last_slot, steps);
         if constexpr (BRINGS) wait(brought(math_warp), tiles_brought++ & 1);
         if constexpr (PARTS > 1) {
             cluster_wait(); /* for the other block's barriers, which have long been there */

@@ -159,7 +159,7 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
         u32 thread = threadIdx.x % 128;
         settle(thread); /* what follows from it would be kept in registers over all tiles */
         const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
-        const auto along = read_along(p, channel + chunk * 8);
+        const auto along = read_along(p, channel + chunk * 8, false);
         const auto across = read_across(p, 0);
         wait(patch_arrived(patch.slot), patch.phase);
         u32 s = patch_slot(patch.slot) + first * PIXEL_BYTES + (chunk ^ first % 8) * 16;
@@ -172,7 +172,7 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
                 const i32 line = (row + 16 * i) / PITCH, column = row + 16 * i - line * PITCH;
                 const bool is_inside = (u32)(at.line + (i32)p.corner_h + line) < (u32)p.x_lines && (u32)(at.column + (i32)p.corner_w + column) < (u32)p.x_columns;
                 if (row + 16 * i >= ROWS || !is_inside || left <= 0) continue;
-                prepare(p, r[i], along, across);
+                prepare(p, r[i].at, along, across);
                 #pragma unroll
                 for (int word = 0; word < 4; ++word) r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
                 store_words(s + i * 16 * PIXEL_BYTES, r[i]);
