@@ -163,6 +163,8 @@ void hopper_print_result(struct kernel_print *print, const struct hopper *h);
    else float. Turned operands lie along their own index. */
 void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, bool a_is_turned,
                  bool b_is_turned);
+/* The same of two 16-bit factors, of which the first comes from registers: multiply_accumulate(c, a, b, adds). */
+void wgmma_print_registers(struct text *code, int columns, weftDataType_t type);
 /* What lib/slabs.cuh wants to know of the one result. */
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
 
