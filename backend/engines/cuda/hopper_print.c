@@ -342,8 +342,8 @@ void wgmma_print_registers(struct text *code, int columns, weftDataType_t type) 
              count, count + 5, columns, wgmma_type(type), wgmma_type(type));
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, 0; }\"\n        : ", count, count + 1, count + 2, count + 3,
-             count + 4);
+    text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, 0; }\"\n        : ", count, count + 1, count + 2,
+             count + 3, count + 4);
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
     text_add(code, "\n        : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b), \"r\"(adds));\n}\n\n");

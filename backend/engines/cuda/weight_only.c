@@ -144,7 +144,8 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
     if (w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
         contraction_has_overrides(&w->c) || w->c.fill != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in memory.",
+             "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
+             "memory.",
              descriptor_label(w->c.node->op));
     TRY(check_types(w));
     return check_layout(w);

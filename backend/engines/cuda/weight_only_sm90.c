@@ -6,13 +6,15 @@
 #include "engines/cuda/hopper.h"
 #include "engines/cuda/weight_only.h"
 
+#include <math.h>
+
 enum {
     STEP = 128, /* of the depth */
     SPAN = 32,  /* of a step, whose weights share a scale */
     ROWS_MAX = 1024,
     CLUSTER_MAX = 8, /* blocks of a cluster */
-    SUMS_MAX = 64,  /* columns of products of four math warpgroups, by their registers; two have twice as many */
-    TILES = 2, /* of so many times 128 columns */
+    SUMS_MAX = 64,   /* columns of products of four math warpgroups, by their registers; two have twice as many */
+    TILES = 2,       /* of so many times 128 columns */
     STAGES_MAX = 8,
     BARRIER_BYTES = 16, /* of a slot */
     SHARED_MAX = 232448,
@@ -23,9 +25,9 @@ enum {
 static const double LAUNCH_SECONDS = 4e-6; /* of two kernels, the first of which brings rows into order */
 static const double CLOCK = 1.6e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.75;
-static const double STEP_CLOCKS = 300;                           /* least, of a step: to unpack it */
+static const double STEP_CLOCKS = 300;                            /* least, of a step: to unpack it */
 static const double END_CLOCKS = 1500, END_NUMBERS_PER_CLOCK = 8; /* of a tile */
-static const double FILL_BYTES_PER_CLOCK = 50;                   /* from L2, per multiprocessor */
+static const double FILL_BYTES_PER_CLOCK = 50;                    /* from L2, per multiprocessor */
 
 struct weight_only_sm90 {
     struct weight_product p;
@@ -115,15 +117,28 @@ static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The least time of others: the family of few rows, or a product of weights that were dequantised in memory. */
+static double seconds_of_others(const struct weight_only_sm90 *w, const struct region *region,
+                                const struct device *device) {
+    double best = INFINITY, other, product;
+    const struct graph *graph = region->graph;
+    const struct region weights = {graph, 1, &graph->values[graph_find_value(graph, w->p.weights->y)].producer};
+    if (cuda_weight_only.accepts(region, device, &other) == WEFT_STATUS_SUCCESS)
+        best = other;
+    if (cuda_block_scale.accepts(&weights, device, &other) == WEFT_STATUS_SUCCESS &&
+        cuda_hopper.accepts(&w->p.rest, device, &product) == WEFT_STATUS_SUCCESS && other + product < best)
+        best = other + product;
+    status_clear();
+    return best;
+}
+
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct weight_only_sm90 w;
-    double other;
     TRY(analyse(&w, region, device, NULL));
-    if (cuda_weight_only.accepts(region, device, &other) == WEFT_STATUS_SUCCESS && other < w.seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: as few rows as it has are predicted to be faster without shared memory, %.3g us to %.3g.",
-             descriptor_label(w.p.c.node->op), other * 1e6, w.seconds * 1e6);
-    status_clear();
+    double other = seconds_of_others(&w, region, device);
+    if (other < w.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: predicted to be slower here, %.3g us, than elsewhere, %.3g us.",
+             descriptor_label(w.p.c.node->op), w.seconds * 1e6, other * 1e6);
     *seconds = w.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -166,13 +181,14 @@ static void print_maps(struct kernel_print *print, const struct weight_only_sm90
                                         .box = {STEP / 2, (uint32_t)w->tokens},
                                         .swizzle = TENSOR_MAP_128B,
                                         .promotion = TENSOR_MAP_L2_128B}};
-    const struct cuda_map weights = {.form = {.type = TENSOR_MAP_U8,
-                                              .rank = 2,
-                                              .dims = {(uint64_t)(w->p.depth * weight_bits(w) / 8), (uint64_t)w->p.columns},
-                                              .strides = {(uint64_t)w->p.w_row},
-                                              .box = {(uint32_t)row, (uint32_t)w->columns},
-                                              .swizzle = row == 128 ? TENSOR_MAP_128B : TENSOR_MAP_PLAIN,
-                                              .promotion = TENSOR_MAP_L2_128B}};
+    const struct cuda_map weights = {
+        .form = {.type = TENSOR_MAP_U8,
+                 .rank = 2,
+                 .dims = {(uint64_t)(w->p.depth * weight_bits(w) / 8), (uint64_t)w->p.columns},
+                 .strides = {(uint64_t)w->p.w_row},
+                 .box = {(uint32_t)row, (uint32_t)w->columns},
+                 .swizzle = row == 128 ? TENSOR_MAP_128B : TENSOR_MAP_PLAIN,
+                 .promotion = TENSOR_MAP_L2_128B}};
     print_map(print, -1, &a, "a_map");
     print_map(print, graph_find_value(print->graph, w->p.weights->x), &weights, "w_map");
 }
@@ -217,10 +233,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     TRY(build_order(step, &w, arena));
     TRY(build_product(step, &w, arena));
-    return arena_print(arena, &step->detail,
-                       "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, %d "
-                       "operations behind",
-                       w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
+    return arena_print(
+        arena, &step->detail,
+        "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, %d "
+        "operations behind",
+        w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
 }
 
 static const struct knob knobs[] = {
@@ -231,7 +248,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_weight_only_sm90 = {
     .name = "cuda.weight_only_sm90",
-    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it, "
+    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind "
+           "it, "
            "on Hopper's tensor cores",
     .knobs = knobs,
     .accepts = accepts,

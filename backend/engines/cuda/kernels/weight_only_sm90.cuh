@@ -146,7 +146,7 @@ DEVICE void load_tiles(const arguments& p, const tile& tile) {
 using sums = sum_t[TOKENS / 2]; /* a thread's part of [64, TOKENS] */
 using pairs = u32[2][4];        /* of weights: what two products take */
 
-/* Where a lane's weights and scales are: rows 0 and 8 of lane / 4 in its warp's 16. */
+/* Where a lane's weights and scales are: rows lane / 4 and 8 more of its warp's 16. */
 DEVICE u32 lane_row(u32 warp, int i) { return warp * 16 + i * 8 + lane_index() / 4; }
 
 DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
@@ -159,6 +159,11 @@ DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) r_w[i][c * 4 + e] = r.at[e];
         }
+}
+
+DEVICE void read_scales(float (&r_scale)[2], u32 slot, u32 warp) {
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) r_scale[i] = load_shared(scale_slot(slot) + (lane_index() % 4 * SCALES / 4 * ROWS + lane_row(warp, i)) * 4);
 }
 
 DEVICE void unpack(pairs& r_a, const u32 (&r_w)[2][WORDS], int part, const float (&r_scale)[2]) {
@@ -177,47 +182,52 @@ DEVICE void keep(pairs& r_a) { /* until here, where the products that read them 
     for (int i = 0; i < 8; ++i) settle(r_a[i / 4][i % 4]);
 }
 
-DEVICE void multiply_step(sums& r_c, u32 slot, u32 warp, bool is_first) {
+/* One turn of unpacking ahead: while the last part of a step is multiplied, the first one of the next. */
+DEVICE void multiply_tile(const tile& tile, u32 warp) {
+    sums r_c, r_step;
+    sums& r_sum = SCALES_SUMS ? r_step : r_c;
     u32 r_w[2][WORDS];
     float r_scale[2];
     pairs r_a[2];
-    read_weights(r_w, slot, warp);
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) r_scale[i] = load_shared(scale_slot(slot) + (lane_index() % 4 * SCALES / 4 * ROWS + lane_row(warp, i)) * 4);
-    sums r_step;
-    sums& r_sum = SCALES_SUMS ? r_step : r_c;
-    const u64 b = operand(a_slot(slot), 0);
-    #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        unpack(r_a[part % 2], r_w, part, r_scale);
-        mma_fence();
-        #pragma unroll
-        for (int i = part * 2; i < part * 2 + 2; ++i)
-            multiply_accumulate(r_sum, r_a[part % 2][i % 2], b + i / 4 * (A_BOX >> 4) + i % 4 * 2, i > 0 || (!SCALES_SUMS && !is_first));
-        mma_commit();
-        mma_wait<1>();
-        if (part > 0) keep(r_a[(part - 1) % 2]);
-    }
-    mma_wait<0>();
-    keep(r_a[(PARTS - 1) % 2]);
-    __syncwarp();
-    if (lane_index() == 0) arrive(finished(slot));
-    #pragma unroll
-    for (int i = 0; i < TOKENS / 2; ++i) {
-        settle(r_sum[i]);
-        if constexpr (SCALES_SUMS) r_c[i] += r_step[i] * r_scale[i / 2 % 2];
-    }
-}
-
-DEVICE void multiply_tile(const tile& tile, u32 warp) {
-    sums r_c;
     pipeline_cursor use;
     #pragma unroll
     for (int i = 0; i < TOKENS / 2 && SCALES_SUMS; ++i) r_c[i] = 0;
+    wait(arrived(0), 0);
+    read_weights(r_w, 0, warp);
+    read_scales(r_scale, 0, warp);
+    unpack(r_a[0], r_w, 0, r_scale);
     for (i32 step = 0; step < tile.steps; ++step) {
-        wait(arrived(use.slot), use.phase);
-        multiply_step(r_c, use.slot, warp, step == 0);
+        const u32 slot = use.slot;
+        const u64 b = operand(a_slot(slot), 0);
         use.advance();
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            pairs& r_next = r_a[(part + 1) % 2];
+            mma_fence();
+            #pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int number = part * 2 + i; /* of the step's products */
+                multiply_accumulate(r_sum, r_a[part % 2][i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2, number > 0 || (!SCALES_SUMS && step > 0));
+            }
+            mma_commit();
+            if (part + 1 == PARTS) {
+                if (step + 1 < tile.steps) wait(arrived(use.slot), use.phase); /* else nobody wants what is read there */
+                read_weights(r_w, use.slot, warp);
+                read_scales(r_scale, SCALES_SUMS ? slot : use.slot, warp);
+            }
+            mma_wait<1>();
+            if (part > 0) keep(r_next);
+            unpack(r_next, r_w, (part + 1) % PARTS, r_scale);
+        }
+        mma_wait<0>();
+        keep(r_a[(PARTS - 1) % 2]);
+        __syncwarp();
+        if (lane_index() == 0) arrive(finished(slot));
+        #pragma unroll
+        for (int i = 0; i < TOKENS / 2; ++i) {
+            settle(r_sum[i]);
+            if constexpr (SCALES_SUMS) r_c[i] += r_step[i] * r_scale[i / 2 % 2];
+        }
     }
     sync_threads(1, MATH_THREADS); /* nobody reads factors any more */
     #pragma unroll
