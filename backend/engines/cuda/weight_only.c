@@ -22,6 +22,7 @@ enum {
 };
 
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
+static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
 
 struct weight_only {
     struct weight_product p;
@@ -166,7 +167,7 @@ static double predict(const struct weight_only *w, const struct device *device, 
     double waves = (double)(int64_t)((blocks + slots - 1) / slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
     double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.depth * 2) : 0;
-    double filling = (weights + again) / L2_BYTES_PER_SECOND;
+    double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 

@@ -22,12 +22,15 @@ enum {
     ORDER_THREADS = 128,
 };
 
-static const double LAUNCH_SECONDS = 4e-6; /* of two kernels, the first of which brings rows into order */
-static const double CLOCK = 1.6e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
-static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.75;
-static const double STEP_CLOCKS = 300;                            /* least, of a step: to unpack it */
-static const double END_CLOCKS = 1500, END_NUMBERS_PER_CLOCK = 8; /* of a tile */
-static const double FILL_BYTES_PER_CLOCK = 50;                    /* from L2, per multiprocessor */
+static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which brings rows into order */
+static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block is there, and to end its tile */
+static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
+static const double CLOCK = 1.75e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
+static const double PRODUCTS_PER_CLOCK = 2048;
+static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71; /* math warpgroups, which have narrower products */
+static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* at least */
+static const double L2_BYTES_PER_SECOND = 6.5e12;
+static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors, that clusters of more than two find */
 
 struct weight_only_sm90 {
     struct weight_product p;
@@ -52,15 +55,20 @@ static int slot_bytes(const struct weight_only_sm90 *w) {
     return w->tokens * STEP * 2 + w->columns * STEP * weight_bits(w) / 8 + scales(w) * w->columns * 4 + BARRIER_BYTES;
 }
 
+/* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. */
 static double predict(const struct weight_only_sm90 *w, const struct device *device) {
-    double steps = (double)parts(w->steps, w->splits), sums = (double)w->columns * w->tokens;
+    double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
     int64_t blocks = parts(w->p.columns, w->columns) * parts(w->p.rows, w->tokens) * w->splits;
-    int64_t at_once = device->cuda.multiprocessors / w->splits * w->splits;
-    double step = sums * STEP / PRODUCTS_PER_CLOCK / EFFICIENCY, fill = slot_bytes(w) / FILL_BYTES_PER_CLOCK;
+    double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
+    double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
+    int64_t clusters = (int64_t)found / w->splits, waves = parts(blocks, clusters * w->splits);
+    double step = (double)w->columns * w->tokens * STEP / PRODUCTS_PER_CLOCK / efficiency / CLOCK;
+    double fill = (a_bytes + w_bytes) * (double)parts(blocks, waves) / L2_BYTES_PER_SECOND;
+    double least = STEP_SECONDS + STEP_SECONDS_PER_COLUMN * w->columns;
     step = step > fill ? step : fill;
-    step = step > STEP_CLOCKS ? step : STEP_CLOCKS;
-    double end = END_CLOCKS + sums / END_NUMBERS_PER_CLOCK;
-    double computing = (double)parts(blocks, at_once) * (steps * step + end) / CLOCK;
+    step = step > least ? step : least;
+    double whole = FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)parts(w->steps, w->splits) * step;
+    double computing = (double)waves * whole;
     double moving = (double)(tensor_bytes(w->p.weights->x) + tensor_bytes(w->p.weights->scale)) / MEMORY_SHARE /
                     (double)device->cuda.bandwidth;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
