@@ -141,6 +141,11 @@ def few_tokens(t: Maker) -> None:
     t.out(t.g.matmul(t(4, 256), w))
 
 
+def some_tokens(t: Maker) -> None:
+    w = t.g.block_scale_dequantize(t(512, 200, dtype="i4", strides=[1, 512]), t(4, 200, low=0.5), [128, 1])
+    t.out(t.g.matmul(t(70, 512), w))
+
+
 def experts(dtype: str, k: int, gather: bool = False) -> Any:
     def build(t: Maker) -> None:
         first = t(4, 1, 1, dtype="i32", values=np.array([0, 20, 20, 61], "i4"))
@@ -326,6 +331,7 @@ CASES = {
     "totals": Case("hopper totals", "hopper", totals),
     "scales": Case("hopper", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
+    "some tokens": Case("depth_order weight_only_sm90", "weight_only_sm90", some_tokens),
     # convolutions
     "conv": Case("hopper", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
     "conv dgrad": Case("hopper", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),

@@ -5,29 +5,13 @@
 #include "engines/cuda/kernel.h"
 #include "engines/engine.h"
 
-static const struct family *const cuda_families[] = {&cuda_attention,
-                                                     &cuda_weight_only,
-                                                     &cuda_stem_sm90,
-                                                     &cuda_stem,
-                                                     &cuda_depthwise,
-                                                     &cuda_patch_sm90,
-                                                     &cuda_hopper_tf32,
-                                                     &cuda_hopper,
-                                                     &cuda_packed_tf32,
-                                                     &cuda_packed,
-                                                     &cuda_contraction_tf32,
-                                                     &cuda_contraction,
-                                                     &cuda_grouped_sm90,
-                                                     &cuda_grouped,
-                                                     &cuda_channels,
-                                                     &cuda_rows,
-                                                     &cuda_window,
-                                                     &cuda_map,
-                                                     &cuda_move,
-                                                     &cuda_rng,
-                                                     &cuda_block_scale,
-                                                     &cuda_staged,
-                                                     NULL};
+static const struct family *const cuda_families[] = {
+    &cuda_attention,   &cuda_weight_only_sm90, &cuda_weight_only, &cuda_stem_sm90,
+    &cuda_stem,        &cuda_depthwise,        &cuda_patch_sm90,  &cuda_hopper_tf32,
+    &cuda_hopper,      &cuda_packed_tf32,      &cuda_packed,      &cuda_contraction_tf32,
+    &cuda_contraction, &cuda_grouped_sm90,     &cuda_grouped,     &cuda_channels,
+    &cuda_rows,        &cuda_window,           &cuda_map,         &cuda_move,
+    &cuda_rng,         &cuda_block_scale,      &cuda_staged,      NULL};
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 static const struct engine cuda_engine = {

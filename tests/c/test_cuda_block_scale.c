@@ -77,6 +77,10 @@ static void odd_rows_int8(struct model *m) { add_product(m, 33, 4096, 1031, F16,
 static void all_rows_uint4(struct model *m) { add_product(m, 64, 4096, 28672, F16, F32, WEFT_DATA_UINT4, 128); }
 static void all_rows_int8(struct model *m) { add_product(m, 64, 4096, 8192, BF16, F32, I8, 128); }
 static void many_rows(struct model *m) { add_product(m, 65, 4096, 8192, BF16, BF16, I8, 128); }
+static void some_rows_int4(struct model *m) { add_product(m, 33, 4128, 4096, BF16, BF16, WEFT_DATA_INT4, 32); }
+static void hundreds_of_rows(struct model *m) { add_product(m, 256, 4096, 8192, F16, F32, WEFT_DATA_UINT8, 128); }
+static void short_blocks_int8(struct model *m) { add_product(m, 64, 4096, 8192, F16, F32, I8, 64); }
+static void thousands_of_rows(struct model *m) { add_product(m, 1025, 4096, 8192, F16, F32, I8, 128); }
 static void small_blocks(struct model *m) { add_product(m, 8, 4096, 8192, BF16, F32, WEFT_DATA_INT4, 32); }
 
 static const struct family_case cases[] = {
@@ -93,6 +97,15 @@ static const struct family_case cases[] = {
     {&cuda_weight_only, all_rows_int8, "64 rows, INT8", "by 64 rows"},
 };
 
+/* What only Hopper's tensor cores take from registers. */
+static const struct family_case hopper_cases[] = {
+    {&cuda_weight_only_sm90, all_rows_uint4, "64 rows, UINT4, on Hopper", "by 64 rows"},
+    {&cuda_weight_only_sm90, all_rows_int8, "64 rows, INT8, on Hopper", "by 64 rows"},
+    {&cuda_weight_only_sm90, some_rows_int4, "33 rows, INT4, blocks of 32", "by 48 rows"},
+    {&cuda_weight_only_sm90, many_rows, "65 rows, INT8", "by 96 rows"},
+    {&cuda_weight_only_sm90, hundreds_of_rows, "256 rows, UINT8", "128 columns by 128 rows"},
+};
+
 static void only_pointwise(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(4, 8), F32), typed(m, DIMS(4, 8), F32),
                   typed(m, DIMS(4, 8), F32));
@@ -103,8 +116,13 @@ static const struct refused_case refusals[] = {
     {&cuda_weight_only, only_pointwise, "pointwise: there are no weights to dequantise."},
     {&cuda_weight_only, dequantize_weights, "block_scale_dequantize: its result is not for one matmul alone."},
     {&cuda_weight_only, many_rows,
-     "matmul: up to 64 rows, without overrides, are multiplied by weights of few bits; for 65 the weights are "
-     "dequantised in memory."},
+     "matmul: up to 64 rows are multiplied by weights of few bits; for 65 the weights are dequantised in memory."},
+    {&cuda_weight_only_sm90, only_pointwise, "pointwise: there are no weights to dequantise."},
+    {&cuda_weight_only_sm90, short_blocks_int8,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to 16 "
+     "bytes, with blocks of multiples of 128 weights along it."},
+    {&cuda_weight_only_sm90, thousands_of_rows,
+     "matmul: up to 1024 rows are multiplied by weights of few bits; for 1025 the weights are dequantised in memory."},
     {&cuda_weight_only, small_blocks,
      "matmul: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to 16 "
      "bytes, with blocks of multiples of 128 weights along it."},
@@ -112,6 +130,7 @@ static const struct refused_case refusals[] = {
 
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
+    build_cases(hopper_cases, COUNT(hopper_cases), 9);
     check_refusals(refusals, COUNT(refusals));
     return compile_wanted(false);
 }

@@ -279,6 +279,10 @@ def test_products_of_scaled_blocks(
         (33, 18, "f16", "f16", "i8", 256),
         (64, 24, "f16", "f32", "u8", 64),
         (65, 24, "bf16", "bf16", "i4", 32),
+        (70, 130, "f16", "f16", "u4", 64),
+        (96, 17, "f16", "f32", "i8", 128),
+        (130, 40, "bf16", "bf16", "u8", 32),
+        (257, 72, "bf16", "f32", "u4", 128),
     ],
 )
 def test_few_rows_times_weights_of_few_bits(rows, columns, dtype, through, weights, group):

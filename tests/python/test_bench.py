@@ -434,20 +434,26 @@ def test_ticks() -> None:
 
 
 LIST = """\
-case                                 FLOP   bytes  FLOP/byte
-matmul/bf16_8192                    1.1 T   403 M   2.73e+03
-matmul/bf16_m16_n8192_k8192        2.15 G   135 M       15.9
-matmul/bf16_m128_n8192_k8192       17.2 G   138 M        124
-matmul/int8_8192                    1.1 T   403 M   2.73e+03
-matmul/fp8_8192                     1.1 T   268 M    4.1e+03
-matmul/fp8_blocks_8192              1.1 T   271 M   4.06e+03
-matmul/i4_weights_m1_n8192_k8192    134 M  34.6 M       3.88
-matmul/i4_weights_m16_n8192_k8192  2.15 G  35.1 M       61.1
-matmul/i4_weights_m64_n8192_k8192  8.59 G  36.7 M        234
-matmul/i8_weights_m1_n8192_k8192    134 M  68.2 M       1.97
-matmul/i8_weights_m16_n8192_k8192  2.15 G  68.7 M       31.3
-matmul/i8_weights_m64_n8192_k8192  8.59 G  70.3 M        122
-move/transpose_8192x8192                0   268 M          0
+case                                  FLOP   bytes  FLOP/byte
+matmul/bf16_8192                     1.1 T   403 M   2.73e+03
+matmul/bf16_m16_n8192_k8192         2.15 G   135 M       15.9
+matmul/bf16_m128_n8192_k8192        17.2 G   138 M        124
+matmul/int8_8192                     1.1 T   403 M   2.73e+03
+matmul/fp8_8192                      1.1 T   268 M    4.1e+03
+matmul/fp8_blocks_8192               1.1 T   271 M   4.06e+03
+matmul/i4_weights_m1_n8192_k8192     134 M  34.6 M       3.88
+matmul/i4_weights_m16_n8192_k8192   2.15 G  35.1 M       61.1
+matmul/i4_weights_m32_n8192_k8192   4.29 G  35.7 M        120
+matmul/i4_weights_m64_n8192_k8192   8.59 G  36.7 M        234
+matmul/i4_weights_m128_n8192_k8192  17.2 G  38.8 M        443
+matmul/i4_weights_m256_n8192_k8192  34.4 G    43 M        799
+matmul/i8_weights_m1_n8192_k8192     134 M  68.2 M       1.97
+matmul/i8_weights_m16_n8192_k8192   2.15 G  68.7 M       31.3
+matmul/i8_weights_m32_n8192_k8192   4.29 G  69.2 M       62.1
+matmul/i8_weights_m64_n8192_k8192   8.59 G  70.3 M        122
+matmul/i8_weights_m128_n8192_k8192  17.2 G  72.4 M        237
+matmul/i8_weights_m256_n8192_k8192  34.4 G  76.5 M        449
+move/transpose_8192x8192                 0   268 M          0
 """
 
 

@@ -169,6 +169,8 @@ enum wgmma_a { WGMMA_A_ALONG, WGMMA_A_TURNED, WGMMA_A_HELD };
    else float. */
 void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                  bool b_is_turned);
+/* The same of two 16-bit factors, of which the first comes from registers: multiply_accumulate(c, a, b, adds). */
+void wgmma_print_registers(struct text *code, int columns, weftDataType_t type);
 /* What lib/slabs.cuh wants to know of the one result. */
 void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
 

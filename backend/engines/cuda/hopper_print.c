@@ -372,3 +372,19 @@ void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_
     text_add(code, "\n        : %s, \"l\"(b), \"r\"(adds));\n}\n\n",
              from == WGMMA_A_HELD ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)");
 }
+
+void wgmma_print_registers(struct text *code, int columns, weftDataType_t type) {
+    int count = columns / 2;
+    text_add(code,
+             "DEVICE void multiply_accumulate(sum_t (&c)[%d], const u32 (&a)[4], u64 b, u32 adds) {\n"
+             "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
+             "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
+             count, count + 5, columns, wgmma_type(type), wgmma_type(type));
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s%%%d", i ? "," : "", i);
+    text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, 0; }\"\n        : ", count, count + 1, count + 2,
+             count + 3, count + 4);
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
+    text_add(code, "\n        : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b), \"r\"(adds));\n}\n\n");
+}

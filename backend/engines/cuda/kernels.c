@@ -23,6 +23,8 @@ EMBED(lib_grouped, "lib/grouped.cuh")
 EMBED(lib_grouped_sm90, "lib/grouped_sm90.cuh")
 EMBED(lib_few_bits, "lib/few_bits.cuh")
 EMBED(weight_only, "weight_only.cuh")
+EMBED(weight_only_sm90, "weight_only_sm90.cuh")
+EMBED(depth_order, "depth_order.cuh")
 EMBED(grouped_list, "grouped_list.cuh")
 EMBED(depthwise_filter, "depthwise_filter.cuh")
 EMBED(depthwise_mma, "depthwise_mma.cuh")
@@ -141,6 +143,8 @@ static const struct program_header files[] = {
     {"lib/grouped_sm90.cuh", weft_kernel_lib_grouped_sm90},
     {"lib/few_bits.cuh", weft_kernel_lib_few_bits},
     {"weight_only.cuh", weft_kernel_weight_only},
+    {"weight_only_sm90.cuh", weft_kernel_weight_only_sm90},
+    {"depth_order.cuh", weft_kernel_depth_order},
     {"grouped_list.cuh", weft_kernel_grouped_list},
     {"rng.cuh", weft_kernel_rng},
     {"lib/scales.cuh", weft_kernel_lib_scales},

@@ -2,7 +2,7 @@
 /* The weight-only family: a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations
    behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the tensor
    cores, never in memory. Many rows are left to the block_scale family, whose result the families of products multiply. */
-#include "engines/cuda/contraction.h"
+#include "engines/cuda/weight_only.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/matmul.h"
@@ -22,18 +22,12 @@ enum {
 };
 
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
+static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
 
 struct weight_only {
-    const struct block_scale_dequantize_op *weights;
-    struct contraction c;  /* of `rest` */
-    struct region rest;    /* without the node that dequantises */
-    int nodes[DIGITS_MAX]; /* of it */
-    int64_t rows, columns, depth, group, block;
-    int64_t a_row, w_row, scale_row, scale_k; /* strides: of A in elements, of W in bytes */
-    int length;                               /* weights in one access */
-    int tokens, blocks, across, warps;        /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
-    bool scales_sums;
-    int shared; /* bytes of a multiprocessor */
+    struct weight_product p;
+    int tokens, blocks, across, warps; /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
+    int shared;                        /* bytes of a multiprocessor */
     double seconds;
 };
 
@@ -54,7 +48,7 @@ static int find_reader(const struct graph *graph, const struct block_scale_dequa
 }
 
 /* The region without its weights. A region of nothing else is judged by the product that it shall grow to. */
-static weftStatus_t find_rest(struct weight_only *w, const struct region *region) {
+static weftStatus_t find_rest(struct weight_product *w, const struct region *region) {
     const struct node *node = find_weights(region);
     if (!node)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there are no weights to dequantise.",
@@ -76,7 +70,7 @@ static weftStatus_t find_rest(struct weight_only *w, const struct region *region
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t check_types(struct weight_only *w) {
+static weftStatus_t check_types(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     weftDataType_t a = (weftDataType_t)w->c.factor[FACTOR_A].tensor->type, x = (weftDataType_t)op->x->type;
     bool is_whole = x == WEFT_DATA_INT4 || x == WEFT_DATA_UINT4 || x == WEFT_DATA_INT8 || x == WEFT_DATA_UINT8;
@@ -105,7 +99,21 @@ static int64_t stride_from_end(const struct tensor *tensor, int back) {
     return tensor->strides.at[tensor->dims.count - back];
 }
 
-static weftStatus_t check_layout(struct weight_only *w) {
+/* Along the depth: a lane's weights share a scale, a step's where sums are scaled. */
+static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
+
+static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+         "%s: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to %d "
+         "bytes, with blocks of multiples of %lld weights along it.",
+         descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
+}
+
+weftStatus_t weight_product_check_blocks(const struct weight_product *w, int64_t least) {
+    return w->group % least != 0 && w->group < w->depth ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_layout(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     const struct matmul_op *product = (const struct matmul_op *)w->c.node->op;
     const struct tensor *a = product->a, *x = op->x;
@@ -122,41 +130,53 @@ static weftStatus_t check_layout(struct weight_only *w) {
     bool are_whole = stride_from_end(a, 1) == 1 && stride_from_end(x, 2) == 1 && w->depth % w->length == 0 &&
                      w->a_row % 8 == 0 && stride_from_end(x, 1) % w->length == 0 && a->alignment % ACCESS_BYTES == 0 &&
                      x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
-    int64_t least = w->scales_sums ? 4 * w->length : w->length;
-    if (!are_matrices || !are_whole || (w->group % least != 0 && w->group < w->depth))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to "
-             "%d "
-             "bytes, with blocks of multiples of %lld weights along it.",
-             descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
-    return WEFT_STATUS_SUCCESS;
+    if (!are_matrices || !are_whole)
+        return fail_layout(w, least_block(w));
+    return weight_product_check_blocks(w, least_block(w));
+}
+
+weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device) {
+    TRY(find_rest(w, region));
+    TRY(contraction_find(&w->c, &w->rest));
+    TRY(contraction_plan(&w->c, device, NULL));
+    w->rows = digits_extent(&w->c.digits[ROW]);
+    w->columns = digits_extent(&w->c.digits[COLUMN]);
+    w->depth = digits_extent(&w->c.digits[DEPTH]);
+    if (w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
+        contraction_has_overrides(&w->c) || w->c.fill != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
+             "memory.",
+             descriptor_label(w->c.node->op));
+    TRY(check_types(w));
+    return check_layout(w);
 }
 
 /* ---- Tile --------------------------------------------------------------------------------------------------------- */
 
 /* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
-static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->scales_sums ? 2 : 4); }
+static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
 static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
 
 /* Each block of threads reads all of A, much of it from L2; where blocks are few, each has all warps of a
    multiprocessor. */
 static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
-    double weights = (double)tensor_bytes(w->weights->x) + (double)tensor_bytes(w->weights->scale);
-    double blocks = (double)((w->columns + columns - 1) / columns);
+    double weights = (double)tensor_bytes(w->p.weights->x) + (double)tensor_bytes(w->p.weights->scale);
+    double blocks = (double)((w->p.columns + columns - 1) / columns);
     double slots = (double)device->cuda.multiprocessors * resident(w, warps);
     double waves = (double)(int64_t)((blocks + slots - 1) / slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
-    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->rows * w->depth * 2) : 0;
-    double filling = (weights + again) / L2_BYTES_PER_SECOND;
+    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.depth * 2) : 0;
+    double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
 static void choose_tile(struct weight_only *w, const struct device *device) {
-    int fragments = (int)((w->rows + ROWS_OF_FRAGMENT - 1) / ROWS_OF_FRAGMENT);
+    int fragments = (int)((w->p.rows + ROWS_OF_FRAGMENT - 1) / ROWS_OF_FRAGMENT);
     w->tokens = 1;
     while (w->tokens < fragments)
         w->tokens *= 2;
-    const int most = w->scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
+    const int most = w->p.scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
     w->blocks = 0;
     for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
         for (int warps = WARPS / 2; warps <= (is_heavy(w) ? WARPS / 2 : WARPS); warps *= 2)
@@ -177,21 +197,11 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the weight-only family runs from compute capability 8.0 on, '%s' has %d.%d", device->name,
              device->cuda.major, device->cuda.minor);
-    TRY(find_rest(w, region));
-    TRY(contraction_find(&w->c, &w->rest));
-    TRY(contraction_plan(&w->c, device, NULL));
-    w->rows = digits_extent(&w->c.digits[ROW]);
-    w->columns = digits_extent(&w->c.digits[COLUMN]);
-    w->depth = digits_extent(&w->c.digits[DEPTH]);
-    bool has_overrides = w->c.used[0] || w->c.used[1] || w->c.used[2];
-    if (w->rows > ROWS_MAX || w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
-        has_overrides || w->c.fill != 0)
+    TRY(weight_product_find(&w->p, region, device));
+    if (w->p.rows > ROWS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: up to %d rows, without overrides, are multiplied by weights of few bits; for %lld the weights are "
-             "dequantised in memory.",
-             descriptor_label(w->c.node->op), ROWS_MAX, (long long)w->rows);
-    TRY(check_types(w));
-    TRY(check_layout(w));
+             "%s: up to %d rows are multiplied by weights of few bits; for %lld the weights are dequantised in memory.",
+             descriptor_label(w->p.c.node->op), ROWS_MAX, (long long)w->p.rows);
     w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
     return WEFT_STATUS_SUCCESS;
@@ -207,7 +217,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
 static int bytes_of_stage(const struct weight_only *w, bool has_a) {
-    int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->length / 8 : 0);
+    int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
     return slots * 32 * ACCESS_BYTES;
 }
 
@@ -233,33 +243,16 @@ static int shared_bytes(const struct weight_only *w) {
     return ring > sums ? ring : sums;
 }
 
-static void print_structure(struct kernel_print *print, const struct weight_only *w) {
+void weight_product_print(struct kernel_print *print, const struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
              cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
     print_type(print, "factor_t", (weftDataType_t)w->c.factor[FACTOR_A].tensor->type);
     text_add(&print->code, "#include \"lib/gather.cuh\"\n\n");
-    print_constant(print, "LEAD_IS_ROW", w->c.finish.lead == ROW);
-    print_constant(print, "TOKENS", w->tokens);
-    print_constant(print, "BLOCKS", w->blocks);
-    print_constant(print, "WARPS_ACROSS", w->across);
-    print_constant(print, "WARPS_DEEP", w->warps / w->across);
-    print_constant(print, "RESIDENT", resident(w, w->warps));
-    print_constant(print, "STAGES", stages(w));
-    print_constant(print, "STAGES_A", stages_a(w));
     print_constant(print, "SCALES_SUMS", w->scales_sums);
-    print_constant(print, "IS_NEGATIVE", w->weights->is_negative);
-}
-
-static void print_factors(struct kernel_print *print, const struct weight_only *w) {
-    const struct block_scale_dequantize_op *op = w->weights;
-    const struct tensor *a = w->c.factor[FACTOR_A].tensor;
-    print_pointer(print, (weftDataType_t)a->type, graph_find_value(print->graph, a), 0, "a");
-    print_pointer(print, WEFT_DATA_UINT8, graph_find_value(print->graph, op->x), 0, "w");
+    print_constant(print, "IS_NEGATIVE", op->is_negative);
     print_pointer(print, (weftDataType_t)op->scale->type, graph_find_value(print->graph, op->scale), 0, "scale");
-    print_number(print, w->a_row, "a_row");
-    print_number(print, w->w_row, "w_row");
     print_number(print, w->scale_row, "scale_row");
     print_number(print, w->scale_k, "scale_k");
     print_divisor(print, w->block, "scale_block");
@@ -269,9 +262,25 @@ static void print_factors(struct kernel_print *print, const struct weight_only *
     print_number(print, w->depth, "depth");
 }
 
-/* A region that did not grow, because of what else its graph demands. */
-static weftStatus_t build_alone(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                                struct arena *arena) {
+static void print_structure(struct kernel_print *print, const struct weight_only *w) {
+    const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
+    weight_product_print(print, &w->p);
+    print_constant(print, "LEAD_IS_ROW", w->p.c.finish.lead == ROW);
+    print_constant(print, "TOKENS", w->tokens);
+    print_constant(print, "BLOCKS", w->blocks);
+    print_constant(print, "WARPS_ACROSS", w->across);
+    print_constant(print, "WARPS_DEEP", w->warps / w->across);
+    print_constant(print, "RESIDENT", resident(w, w->warps));
+    print_constant(print, "STAGES", stages(w));
+    print_constant(print, "STAGES_A", stages_a(w));
+    print_pointer(print, (weftDataType_t)a->type, graph_find_value(print->graph, a), 0, "a");
+    print_pointer(print, WEFT_DATA_UINT8, graph_find_value(print->graph, w->p.weights->x), 0, "w");
+    print_number(print, w->p.a_row, "a_row");
+    print_number(print, w->p.w_row, "w_row");
+}
+
+weftStatus_t weight_product_build_alone(struct step *step, const struct device *device,
+                                        const struct knob_choices *knobs, struct arena *arena) {
     return cuda_block_scale.build(step, device, knobs, arena);
 }
 
@@ -281,26 +290,25 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct cuda_step *state;
     struct kernel_print print;
     if (step->region.count == 1)
-        return build_alone(step, device, knobs, arena);
+        return weight_product_build_alone(step, device, knobs, arena);
     TRY(analyse(&w, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    w.c.finish.run = w.c.finish.lead == COLUMN && w.c.finish.run % 2 == 0 ? 2 : 1;
+    w.p.c.finish.run = w.p.c.finish.lead == COLUMN && w.p.c.finish.run % 2 == 0 ? 2 : 1;
     kernel_print_init(&print, step->region.graph);
     print_structure(&print, &w);
-    print_factors(&print, &w);
-    finish_print(&print, &w.c);
+    finish_print(&print, &w.p.c);
     TRY(kernel_finish(&print, kernel, "weight_only.cuh", "weight_only", arena));
     int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
-    kernel->grid[0] = (uint32_t)((w.columns + columns - 1) / columns);
+    kernel->grid[0] = (uint32_t)((w.p.columns + columns - 1) / columns);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)w.warps * 32;
     kernel->shared_bytes = (uint32_t)shared_bytes(&w);
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,
                        "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,
-                       w.tokens * ROWS_OF_FRAGMENT, w.rest.count - 1);
+                       w.tokens * ROWS_OF_FRAGMENT, w.p.rest.count - 1);
 }
 
 const struct family cuda_weight_only = {

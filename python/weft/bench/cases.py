@@ -88,7 +88,8 @@ def _gpu_products() -> list[Case]:
     made = [products.matmul(*row) for row in _GPU_MATMULS]
     made += [products.scaled_matmul(str(n), n, n, n) for n in (8192, 4096)]
     made += [products.block_scaled_matmul(tag, *sizes) for tag, sizes in _GPU_BLOCK_SCALED.items()]
-    made += [products.weight_only_matmul(dtype, m, 8192, 8192) for dtype in ("i4", "i8") for m in (1, 16, 64)]
+    tokens = (1, 16, 32, 64, 128, 256)
+    made += [products.weight_only_matmul(dtype, m, 8192, 8192) for dtype in ("i4", "i8") for m in tokens]
     for kind in ("fprop", "wgrad"):
         made += [products.experts(kind, tag, "bf16", *sizes) for tag, sizes in _GPU_EXPERTS.items()]
     image = _GPU_CONVOLUTIONS["3x3_256_14"]

@@ -141,6 +141,16 @@ DEVICE u32 peer_address(u32 address, u32 rank) {
 DEVICE void send_to_peer(u32 address, u32 barrier, const words& r) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address), "r"(barrier), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
 }
+DEVICE words load_words_of_peer(u32 address) {
+    words r;
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.at[0]), "=r"(r.at[1]), "=r"(r.at[2]), "=r"(r.at[3]) : "r"(address) : "memory");
+    return r;
+}
+DEVICE float load_of_peer(u32 address) {
+    float r;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
+    return r;
+}
 DEVICE float load_shared(u32 address) {
     float r;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
