@@ -135,6 +135,7 @@ static void layer_backward(struct model *m) { norm_backward_of(m, WEFT_LAYER_NOR
 static void layer_backward_short(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 131072, 128); }
 static void layer_backward_8192(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 8192, 8192); }
 static void layer_backward_12288(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 1024, 12288); }
+static void layer_backward_16384(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 4096, 16384); }
 static void rms_backward_16384(struct model *m) { norm_backward_of(m, WEFT_RMS_NORM, 4096, 16384); }
 static void layer_backward_anew(struct model *m) { norm_backward_in(m, WEFT_LAYER_NORM, 16384, 1024, BF16, false); }
 static void layer_backward_long(struct model *m) { norm_backward_of(m, WEFT_LAYER_NORM, 256, 262144); }
@@ -310,6 +311,7 @@ static const struct family_case cases[] = {
     {&cuda_rows, layer_backward_short, "layer norm backward 131072x128", "rows in registers"},
     {&cuda_rows, layer_backward_8192, "layer norm backward 8192x8192", "rows in shared memory"},
     {&cuda_rows, layer_backward_12288, "layer norm backward 1024x12288", "rows in shared memory"},
+    {&cuda_rows, layer_backward_16384, "layer norm backward 4096x16384", "rows in shared memory: 2 x "},
     {&cuda_rows, rms_backward_16384, "RMS norm backward 4096x16384", "rows in shared memory"},
     {&cuda_rows, layer_backward_anew, "layer norm backward 16384x1024, statistics anew", "rows in registers"},
     {&cuda_rows, layer_backward_long, "layer norm backward 256x262144", "rows streamed"},

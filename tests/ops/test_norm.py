@@ -461,6 +461,14 @@ WIDE = [
 LARGE = [Case("batchnorm", (70001, 128), (1, 128), (0,))]
 wide = pytest.mark.parametrize("case", WIDE + (LARGE if DEVICE == "cuda" else []), ids=named)
 
+# Rows that pass through shared memory: of pairs that share rows or add up sums, of teams, of clusters.
+LONG = [
+    Case("layernorm", (6, 16384), (1, 16384), (1,)),
+    Case("rmsnorm", (7, 16392), (1, 16392), (1,)),
+    Case("layernorm", (300, 8712), (1, 8712), (1,)),
+    Case("layernorm", (3, 65544), (1, 65544), (1,)),
+]
+
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @wide
@@ -472,19 +480,28 @@ def test_wide_forward(case: Case, dtype: str) -> None:
     check(forward(case, 5, momentum=0.25), operands, expected, layouts=["channels_last"], magnitude=8, ulps=2)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
-@wide
-def test_wide_backward(case: Case, dtype: str) -> None:
+def check_backward(case: Case, dtype: str, layout: str) -> None:
+    """Of many elements: dx by its roundings, the gradients of scale and bias by how many they sum up."""
     x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
     kept = given(case, x)
     dx, *gradients = case.backward(dy, x, scale, kept)
     operands = {"dy": dy, "x": x, "scale": scale} | kept
     magnitude = 2 * x.size / case.x[1]  # of the gradients of scale and bias
-    found = check(
-        backward(case), operands, [None, *gradients], layouts=["channels_last"], magnitude=magnitude
-    )
+    found = check(backward(case), operands, [None, *gradients], layouts=[layout], magnitude=magnitude)
     for got, *_ in found.values():
         np.testing.assert_allclose(exact(got), dx, rtol=4 * roundoff(dtype), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@wide
+def test_wide_backward(case: Case, dtype: str) -> None:
+    check_backward(case, dtype, "channels_last")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("case", LONG, ids=named)
+def test_long_backward(case: Case, dtype: str) -> None:
+    check_backward(case, dtype, "packed")
 
 
 @wide

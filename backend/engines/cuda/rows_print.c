@@ -155,6 +155,8 @@ static void print_constants(struct printer *p) {
         {"IS_REVERSED", stage->is_split && stage->recalled > 0},
         {"BETWEEN", stage->is_split && stage->recalled > 0 ? -walk->team : walk->team},
         {"IS_LATE", walk->is_late},
+        {"ASKS_EARLY", walk->asks_early},
+        {"AHEAD", walk->ahead},
         {"HAS_ROW_STORES", stage->has_row_stores},
         {"COLUMN_TOTALS", walk->column_totals},
         {"FORGETS", walk->forgets},
@@ -332,7 +334,7 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
    the coordinates in scope. */
 static void print_slots(struct printer *p, const char *line) {
     int64_t at = 0;
-    for (int k = 0; k < p->rows->operand_count && p->walk->ring; k++) {
+    for (int k = 0; k < p->rows->operand_count; k++) {
         if (!is_held(p, k))
             continue;
         int64_t bytes = walk_held_bytes(p->walk, k);
@@ -353,19 +355,25 @@ static void print_slots(struct printer *p, const char *line) {
     }
 }
 
-/* The copy engine's way for part of a row, a thread's own for one run, and from there to registers. */
+/* The copy engine's way for part of a row, as far as the second cache, a thread's own for one run, and from there to
+   registers. */
 static void print_ring(struct printer *p) {
     text_add(p->code, "DEVICE void copy_held(char* slot, u64* arrival, const arguments& a, const place& at, "
                       "position first, position runs) {\n    expect_bytes(arrival, (u32)runs * HELD_BYTES);\n");
     if (p->walk->ring > 1 || p->walk->is_piped)
         print_slots(p, "    copy_bulk(slot + @, ^ + (i64)first * RUN, (u32)runs * %, arrival);\n");
+    text_add(p->code, "}\n\nDEVICE void expect_held(const arguments& a, const place& at, position first, "
+                      "position runs) {\n");
+    if (p->walk->ahead || p->walk->asks_early)
+        print_slots(p, "    expect(^ + (i64)first * RUN, (u32)runs * %);\n");
     text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
                       "position q) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     if (p->walk->ring == 1 && !p->walk->is_piped)
         print_slots(p, "    copy_pieces<%>(slot + @ + index * %, ~);\n");
     text_add(p->code, "}\n\nDEVICE void take_held(held& in, const char* slot, int index) {\n");
-    print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
+    if (p->walk->ring)
+        print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
     text_add(p->code, "}\n\n");
 }
 

@@ -19,9 +19,11 @@ enum {
     PERSISTENT_THREADS = 512,
     SHARED_THREADS = 512,
     SHARED_ACROSS = 8, /* runs of a line of memory */
+    RING_LEAST = 3,
     RING_MOST = 4,
     PIPED_WARPS = 32,
     PIPED_REGISTERS = 40, /* of a thread, for what lasts from row to row */
+    PIPED_SUMS = 64,      /* of them, for a block that has rows with sums of places to itself */
     PIPED_FEWER = 24,     /* on chips for which compilers take more registers for the rest */
     PIPED_OPEN = 4,       /* rows whose totals are under way */
     PIPED_BYTES = 2304,   /* for barriers */
@@ -30,6 +32,8 @@ enum {
     SUMS_BYTES = 256, /* per thread, where sums of places stay too */
     CLUSTER_MOST = 8,
     JOIN_THREADS = 256,
+    NARROW_THREADS = 256, /* of blocks that only join sums of places */
+    MOST_THREADS = 1024,
     PARTS_MAX = 1024,
     JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */
 };
@@ -337,7 +341,7 @@ static bool fit_rows(struct walk *walk, const struct device *device, int64_t wid
 static int ring_of(const struct walk *walk, const struct device *device) {
     int64_t room = device->cuda.shared_per_block - (walk->across > 1 ? SHARED_SUMS : SHARED_LITTLE);
     int64_t ring = least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
-    return can_ring(walk, device) && walk->team >= RING_TEAM && ring >= 3 ? (int)ring : 0;
+    return can_ring(walk, device) && walk->team >= RING_TEAM && ring >= RING_LEAST ? (int)ring : 0;
 }
 
 /* Rows whose places are summed over all rows: few blocks, since each leaves sums of every place, that take row after row
@@ -359,13 +363,19 @@ static int64_t lasting_registers(const struct walk *walk) {
     return registers ? registers : 1;
 }
 
+/* Rows that a team has on their way. Blocks that share a row and sum places are as fast with few: the more there are, the
+   further some multiprocessors run ahead of others, which end last. */
+static int64_t most_ahead(const struct walk *walk) {
+    return walk->column_totals && walk->cluster > 1 ? RING_LEAST : RING_MOST;
+}
+
 /* A ring in what barriers and totals of rows that are under way leave of shared memory. In the end the sums of places
    take its room. */
 static bool fit_ring(struct walk *walk, const struct device *device) {
     int64_t parts = (int64_t)walk->threads / 32 * walk->cluster;
     int64_t room = device->cuda.shared_per_block - PIPED_BYTES - PIPED_OPEN * parts * walk_total_bytes(walk);
-    walk->ring = (int)least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
-    return walk->ring >= 3 && walk->ring * held_bytes(walk) >= (int64_t)walk->column_totals * walk->run * 4;
+    walk->ring = (int)least(most_ahead(walk), room / (walk_row_bytes(walk) * walk->across));
+    return walk->ring >= RING_LEAST && walk->ring * held_bytes(walk) >= (int64_t)walk->column_totals * walk->run * 4;
 }
 
 /* Teams of a block of so many warps: as many as there is work for. */
@@ -392,6 +402,11 @@ static bool fit_piped(struct walk *walk, const struct device *device) {
            fit_warps(walk, device, PIPED_WARPS, PIPED_REGISTERS);
 }
 
+/* Whether sums of places leave a block that has its rows to itself few registers for the rest. */
+static bool is_crowded(const struct walk *walk) {
+    return walk->cluster == 1 && walk->column_totals && walk->steps * lasting_registers(walk) > PIPED_SUMS;
+}
+
 /* Rows in shared memory; the last pass of a row comes behind the first pass of the next one. */
 static bool place_piped(struct walk *walk, const struct device *device) {
     walk->steps = 1; /* walk_holds asks */
@@ -400,7 +415,7 @@ static bool place_piped(struct walk *walk, const struct device *device) {
         !can_ring(walk, device))
         return false;
     for (walk->cluster = 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
-        if (fit_piped(walk, device)) {
+        if (fit_piped(walk, device) && !is_crowded(walk)) {
             walk->is_piped = walk->is_persistent = walk->keeps_common = true;
             return true;
         }
@@ -432,9 +447,26 @@ static bool place_rows(struct walk *walk, const struct device *device) {
     return true;
 }
 
+/* Rows side by side that only give totals: tiles as narrow as it takes for work on all multiprocessors. */
+static bool place_narrow(struct walk *walk, const struct device *device) {
+    int64_t most = least(HELD_BYTES / held_bytes(walk), STEPS_MOST);
+    walk->across = power_above(walk->groups, 16);
+    while (walk->across > 4 && ceiling(walk->groups, walk->across) < device->cuda.multiprocessors * 3 / 4)
+        walk->across /= 2;
+    walk->team = power_above(walk->runs, NARROW_THREADS / walk->across);
+    while (ceiling(walk->runs, walk->team) > most && walk->team * walk->across < MOST_THREADS)
+        walk->team *= 2;
+    walk->threads = walk->team * walk->across;
+    walk->steps = (int)ceiling(walk->runs, walk->team);
+    walk->forgets = true;
+    return walk->steps <= most && walk->threads >= SHORT_THREADS;
+}
+
 /* Rows in registers whose neighbours in memory belong to other rows. */
-static bool place_columns(struct walk *walk) {
+static bool place_columns(struct walk *walk, const struct device *device) {
     walk->steps = 1;
+    if (walk->passes == 1 && walk->last_pass < 0 && place_narrow(walk, device))
+        return true;
     int64_t bytes = held_bytes(walk), most_steps = HELD_BYTES / bytes;
     walk->across = power_above(walk->groups, 16);
     int64_t team = power_above(walk->runs, 1024 / walk->across);
@@ -603,7 +635,22 @@ static void count_blocks(struct walk *walk, const struct device *device) {
     if (walk->is_piped && walk->column_totals && walk->cluster == 1 && walk->blocks % 2 == 0)
         walk->joined = 2;
     walk->is_dependent = device->cuda.major >= 9;
-    walk->is_late = walk->is_dependent && walk->column_totals && !walk->is_piped;
+    walk->is_late = walk->is_dependent && walk->column_totals && !walk->ring;
+}
+
+/* What the second cache is asked for ahead: rows before the launch before ends, where that hides its end, as blocks of
+   few rows or of long ones end one by one; and where no more than two blocks are side by side, rows of blocks to come, as
+   nobody else asks while one of them begins. */
+static void ask_ahead(struct walk *walk, const struct device *device) {
+    int64_t at_once = (int64_t)device->cuda.multiprocessors * walk->min_blocks / walk->cluster;
+    if (!walk->steps || walk->is_columns || !can_ring(walk, device))
+        return;
+    if (walk->is_piped)
+        walk->asks_early = !walk->column_totals;
+    else if (!walk->ring)
+        walk->asks_early = walk->tiles <= 2 * (walk->is_persistent ? walk->blocks : at_once);
+    if (!walk->is_persistent && walk->last_pass >= 0 && walk->min_blocks <= 2)
+        walk->ahead = at_once;
 }
 
 /* Each row's parts are few and rows are many: a warp or a few for each. */
@@ -642,7 +689,7 @@ static void count_tiles(struct walk *walk) {
    through shared memory, as streamed ones do. */
 static bool place_resident(struct walk *walk, const struct device *device, bool must_stream) {
     if (walk->is_columns)
-        return !walk->column_totals && (must_stream ? place_shared(walk, device) : place_columns(walk));
+        return !walk->column_totals && (must_stream ? place_shared(walk, device) : place_columns(walk, device));
     return must_stream ? place_piped(walk, device) : place_rows(walk, device);
 }
 
@@ -677,6 +724,7 @@ weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct 
     if (!walk->steps)
         cut_rows(walk, device);
     count_blocks(walk, device);
+    ask_ahead(walk, device);
     predict(walk, device);
     return WEFT_STATUS_SUCCESS;
 }

@@ -19,6 +19,8 @@ struct walk {
     bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */
     bool is_piped;                  /* passes of one row lie between those of the next: kernels/rows_pipe.cuh */
     int ring;                       /* rows of a team in shared memory; 0: none */
+    int64_t ahead;                  /* rows later: the one that a team asks the second cache for; 0: none */
+    bool asks_early;                /* the same for the first ones, before the launch before ends */
     bool keeps_common;              /* what all rows read alike stays in registers */
     bool is_whole;                  /* every thread has all its runs, every team a row */
     bool forgets;                   /* runs in registers are converted anew in every pass */

@@ -7,6 +7,8 @@
              through all passes; STEPS 0: every pass reads the row again, UNROLL runs at a time
    Reduce    shuffles within a warp, then one exchange through the shared memory of all blocks; the order is fixed
    Next      PREFETCHES: a block has row after row, and loads the next one's runs before it works on one
+   Ahead     teams ask the second cache for the row of a block that runs AHEAD blocks later; ASKS_EARLY: and for what they
+             read first, before the launch before has ended
    Ring      RING > 1: rows are whole in memory, and the copy engine brings them to shared memory RING - 1 rows early;
              passes read them there. RING 1: each thread copies its own runs there, UNROLL at a time go through a pass
    Common    KEEPS_COMMON: what all rows read (scale, bias) is loaded once and stays in registers; else each pass loads it
@@ -19,19 +21,24 @@
    Registers FORGETS: between passes runs stay as they are stored, and are converted again; else weights of softmax stay
              from the pass that sums them up, as an exponential costs more than a register
    Samples   sums for a mean and a variance, where one pass takes both, are around the mean of SOME of the row's elements
-   Launches  the next one is let in at once, where it waits; IS_LATE: at the end, as rows whose places are summed take 1 to
-             4 % longer with others in the multiprocessors
+   Launches  the next one is let in at once, where it waits; IS_LATE: at the end, as rows whose places are summed from
+             registers take 1 to 4 % longer with others in the multiprocessors
    Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
              team of whole warps in a block
    Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS HELD_BYTES
-             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_LATE HAS_ROW_STORES
-             COLUMN_TOTALS FORGETS position BETWEEN
+             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_LATE AHEAD ASKS_EARLY
+             HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
    Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each; runs
              taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of 16384 with
              sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than in registers;
              parts as adjoining chunks: 3 % slower forward; moments that join (Chan) in rows of 16384: 72 us, 69 as sums
              around samples, 70 in two passes; softmax of such rows in one pass: 80 us, 72 in two; eight runs for each of
-             half the threads: 2 to 6 % slower; more threads than 1024 on a multiprocessor spill: 25 to 70 % slower */
+             half the threads: 2 to 6 % slower; more threads than 1024 on a multiprocessor spill: 25 to 70 % slower; rows
+             asked for AHEAD where more blocks are side by side: 19.3 us for 18.1 (RMS norm of 16384x1024), sums of rows
+             33.6 for 30.5; two waves ahead: 67.9 us, 67.3 one (layer norm of 4096x16384), 69.2 none; places summed in a
+             launch of their own, beside that of the rows (1024x1024): 5.1 to 5.5 us, 5.2 one after the other; a second
+             wave of blocks with fewer rows, for multiprocessors that are through early: 104 us, 102 without it
+             (gradient of RMS norm, 16384x4096); two rows on their way for three of them there: 121 us */
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
@@ -372,6 +379,14 @@ DEVICE void load_job(loaded& in, const arguments& a, const span& s) {
     load_entry(in.numbers, a, at);
 }
 
+/* One thread of a team asks the second cache for the block's part of a row. */
+DEVICE void ask_for(const arguments& a, i64 job, int rank) {
+    const span s = span_of(a, job, rank, 0);
+    const position first = rank * (KEPT * TEAM), rest = (position)a.runs - first;
+    const position runs = IS_WHOLE ? KEPT * TEAM : rest < KEPT * TEAM ? rest : KEPT * TEAM;
+    if (job < a.jobs && s.inside && s.lane == 0 && runs > 0) expect_held(a, place_of(a, s.group), first, runs);
+}
+
 DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
     #pragma unroll
     for (int step = 0; step < STEPS; step++)
@@ -379,11 +394,12 @@ DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
-    if constexpr (IS_LATE) await_launch_before();
-    else begin_overlapped();
     const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
     const i64 step = gridDim.x / CLUSTER;
     i64 job = blockIdx.x / CLUSTER;
+    for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++) ask_for(a, job + i * step, rank);
+    if constexpr (IS_LATE) await_launch_before();
+    else begin_overlapped();
     loaded in;
     common all[KEPT];
     column columns[KEPT];
@@ -404,6 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         const place at = place_of(a, s.inside ? s.group : 0);
         row now[LANES];
         if constexpr (!PREFETCHES) load_job(in, a, s);
+        if constexpr (AHEAD > 0) ask_for(a, job + AHEAD, rank);
         loaded mine = in;
         if (PREFETCHES && job + step < a.jobs) load_job(in, a, span_of(a, job + step, rank, 0));
         // All blocks run before one writes to another.

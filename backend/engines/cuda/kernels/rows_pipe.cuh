@@ -8,6 +8,8 @@
              pass<1> of a row comes after pass<0> of the next one, so that nobody waits while a row's totals meet
    Memory    each warp has a ring of RING slots in shared memory, and the copy engine brings its part of the rows there,
              RING - 1 rows early; the warp alone fills and frees them. What all rows read (scale) stays in registers
+   Ahead     ASKS_EARLY: the second cache is asked for the first rows before the launch before has ended, some of whose
+             blocks are through long before others
    Reduce    shuffles within a warp; warps leave their totals in shared memory, in that of every block of a cluster, and
              each warp joins them, in the order of the row
    Numbers   what a row brings along (mean, scale of its own) is loaded for 32 rows at a time, one in each lane
@@ -15,7 +17,7 @@
              the slots and leave them in the workspace, where another launch adds up what all blocks left
    Limits    sm_90 on; RUN divides the extent that runs lie along; TEAM is whole warps; CLUSTER > 1 wants one team
    Params    RUN TEAM ACROSS CLUSTER JOINED THREADS MIN_BLOCKS STEPS IS_WHOLE RING SLOTS HELD_BYTES KEEPS_COMMON
-             SOME HAS_ROW_STORES COLUMN_TOTALS position
+             SOME ASKS_EARLY HAS_ROW_STORES COLUMN_TOTALS position
    Tried     (H200) 32 warps: 73 us, 71 with 16 (RMS norm of 1024x65536), 116 and 112 (gradient of layer norm, 4096x16384);
              a block for each row, two of them side by side: 90 us, 76 one row behind the other (layer norm of
              1024x65536); rows in registers of a cluster, one block for each part: 97 us, 76 here; sums of places of
@@ -23,7 +25,11 @@
              rows.cuh, 115 here, as some multiprocessors are through long before others: with the same rows, 12 of 132 end
              after 48 us, most after 62, the last after 78; rows asked of a counter, in a cooperative launch, so that all
              end together (RMS norm): 73 us for 1024x65536, as by place, 72 for 73 of 2048x32768, 74 for 71 of 256x262144;
-             rows of 16384 without sums of places: 72 us, 66 in rows.cuh */
+             rows of 16384 without sums of places: 72 us, 66 in rows.cuh; slots that begin at odd multiples of 16 bytes:
+             8 to 20 % slower, of 32: 2 %; four blocks for rows of 65536: 74 us, 71 two (softmax); four for 16384 with sums
+             of places: 144 us, 108 two, and 6 rows on their way there for 3: 111; sums of places sent to the block that
+             adds them up: 116 us, 113 fetched by it; a second wave of blocks with fewer rows: 120 us for 113, 78 for 79
+             without sums; no fence before a slot is filled: as fast */
 
 constexpr int WARPS = TEAM / 32;       // of a team
 constexpr int PARTS = WARPS * CLUSTER; // of a row
@@ -39,9 +45,9 @@ static_assert(SLOTS == STEPS * 32 && KEEPS_COMMON, "a slot has the runs of a war
 
 using total = pass<0>::total;
 
-extern __shared__ words4 s_slots[];            // [THREADS / 32][RING] of SLOT_BYTES
-__shared__ u64 s_arrivals[THREADS / 32][RING]; // a warp's part of a row is there
-__shared__ u64 s_closings[ACROSS][OPEN];       // all parts of a row's totals are there
+extern __shared__ __align__(128) char s_slots[]; // [THREADS / 32][RING] of SLOT_BYTES
+__shared__ u64 s_arrivals[THREADS / 32][RING];   // a warp's part of a row is there
+__shared__ u64 s_closings[ACROSS][OPEN];         // all parts of a row's totals are there
 __shared__ total s_totals[ACROSS][OPEN][PARTS];
 
 /* Who a thread is. */
@@ -53,14 +59,24 @@ struct worker {
 
 DEVICE position run_of(const worker& w, int step) { return (w.part * STEPS + step) * 32 + w.lane; }
 DEVICE bool has_run(const worker& w, const arguments& a, int step) { return IS_WHOLE || run_of(w, step) < a.runs; }
-DEVICE char* slot_of(const worker& w, int stage) { return (char*)s_slots + (w.warp * RING + stage) * SLOT_BYTES; }
+DEVICE char* slot_of(const worker& w, int stage) { return s_slots + (w.warp * RING + stage) * SLOT_BYTES; }
+
+/* Runs of the warp's part of a row; the last warps may have none. */
+DEVICE position runs_of(const worker& w, const arguments& a) {
+    const position rest = (position)a.runs - w.part * SLOTS;
+    return IS_WHOLE ? SLOTS : rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
+}
 
 /* One lane asks for the warp's part of a row. */
 DEVICE void fill_slot(const worker& w, const arguments& a, i64 group, int stage) {
-    const position first = w.part * SLOTS, rest = (position)a.runs - first; // the last warps may have none
-    const position runs = IS_WHOLE ? SLOTS : rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
     if (w.lane == 0 && group < a.groups)
-        copy_held(slot_of(w, stage), &s_arrivals[w.warp][stage], a, place_of(a, group), first, runs);
+        copy_held(slot_of(w, stage), &s_arrivals[w.warp][stage], a, place_of(a, group), w.part * SLOTS, runs_of(w, a));
+}
+
+/* The same as far as the second cache, where it may be before what writes it has ended. */
+DEVICE void ask_for(const worker& w, const arguments& a, i64 group) {
+    if (w.lane == 0 && group < a.groups && runs_of(w, a) > 0)
+        expect_held(a, place_of(a, group), w.part * SLOTS, runs_of(w, a));
 }
 
 /* All threads of this block, or of BLOCKS that form a cluster. */
@@ -164,7 +180,6 @@ DEVICE void make_barriers() {
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
     make_barriers();
-    begin_overlapped();
     worker w;
     w.lane = threadIdx.x % 32;
     w.warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // tells the compiler that lanes agree
@@ -172,6 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     w.part = (CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0) * WARPS + w.warp % WARPS;
     w.stride = (i64)(gridDim.x / CLUSTER) * ACROSS;
     i64 group = (i64)(blockIdx.x / CLUSTER) * ACROSS + w.team, behind = -1;
+    for (int stage = 0; ASKS_EARLY && stage < RING; stage++) ask_for(w, a, group + stage * w.stride);
+    begin_overlapped();
     for (int stage = 0; stage < RING; stage++) fill_slot(w, a, group + stage * w.stride, stage);
     common all[STEPS];
     column columns[STEPS];
@@ -219,5 +236,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         round ^= stage == 0;
     }
     if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, w, a);
-    if constexpr (CLUSTER * JOINED > 1) meet<CLUSTER * JOINED>(); // no block ends while another needs its memory
+    if constexpr (JOINED > 1) meet<JOINED>(); // no block ends while another reads its sums; totals it has awaited itself
 }
