@@ -80,6 +80,7 @@ class Case(NamedTuple):
     family: str
     build: Callable[[Maker], Any]
     engine: str = "cuda"
+    is_read_again: bool = False  # what the copy engine wrote for a kernel, unseen by initcheck, another reads
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -346,7 +347,10 @@ CASES = {
         "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
     "conv NCHW, all turned": Case(
-        "turn hopper", "packed", conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False)
+        "turn hopper",
+        "packed",
+        conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False),
+        is_read_again=True,
     ),
     "conv NCHW, lines left out": Case(
         "map_tile hopper", "packed", conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False)
@@ -460,7 +464,7 @@ def arrays(made: Maker) -> dict[int, Any]:
 def leaves_to_copies(steps: list[dict[str, Any]]) -> bool:
     """Whether results go through the copy engine (cp.async.bulk.tensor). initcheck of compute-sanitizer
     2025.3 does not see such stores, and calls what they wrote uninitialised wherever it is read."""
-    return any("staged" in step["detail"] or step["family"] == "cuda.patch_sm90" for step in steps)
+    return any(re.search("staged|wgmma over patches", step["detail"]) for step in steps)
 
 
 def run(made: Maker, host: dict[int, Any], reads: bool) -> None:
@@ -535,6 +539,8 @@ def main() -> int:
     first, step = map(int, given.part.split("/"))
     names = list(CASES)[first - 1 :: step]
     chosen = {name: CASES[name] for name in names if re.search(given.only, name)}
+    if given.initcheck:
+        chosen = {name: case for name, case in chosen.items() if not case.is_read_again}
     if not chosen:
         ask.error(f"no case matches '{given.only}' in part {given.part}")
     where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
@@ -545,7 +551,7 @@ def main() -> int:
         found += [f"without {kernel}" for kernel in case.kernels.split() if f"{kernel}.cuh" not in used]
         steps = [f"{step['family']}: {step['detail']}" for step in each.g.plan.report["steps"]]
         lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
-        print(f"{name:<28}" + "\n".join(lines), flush=True)
+        print(f"{name:<40}" + "\n".join(lines), flush=True)
     del made, each
     gc.collect()  # graphs and tensors hold each other; the interpreter ends without any
     if len(chosen) == len(CASES) and known():

@@ -344,6 +344,8 @@ static void find_turn(struct map *map, int64_t area) {
     tile->along_axis = is_short ? across : lines_of(across, line, area / tile->along_last);
     if (!tile->is_flat_to)
         tile->along_last = lines_of(along, line, area / tile->along_axis);
+    if (!tile->is_flat_to && tile->along_last < along) /* a sector belongs to one tile */
+        tile->along_last = (tile->along_last + 2 * each - 1) / (2 * each) * (2 * each);
     int64_t rows_from = tile->is_flat_from ? tile->along_last : 1, rows_to = tile->is_flat_to ? tile->along_axis : 1;
     tile->shifts_from = !begins_at(map, from, tile->axis, last, rows_from, each);
     tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);
