@@ -51,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
     const length_t row = (length_t)split(image, p.bands) * (length_t)p.tile_rows;
     const length_t left = first_of(axes[2], column), top = first_of(axes[1], row);
     if (threadIdx.x == 0) make_arrival(&arrival);
+    __syncthreads();
     begin_overlapped();
     if (threadIdx.x == 0) {
         expect_bytes(&arrival, (u32)p.box_bytes);
@@ -62,7 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
     const x_t* columns[WIDTH];
     #pragma unroll
     for (int i = 0; i < WIDTH; i++) columns[i] = (const x_t*)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * (LANES * RUN) + lane);
-    __syncthreads();
     await_arrival(&arrival, 0);
     if (number >= p.below || slice + lane >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y) return;
     go_down(p, axes, {(offset_t)image, (offset_t)(slice + lane), {0, o1, o2}}, columns, top, (int)p.columns_seen * (LANES * RUN));

@@ -12,9 +12,11 @@ template <class T> struct chunks_of {
     DEVICE chunks_of(const T* from, int count) : lead((int)((u64)from % 16 / sizeof(T))), bytes(count > 0 ? (u32)((lead + count) * sizeof(T) + 15) / 16 * 16 : 0) {}
 };
 
-/* One thread makes the arrival of `count` stretches; the barrier in await_stretches lets the others see it. */
+/* One thread makes the arrival of `count` stretches, which the others see before anything comes. */
 DEVICE void begin_stretches(u64* arrival, int count) {
-    if (CHIP >= 900 && threadIdx.x == 0) make_arrival(arrival, count);
+    if constexpr (CHIP < 900) return;
+    if (threadIdx.x == 0) make_arrival(arrival, count);
+    __syncthreads();
 }
 
 /* All threads copy; on Hopper the copy engine does, as copies by threads cost as much as the arithmetic of a small window. */
