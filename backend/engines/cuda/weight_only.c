@@ -135,7 +135,8 @@ static weftStatus_t check_layout(struct weight_product *w) {
     return weight_product_check_blocks(w, least_block(w));
 }
 
-weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device) {
+weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device,
+                                 int64_t rows_most) {
     TRY(find_rest(w, region));
     TRY(contraction_find(&w->c, &w->rest));
     TRY(contraction_plan(&w->c, device, NULL));
@@ -148,6 +149,11 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
              "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
              "memory.",
              descriptor_label(w->c.node->op));
+    if (w->rows > rows_most)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: up to %lld rows are multiplied by weights of few bits; for %lld the weights are dequantised in "
+             "memory.",
+             descriptor_label(w->c.node->op), (long long)rows_most, (long long)w->rows);
     TRY(check_types(w));
     return check_layout(w);
 }
@@ -197,11 +203,7 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the weight-only family runs from compute capability 8.0 on, '%s' has %d.%d", device->name,
              device->cuda.major, device->cuda.minor);
-    TRY(weight_product_find(&w->p, region, device));
-    if (w->p.rows > ROWS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: up to %d rows are multiplied by weights of few bits; for %lld the weights are dequantised in memory.",
-             descriptor_label(w->p.c.node->op), ROWS_MAX, (long long)w->p.rows);
+    TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
     return WEFT_STATUS_SUCCESS;

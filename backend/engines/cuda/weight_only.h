@@ -18,9 +18,9 @@ struct weight_product {
 };
 
 /* The product of a region, which may be weights alone: it is judged by what it shall grow to. NOT_SUPPORTED and a sentence
-   for what neither family takes. */
+   for what neither family takes, and for more than rows_most rows. */
 weftStatus_t weight_product_find(struct weight_product *product, const struct region *region,
-                                 const struct device *device);
+                                 const struct device *device, int64_t rows_most);
 /* The same for blocks that are not multiples of so many weights along the depth. */
 weftStatus_t weight_product_check_blocks(const struct weight_product *product, int64_t least);
 /* Names of the types that kernels/lib/few_bits.cuh wants, and the scales and their strides: fields of the arguments. */

@@ -115,11 +115,7 @@ static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *reg
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the weight-only family of Hopper runs on compute capability 9.0, '%s' has %d.%d", device->name,
              device->cuda.major, device->cuda.minor);
-    TRY(weight_product_find(&w->p, region, device));
-    if (w->p.rows > ROWS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: up to %d rows are multiplied by weights of few bits; for %lld the weights are dequantised in memory.",
-             descriptor_label(w->p.c.node->op), ROWS_MAX, (long long)w->p.rows);
+    TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     TRY(weight_product_check_blocks(&w->p, w->p.scales_sums ? STEP : SPAN));
     choose_tile(w, device, knobs);
     return WEFT_STATUS_SUCCESS;
@@ -256,9 +252,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_weight_only_sm90 = {
     .name = "cuda.weight_only_sm90",
-    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind "
-           "it, "
-           "on Hopper's tensor cores",
+    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and pointwise operations, on Hopper",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
