@@ -12,8 +12,8 @@
 #include "graph/ops/convolution.h"
 
 /* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
-   and 4 to 14 times by convolutions: 45 products on an H200. */
-static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 4, START_SECONDS = 3e-6;
+   and 4 to 14 times by convolutions; small ones gain by copies up to 8: 102 products on an H200. */
+static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 8, START_SECONDS = 3e-6;
 static const double COPY_SHARE = 0.7; /* of the predicted rate that copies of images reach */
 
 /* Who multiplies the copies, best first. */

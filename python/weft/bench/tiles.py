@@ -82,7 +82,8 @@ def _named(failure: str) -> Iterator[None]:
 
 def _build(graph: Any) -> dict[str, int]:
     """The indices of the plans to time, by what they say of themselves; the chosen one first."""
-    engine = next(answer["index"] for answer in graph.support() if answer["supported"])
+    chosen = graph.plan.report["engine"]
+    engine = next(answer["index"] for answer in graph.support() if answer["engine"] == chosen)
     start = graph.get_execution_plan_count()
     for knob in graph.get_knobs_for_engine(engine):
         if knob.type is knob_type.TILE_SIZE:
