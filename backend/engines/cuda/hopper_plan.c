@@ -91,25 +91,42 @@ static double memory_seconds(const struct hopper *h, const struct device *device
     return bytes / (double)device->cuda.bandwidth;
 }
 
-double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
-                      double finishing, double moving) {
-    int blocks = tile->cluster * tile->parts;
-    double clusters = (double)(device->cuda.multiprocessors / blocks);
-    double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
-    double lines = tile->rows + (double)tile->columns / tile->cluster;
-    double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
-    double step = area * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
-    step = step > fill ? step : fill;
-    double summing = steps / tile->parts * step, at_work = tile->alternates ? 2 * area : area;
-    double end = END_CLOCKS + at_work * (1 / END_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
-    double turn = TURN_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */
-    double clocks =
-        (blocks > 1 ? CLUSTER_CLOCKS : 0) + (tile->alternates ? waves * turn + end : waves * (summing + end));
-    double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
-    double computing = clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK);
+/* Of what computes and what moves bytes at the same time. */
+static double overlapped_seconds(double computing, double moving) {
     moving /= MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+}
+
+static double step_clocks(const struct hopper_tile *tile) {
+    double lines = tile->rows + (double)tile->columns / tile->cluster;
+    double fill = lines * HOPPER_DEPTH_BYTES / FILL_BYTES_PER_CLOCK;
+    double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
+    return step > fill ? step : fill;
+}
+
+static double clusters_of(const struct hopper_tile *tile, const struct device *device) {
+    return (double)(device->cuda.multiprocessors / (tile->cluster * tile->parts));
+}
+
+double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
+                      double finishing, double moving) {
+    double clusters = clusters_of(tile, device);
+    double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
+    double summing = steps / tile->parts * step_clocks(tile), at_work = tile->alternates ? 2 * area : area;
+    double end = END_CLOCKS + at_work * (1 / END_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
+    double turn = TURN_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */
+    double clocks = (tile->cluster * tile->parts > 1 ? CLUSTER_CLOCKS : 0) +
+                    (tile->alternates ? waves * turn + end : waves * (summing + end));
+    double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
+    return overlapped_seconds(clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
+}
+
+/* What no split of the sums takes less than: all multiprocessors are at work all the time, and nothing ends. */
+static double least_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
+                            double moving) {
+    double clocks = units * steps / tile->parts * step_clocks(tile) / clusters_of(tile, device);
+    return overlapped_seconds(clocks / POWERED_CLOCK, moving);
 }
 
 /* Two warpgroups of few columns each do not hide from each other what promotion takes, nor what several scales of a tile's columns do. */
@@ -156,14 +173,13 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
     return clocks * elements_of(h) / device->cuda.multiprocessors / POWERED_CLOCK;
 }
 
-static double predict(const struct hopper *h, const struct device *device, const struct hopper_tile *tile, int splits,
-                      double moving) {
-    double combining = splits == 1 ? 0 : COMBINE_SECONDS + elements_of(h) * splits * 8 / L2_BYTES_PER_SECOND;
-    const struct hopper_tile used = h->promotes             ? promoted(h, tile)
-                                    : h->c.before_count > 0 ? preparing(h, tile)
-                                                            : *tile;
-    return combining + hopper_seconds(&used, device, (double)hopper_tiles(h, tile) * splits,
-                                      (double)tiles_along(h->steps, splits), finish_instructions(&h->c), moving);
+/* A tile as efficient as it is for this product. */
+static struct hopper_tile used_tile(const struct hopper *h, const struct hopper_tile *tile) {
+    return h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(h, tile) : *tile;
+}
+
+static double combine_seconds(double elements, int splits) {
+    return splits == 1 ? 0 : COMBINE_SECONDS + elements * splits * 8 / L2_BYTES_PER_SECOND;
 }
 
 int hopper_operands(const struct hopper *h) {
@@ -262,16 +278,16 @@ static bool can_split(const struct hopper_tile *tile) {
     return !is_deep(tile) && tile->parts == 1 && !tile->alternates;
 }
 
-static bool split_fits(const struct hopper *h, int splits) {
+static bool split_fits(const struct hopper *h, double elements, int splits) {
     return splits == 1 || (h->c.phase_count == 0 && h->c.finish.reducer_count == 0 &&
-                           h->steps / splits >= SPLITS_LEAST_STEPS && elements_of(h) * 4 * splits < 256e6);
+                           h->steps / splits >= SPLITS_LEAST_STEPS && elements * 4 * splits < 256e6);
 }
 
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_DEPTH_BYTES / dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
     h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
-    double moving = memory_seconds(h, device);
+    double moving = memory_seconds(h, device), finishing = finish_instructions(&h->c), elements = elements_of(h);
     h->tile = NULL;
     if (chosen > HOPPER_TILE_ROWS) /* a row of another family's table */
         chosen = 0;
@@ -280,10 +296,16 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     for (int t = 0; t < HOPPER_TILE_ROWS; t++) {
         if (!fits(h, &tiles[t]) || (chosen > 0 && chosen != t + 1))
             continue;
+        const struct hopper_tile used = used_tile(h, &tiles[t]);
+        double units = (double)hopper_tiles(h, &tiles[t]);
+        double least = least_seconds(&used, device, units, (double)h->steps, moving);
         int most = asked > 0 ? (int)asked : can_split(&tiles[t]) ? HOPPER_SPLITS_MAX : 1;
-        for (int splits = asked > 0 ? (int)asked : 1; splits <= most && (asked > 0 || split_fits(h, splits));
-             splits++) {
-            double seconds = predict(h, device, &tiles[t], splits, moving);
+        for (int splits = asked > 0 ? (int)asked : 1;
+             splits <= most && (asked > 0 || split_fits(h, elements, splits)); splits++) {
+            double combining = combine_seconds(elements, splits), steps = (double)tiles_along(h->steps, splits);
+            if (h->tile && combining + least >= h->seconds) /* nor with more of them */
+                break;
+            double seconds = combining + hopper_seconds(&used, device, units * splits, steps, finishing, moving);
             if ((splits == 1 || can_split(&tiles[t])) && (!h->tile || seconds < h->seconds)) {
                 h->seconds = seconds;
                 h->tile = &tiles[t];
