@@ -226,7 +226,9 @@ struct arithmetic_row {
 };
 extern const struct arithmetic_row arithmetic_rows[];
 
-/* Fills in the rest of a contraction that has its shape. */
+/* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. */
+weftStatus_t contraction_settle(struct contraction *c, const struct device *device);
+/* The same and the rest. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
 /* The type to calculate in, as it was set. */
 weftDataType_t contraction_math(const struct node *node);

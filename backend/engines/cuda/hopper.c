@@ -92,15 +92,14 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
     return prologue_find(prologue);
 }
 
-static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
+static weftStatus_t analyse_turned(struct hopper *h, const struct contraction *found, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
     struct prologue prologue;
-    *h = (struct hopper){.is_turned = is_turned};
-    TRY(contraction_find_prepared(&h->c, region));
+    *h = (struct hopper){.c = *found, .is_turned = is_turned};
     if (is_turned)
         contraction_turn(&h->c);
     hopper_order(h);
-    TRY(contraction_plan(&h->c, device, NULL));
+    TRY(contraction_settle(&h->c, device));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
     TRY(hopper_scales(h));
@@ -113,26 +112,26 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }
 
-/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
+/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. What is
+   prepared becomes the first factor. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
+    struct contraction found;
     struct hopper turned;
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
              device->cuda.minor);
-    weftStatus_t turned_status = analyse_turned(&turned, region, device, knobs, narrows, true);
-    weftStatus_t status = analyse_turned(h, region, device, knobs, narrows, false);
-    if (status && turned_status == WEFT_STATUS_SUCCESS && turned.c.before_count > 0 && turned.tile) {
-        *h = turned; /* what is prepared becomes the first factor */
-        return WEFT_STATUS_SUCCESS;
-    }
-    TRY(status);
+    TRY(contraction_find_prepared(&found, region));
+    bool must_turn = found.factor[FACTOR_B].prepared != NOTHING_BEFORE;
+    TRY(analyse_turned(h, &found, device, knobs, narrows, must_turn));
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if (turned_status)
-        status_clear();
-    else if (!h->tile || ((lead_is_row || is_skinny) && turned.tile && turned.seconds < h->seconds))
-        *h = turned;
+    if (!must_turn && (!h->tile || lead_is_row || is_skinny)) {
+        if (analyse_turned(&turned, &found, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
+            status_clear();
+        else if (!h->tile || (turned.tile && turned.seconds < h->seconds))
+            *h = turned;
+    }
     if (!h->tile)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
              descriptor_label(h->c.node->op));

@@ -11,6 +11,8 @@
 #include "engines/cuda/staged.h"
 #include "graph/ops/convolution.h"
 
+#include <math.h>
+
 /* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
    and 4 to 14 times by convolutions; small ones gain by copies up to 8: 102 products on an H200. */
 static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 8, START_SECONDS = 3e-6;
@@ -68,23 +70,32 @@ static bool is_complete(const struct packing *packing) {
     return complete && alike && !(is_square && (packing->granted & both) == both);
 }
 
+/* What each copy takes; INFINITY: it cannot be made. */
+static void price_copies(double seconds[WISHES], const struct wishes *wishes, const struct device *device,
+                         struct arena *arena) {
+    for (int i = 0; i < WISHES; i++) {
+        struct region copy;
+        double taken = 0;
+        if (wishes->at[i].tensor && (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) ||
+                                     cuda_map.accepts(&copy, device, &taken)))
+            taken = INFINITY;
+        seconds[i] = taken / COPY_SHARE;
+    }
+}
+
+/* Asks who multiplies what is granted, in the graph with these copies. */
 static weftStatus_t grant(struct packing *packing, const struct region *region, const struct family *const *families,
                           const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
-    packing->seconds = 0;
+    *staged = (struct staged){0};
     for (int i = 0; i < WISHES; i++) {
         const struct wish *wish = &packing->wishes.at[i];
         struct tensor *packed;
-        struct region copy;
-        double seconds;
         if (!(packing->granted >> i & 1))
             continue;
         TRY(arena_copy(arena, &packed, &wish->packed, sizeof *packed));
         staged_add(staged, wish->value, wish->tensor, packed);
-        TRY(make_copy(&copy, wish, i == PACKED_RESULT, arena));
-        TRY(cuda_map.accepts(&copy, device, &seconds));
-        packing->seconds += seconds / COPY_SHARE;
     }
     TRY(staged_exchange(staged, region, arena));
     for (int i = 0; i < region->count; i++)
@@ -102,23 +113,31 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
 /* The fastest one; the reason to decline is that of the product as it is. */
 static weftStatus_t analyse(struct packing *best, const struct region *region, const struct family *const *families,
                             const struct device *device, struct arena *arena) {
-    struct wishes wishes[WRITINGS];
-    bool is_found = false;
+    struct packing packing = {0};
+    double copying[WISHES];
+    best->seconds = INFINITY;
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "factors are packed for the Hopper family, on compute capability 9.0; '%s' has %d.%d", device->name,
              device->cuda.major, device->cuda.minor);
-    TRY(wishes_find(&wishes[AS_IT_IS], region, AS_IT_IS));
-    for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;)
-        for (int granted = 1; granted < 1 << WISHES; granted++) {
-            struct packing packing = {.granted = granted};
-            if (wishes_find(&packing.wishes, region, writing) || !is_complete(&packing) ||
-                grant(&packing, region, families, device, arena) || (is_found && packing.seconds >= best->seconds))
+    for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;) {
+        weftStatus_t status = wishes_find(&packing.wishes, region, writing);
+        if (status && writing == AS_IT_IS)
+            return status;
+        if (status)
+            continue;
+        price_copies(copying, &packing.wishes, device, arena);
+        for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
+            packing.seconds = 0;
+            for (int i = 0; i < WISHES; i++)
+                packing.seconds += packing.granted >> i & 1 ? copying[i] : 0;
+            if (!is_complete(&packing) || packing.seconds >= best->seconds ||
+                grant(&packing, region, families, device, arena) || packing.seconds >= best->seconds)
                 continue;
             *best = packing;
-            is_found = true;
         }
-    return is_found ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
+    }
+    return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
 }
 
 /* Whether the contraction family would be done sooner. */

@@ -345,7 +345,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->filters = is_data ? h->g.c : h->g.k;
     TRY(check_shape(h));
     TRY(take_prologue(h));
-    TRY(contraction_plan(&h->c, device, NULL));
+    TRY(contraction_settle(&h->c, device));
     h->store = finish_find_half(&h->c);
     h->is_planar = !h->store && find_planar(h);
     h->store = h->is_planar ? find_planar(h) : h->store;

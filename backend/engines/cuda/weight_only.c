@@ -139,7 +139,7 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
                                  int64_t rows_most) {
     TRY(find_rest(w, region));
     TRY(contraction_find(&w->c, &w->rest));
-    TRY(contraction_plan(&w->c, device, NULL));
+    TRY(contraction_settle(&w->c, device));
     w->rows = digits_extent(&w->c.digits[ROW]);
     w->columns = digits_extent(&w->c.digits[COLUMN]);
     w->depth = digits_extent(&w->c.digits[DEPTH]);
