@@ -76,7 +76,7 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
     struct draft draft;
     struct arena arena = {0};
     struct knob_choices none = {0};
-    weftStatus_t status = draft_make(&draft, graph, engines[index], device, &none, &arena);
+    weftStatus_t status = draft_make(&draft, graph, engines[index], device, &none, NULL, &arena);
     text_add(text, "%s{\"index\":%d,\"engine\":", index ? "," : "", index);
     text_json_string(text, engines[index]->name);
     if (status == WEFT_STATUS_SUCCESS) {

@@ -80,7 +80,9 @@ struct family {
     bool (*may_alias)(const struct step *step, int in, int out);
     /* Frees what the arena does not own. NULL: nothing. */
     void (*release)(struct step *step);
-    bool narrows; /* calculates with fewer bits than the operands have */
+    /* Whether it would calculate an operation with fewer bits than the operands have: cheap, and true where it may be.
+       NULL: it never does. */
+    bool (*narrows)(const struct graph *graph, int node);
 };
 
 struct engine {

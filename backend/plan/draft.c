@@ -114,12 +114,8 @@ int64_t draft_step_bytes(const struct draft *draft, int step) {
     return bytes;
 }
 
-/* A draft whose steps each take no more scratch than the limit. */
-static weftStatus_t draft_within(struct draft *draft, const struct knob_choices *knobs, int64_t scratch_limit,
-                                 struct arena *arena) {
-    const struct graph *graph = draft->graph;
-    *draft = (struct draft){.graph = graph, .engine = draft->engine, .device = draft->device};
-    TRY(partition(&draft->cover, graph, draft->engine, &draft->device, knobs, scratch_limit, arena));
+/* The steps of a cover. */
+static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *knobs, struct arena *arena) {
     TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
     for (int s = 0; s < draft->cover.count; s++) {
         struct part *part = &draft->cover.parts[s];
@@ -133,6 +129,15 @@ static weftStatus_t draft_within(struct draft *draft, const struct knob_choices 
     for (int s = 0; s < draft->cover.count; s++)
         draft->moved_bytes += draft_step_bytes(draft, s);
     return WEFT_STATUS_SUCCESS;
+}
+
+/* A draft whose steps each take no more scratch than the limit. */
+static weftStatus_t draft_within(struct draft *draft, const struct knob_choices *knobs, int64_t scratch_limit,
+                                 struct arena *arena) {
+    const struct graph *graph = draft->graph;
+    *draft = (struct draft){.graph = graph, .engine = draft->engine, .device = draft->device};
+    TRY(partition(&draft->cover, graph, draft->engine, &draft->device, knobs, scratch_limit, arena));
+    return draft_steps(draft, knobs, arena);
 }
 
 /* Drafts again, within a limit of the whole workspace that the best draft is beyond: without steps that take more, then with
@@ -164,15 +169,15 @@ static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *
 }
 
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
-                        const struct device *device, const struct knob_choices *knobs, struct arena *arena) {
+                        const struct device *device, const struct knob_choices *knobs, const struct cover *cover,
+                        struct arena *arena) {
     const struct knob_choice *limit = knob_find(knobs, WEFT_KNOB_TYPE_WORKSPACE);
     *draft = (struct draft){.graph = graph, .engine = engine, .device = *device};
-    if (engine->device != device->kind)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
-             "properties of such a device.",
-             engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
-    TRY(draft_within(draft, knobs, INT64_MAX, arena));
+    if (cover)
+        draft->cover = *cover;
+    else
+        TRY(partition(&draft->cover, graph, engine, device, knobs, INT64_MAX, arena));
+    TRY(draft_steps(draft, knobs, arena));
     if (!limit || draft->workspace_bytes <= limit->value)
         return WEFT_STATUS_SUCCESS;
     return draft_small(draft, knobs, limit->value, arena);

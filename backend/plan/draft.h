@@ -21,9 +21,11 @@ struct draft {
     int64_t moved_bytes; /* that steps read and write in memory */
 };
 
-/* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. */
+/* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of the
+   same without a limit, which must outlive the draft; NULL: it is made here. */
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
-                        const struct device *device, const struct knob_choices *knobs, struct arena *arena);
+                        const struct device *device, const struct knob_choices *knobs, const struct cover *cover,
+                        struct arena *arena);
 
 /* Bytes that a step reads and writes in memory. */
 int64_t draft_step_bytes(const struct draft *draft, int step);

@@ -247,20 +247,35 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
     const struct engine *engine = engines[self->engine->index];
     for (int64_t i = 0; i < self->knobs.count; i++)
         TRY(check_setting(self, (const struct knob_setting *)self->knobs.descriptors[i]));
-    struct device device;
+    const struct graph *graph = self->engine->graph;
     struct knob_choices choices;
     struct draft draft;
     struct arena arena = {0};
-    TRY(choose_device(&device, self->engine->device, self->engine->graph->handle, engine));
+    TRY(choose_device(&self->device, self->engine->device, graph->handle, engine));
     weftStatus_t status = collect_choices(&choices, self, &arena);
     if (!status)
-        status = draft_make(&draft, self->engine->graph, engine, &device, &choices, &arena);
+        status = partition(&self->cover, graph, engine, &self->device, &choices, INT64_MAX, &descriptor->arena);
+    if (!status)
+        status = draft_make(&draft, graph, engine, &self->device, &choices, &self->cover, &arena);
     if (!status) {
         self->workspace_bytes = draft.workspace_bytes;
         self->seconds = draft.seconds;
     }
     arena_free(&arena);
     return status;
+}
+
+static weftStatus_t copy_config(struct descriptor *target, const struct descriptor *source) {
+    struct engine_config *self = (struct engine_config *)target;
+    const struct engine_config *from = (const struct engine_config *)source;
+    self->device = from->device;
+    self->cover = from->cover;
+    self->planned = descriptor_retain(from->planned ? from->planned : (struct descriptor *)source);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void release_config(struct descriptor *descriptor) {
+    descriptor_release(((struct engine_config *)descriptor)->planned);
 }
 
 const struct schema engine_config_schema = {
@@ -270,6 +285,8 @@ const struct schema engine_config_schema = {
     .size = sizeof(struct engine_config),
     ROWS(config_rows),
     .finalize = finalize_config,
+    .copy = copy_config,
+    .release = release_config,
 };
 
 static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttributeName_t name, void *held) {

@@ -3,7 +3,7 @@
 #ifndef WEFT_PLAN_ENGINE_H
 #define WEFT_PLAN_ENGINE_H
 
-#include "engines/engine.h"
+#include "plan/partition.h"
 
 struct device_properties {
     struct descriptor base;
@@ -45,6 +45,9 @@ struct engine_config {
     int64_t workspace_bytes;
     int32_t shared_memory;
     double seconds;
+    struct device device;       /* for which finalize planned */
+    struct cover cover;         /* of the graph there, without a limit of the workspace: plans begin with it */
+    struct descriptor *planned; /* the configuration in which the cover is; NULL: in this one, which is no copy */
 };
 
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,

@@ -314,8 +314,20 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-/* An engine that would do as another does is no choice. Tried: asking those that narrow first, and nobody else where they
-   decline all; they are the dearest to ask, and no plan was made sooner. */
+static bool may_narrow(const struct partitioning *p) {
+    for (int f = 0; p->engine->families[f]; f++)
+        for (int n = 0; n < p->graph->node_count && p->engine->families[f]->narrows; n++)
+            if (p->owner[n] == UNASSIGNED && p->engine->families[f]->narrows(p->graph, n))
+                return true;
+    return false;
+}
+
+static weftStatus_t fail_to_narrow(const struct partitioning *p) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is narrowed.", p->engine->name,
+         descriptor_label(&p->graph->base));
+}
+
+/* An engine that would do as another does is no choice. */
 static weftStatus_t check_narrowing(struct partitioning *p) {
     bool narrows = !p->engine->narrows;
     for (int i = 0; i < p->part_count; i++)
@@ -327,13 +339,12 @@ static weftStatus_t check_narrowing(struct partitioning *p) {
     for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++) /* the most general one's reason counts */
         if (p->engine->families[f]->narrows)
             status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
-    if (status)
-        return status;
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is narrowed.", p->engine->name,
-         descriptor_label(&p->graph->base));
+    return status ? status : fail_to_narrow(p);
 }
 
 static weftStatus_t assign_all(struct partitioning *p) {
+    if (p->engine->narrows && !may_narrow(p)) /* known before all else is planned as another engine would */
+        return fail_to_narrow(p);
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++) {
             bool started = false;
@@ -360,6 +371,11 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
                              .arena = arena};
     size_t nodes = (size_t)graph->node_count;
     int *order, *place;
+    if (engine->device != device->kind)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
+             "properties of such a device.",
+             engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
     TRY(arena_alloc(arena, &p.beside, nodes * sizeof *p.beside));

@@ -184,10 +184,11 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
 }
 
 static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
-    const struct engine_descriptor *engine = plan->config->engine;
+    const struct engine_config *config = plan->config;
     struct knob_choices choices;
-    TRY(collect_choices(&choices, plan->config, &plan->base.arena));
-    return draft_make(&plan->draft, engine->graph, engines[engine->index], device, &choices, &plan->base.arena);
+    TRY(collect_choices(&choices, config, &plan->base.arena));
+    return draft_make(&plan->draft, config->engine->graph, engines[config->engine->index], device, &choices,
+                      device_same(device, &config->device) ? &config->cover : NULL, &plan->base.arena);
 }
 
 static weftStatus_t make_draft(struct plan *plan) {

@@ -255,6 +255,8 @@ bool device_serves(const struct device *here, const struct device *planned) {
     return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
 }
 
+bool device_same(const struct device *a, const struct device *b) { return memcmp(a, b, sizeof *a) == 0; }
+
 const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device) {
     char arch[32] = "";
     if (device->kind == WEFT_DEVICE_CUDA)

@@ -54,6 +54,9 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text);
    of the described chip. */
 bool device_serves(const struct device *here, const struct device *planned);
 
+/* Whether two are copies of one, so that what is planned for the one is planned for the other. */
+bool device_same(const struct device *a, const struct device *b);
+
 enum { DEVICE_LABEL_BYTES = 192 };
 
 /* "cpu:0 (name)", "cuda:0 (name, sm_90)": how messages call a device. */

@@ -198,6 +198,18 @@ weftStatus_t contraction_may_narrow(void) {
     return WEFT_STATUS_SUCCESS;
 }
 
+bool contraction_narrows(const struct graph *graph, int node) {
+    const struct node *product = &graph->nodes[node];
+    bool has_half = false, has_bfloat16 = false, has_float = false;
+    for (int k = 0; k < product->operand_count; k++) {
+        int32_t type = graph->values[product->operands[k]].tensor->type;
+        has_half = has_half || (!product->is_output[k] && type == WEFT_DATA_HALF);
+        has_bfloat16 = has_bfloat16 || (!product->is_output[k] && type == WEFT_DATA_BFLOAT16);
+        has_float = has_float || (!product->is_output[k] && type == WEFT_DATA_FLOAT);
+    }
+    return node_is_product(product) && (has_float || (has_half && has_bfloat16));
+}
+
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     TRY(contraction_find(c, region));
@@ -462,7 +474,7 @@ const struct family cuda_contraction = {
 const struct family cuda_contraction_tf32 = {
     .name = "cuda.contraction.tf32",
     .doc = "a matmul or convolution of floats, narrowed to tf32, and the pointwise operations behind it",
-    .narrows = true,
+    .narrows = contraction_narrows,
     .knobs = knobs,
     .accepts = accepts_tf32,
     .build = build_tf32,

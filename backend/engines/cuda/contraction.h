@@ -147,6 +147,8 @@ static inline bool contraction_has_overrides(const struct contraction *c) {
 int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);
+/* Whether an operation multiplies floats, or halves by bfloat16, which floats hold: what families for tf32 narrow. */
+bool contraction_narrows(const struct graph *graph, int node);
 /* A run is read before it is written, by one thread; what the product and the operations before it read may be read by all. */
 bool contraction_may_alias(const struct step *step, int in, int out);
 /* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */

@@ -470,7 +470,7 @@ const struct family cuda_hopper = {
 
 const struct family cuda_hopper_tf32 = {
     .name = "cuda.hopper.tf32",
-    .narrows = true,
+    .narrows = contraction_narrows,
     .doc =
         "a matmul or convolution of floats, narrowed to tf32, pointwise operations and reductions behind it, on Hopper",
     .knobs = knobs,

@@ -300,8 +300,8 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
         double units = (double)hopper_tiles(h, &tiles[t]);
         double least = least_seconds(&used, device, units, (double)h->steps, moving);
         int most = asked > 0 ? (int)asked : can_split(&tiles[t]) ? HOPPER_SPLITS_MAX : 1;
-        for (int splits = asked > 0 ? (int)asked : 1;
-             splits <= most && (asked > 0 || split_fits(h, elements, splits)); splits++) {
+        for (int splits = asked > 0 ? (int)asked : 1; splits <= most && (asked > 0 || split_fits(h, elements, splits));
+             splits++) {
             double combining = combine_seconds(elements, splits), steps = (double)tiles_along(h->steps, splits);
             if (h->tile && combining + least >= h->seconds) /* nor with more of them */
                 break;

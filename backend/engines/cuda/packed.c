@@ -6,6 +6,7 @@
    packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
    is predicted to be faster than the contraction family, which reads everything as it lies. */
 #include "engines/cuda/packed.h"
+#include "engines/cuda/contraction.h"
 #include "engines/cuda/copy.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/staged.h"
@@ -76,8 +77,8 @@ static void price_copies(double seconds[WISHES], const struct wishes *wishes, co
     for (int i = 0; i < WISHES; i++) {
         struct region copy;
         double taken = 0;
-        if (wishes->at[i].tensor && (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) ||
-                                     cuda_map.accepts(&copy, device, &taken)))
+        if (wishes->at[i].tensor &&
+            (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) || cuda_map.accepts(&copy, device, &taken)))
             taken = INFINITY;
         seconds[i] = taken / COPY_SHARE;
     }
@@ -224,7 +225,7 @@ const struct family cuda_packed = {
 const struct family cuda_packed_tf32 = {
     .name = "cuda.packed.tf32",
     .doc = "the same of floats, narrowed to tf32",
-    .narrows = true,
+    .narrows = contraction_narrows,
     .accepts = accepts_tf32,
     .build = build_tf32,
     .load = cuda_load,
