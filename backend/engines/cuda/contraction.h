@@ -63,7 +63,7 @@ struct finisher {
     enum finisher_role role;
     int value;
     weftDataType_t type;
-    int64_t strides[INDICES][DIGITS_MAX];
+    int64_t strides[DEPTH][DIGITS_MAX];
     int64_t bound;   /* LIMIT: the coordinate stays below it */
     bool is_brought; /* LOAD, OLD: the kernel fills it in; fetch() leaves it out */
 };
@@ -85,10 +85,10 @@ struct reducer {
     int mode; /* weftReduceTensorOp_t of a reduction */
 };
 
-/* What follows the sum: the same indices with digits of their own, and operands over them. */
+/* What follows the sum: the indices of the result with digits of their own, and operands over them. */
 struct finish {
-    int digit_count[INDICES];
-    int64_t extents[INDICES][DIGITS_MAX];
+    int digit_count[DEPTH];
+    int64_t extents[DEPTH][DIGITS_MAX];
     int count;
     struct finisher at[FINISHERS_MAX];
     enum index lead; /* whose last digit runs over neighbours in the result */

@@ -213,7 +213,6 @@ static int find_run(const struct contraction *c) {
 weftStatus_t finish_analyse(struct contraction *c) {
     struct finish *finish = &c->finish;
     const struct tensor *result = tensor_at(c, c->result);
-    *finish = (struct finish){0};
     if (region_exports(c->region, c->result))
         TRY(add_memory(c, FINISH_STORE, c->result));
     for (int i = 0; i < c->region->count; i++)

@@ -92,11 +92,14 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
     return prologue_find(prologue);
 }
 
-static weftStatus_t analyse_turned(struct hopper *h, const struct contraction *found, const struct device *device,
+/* What is prepared becomes the first factor. */
+static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
                                    const struct knob_choices *knobs, bool narrows, bool is_turned) {
     struct prologue prologue;
-    *h = (struct hopper){.c = *found, .is_turned = is_turned};
-    if (is_turned)
+    *h = (struct hopper){0};
+    TRY(contraction_find_prepared(&h->c, region));
+    h->is_turned = is_turned || h->c.factor[FACTOR_B].prepared != NOTHING_BEFORE;
+    if (h->is_turned)
         contraction_turn(&h->c);
     hopper_order(h);
     TRY(contraction_settle(&h->c, device));
@@ -112,22 +115,18 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct contraction *f
     return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }
 
-/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. What is
-   prepared becomes the first factor. */
+/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
-    struct contraction found;
     struct hopper turned;
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
              device->cuda.minor);
-    TRY(contraction_find_prepared(&found, region));
-    bool must_turn = found.factor[FACTOR_B].prepared != NOTHING_BEFORE;
-    TRY(analyse_turned(h, &found, device, knobs, narrows, must_turn));
+    TRY(analyse_turned(h, region, device, knobs, narrows, false));
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if (!must_turn && (!h->tile || lead_is_row || is_skinny)) {
-        if (analyse_turned(&turned, &found, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
+    if (!h->is_turned && (!h->tile || lead_is_row || is_skinny)) {
+        if (analyse_turned(&turned, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
             status_clear();
         else if (!h->tile || (turned.tile && turned.seconds < h->seconds))
             *h = turned;

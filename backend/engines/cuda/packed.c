@@ -111,7 +111,8 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
     return status;
 }
 
-/* The fastest one; the reason to decline is that of the product as it is. */
+/* The fastest one; the reason to decline is that of the product as it is. Factors that nobody multiplies are not asked
+   about again with other results. */
 static weftStatus_t analyse(struct packing *best, const struct region *region, const struct family *const *families,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
@@ -128,14 +129,18 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
         if (status)
             continue;
         price_copies(copying, &packing.wishes, device, arena);
+        int declined = 0; /* a bit for each of the four sets of factors */
         for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
             packing.seconds = 0;
             for (int i = 0; i < WISHES; i++)
                 packing.seconds += packing.granted >> i & 1 ? copying[i] : 0;
-            if (!is_complete(&packing) || packing.seconds >= best->seconds ||
-                grant(&packing, region, families, device, arena) || packing.seconds >= best->seconds)
+            int factors = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
+            if (!is_complete(&packing) || declined >> factors & 1 || packing.seconds >= best->seconds)
                 continue;
-            *best = packing;
+            if (grant(&packing, region, families, device, arena) != WEFT_STATUS_SUCCESS)
+                declined |= 1 << factors;
+            else if (packing.seconds < best->seconds)
+                *best = packing;
         }
     }
     return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
