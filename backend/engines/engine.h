@@ -68,7 +68,8 @@ struct family {
     /* Nodes that prepare what a node alone reads, and that the family takes with it: fills in their numbers, at most all of
        the graph but one, and gives their count. NULL: none. */
     int (*companions)(const struct graph *graph, int node, int *nodes);
-    /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. */
+    /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. seconds is
+       what accepts predicted; a family with knobs says what it predicts with them. */
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);
     /* Makes ready what run needs, when a plan is finalized for a device of this machine, after the engine's compile.

@@ -17,15 +17,24 @@ def label(kind: str, name: str) -> str:
 
 def whole(value: Any, what: str) -> int:
     """A whole number of 64 bits. what: "tensor 'x': dim", for the message."""
-    try:
-        number = None if isinstance(value, IntEnum) else operator.index(value)
-    except TypeError:
-        number = None
+    number = _index(value)
     if number is None:
         raise BadParameterError(f"{what} is {shown(value)}. Give a whole number.")
-    if not -(2**63) <= number < 2**63:
+    if not _fits(number):
         raise BadParameterError(f"{what} is {number}, more than 64 bits hold. Give a smaller one.")
     return number
+
+
+def _index(value: Any) -> int | None:
+    """What a value is as a whole number; None: it is none."""
+    try:
+        return None if isinstance(value, IntEnum) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
 
 
 def wholes(values: Iterable[Any], what: str) -> tuple[int, ...]:
@@ -34,7 +43,13 @@ def wholes(values: Iterable[Any], what: str) -> tuple[int, ...]:
         given = tuple(values)
     except TypeError:
         raise BadParameterError(f"{what} is {shown(values)}. Give a list of whole numbers.") from None
-    return tuple(whole(value, f"{what} {list(given)}: number {i}") for i, value in enumerate(given))
+    numbers = []
+    for i, value in enumerate(given):
+        number = _index(value)
+        if number is None or not _fits(number):  # words are made where they are needed
+            number = whole(value, f"{what} {list(given)}: number {i}")
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def real(value: Any, what: str) -> float:

@@ -205,8 +205,9 @@ class Descriptor:
             text = values.encode() if isinstance(values, str) else bytes(values)
             elements, count = ffi.from_buffer("char[]", text), len(text)
         else:
-            plain = [value.pointer if isinstance(value, Descriptor) else value for value in values]
-            elements, count = ffi.new(_array_type(kind), plain), len(plain)
+            given = values if isinstance(values, (list, tuple)) else list(values)
+            plain = [held.pointer for held in given] if kind == "BACKEND_DESCRIPTOR" else given
+            elements, count = ffi.new(_array_type(kind), plain), len(given)
         check(library().weftBackendSetAttribute(self.pointer, name, _number_of(kind), count, elements))
 
     def finalize(self) -> None:
@@ -377,6 +378,9 @@ class Operation(NamedTuple):
 
     kind: int
     parameters: int | None
+    """The kind of its parameter descriptor."""
+    parameters_row: int | None
+    """The attribute that holds it."""
     rows: dict[str, list[Row]]
     """By key; an attribute that takes one of two types has two."""
 
@@ -393,5 +397,7 @@ def operations() -> dict[str, Operation]:
         for row, is_parameter in own + [(row, True) for row in parameters.get(op["parameters"], ())]:
             fields = {field: row[field] for field in Row._fields if field in row}
             rows.setdefault(row["key"], []).append(Row(**fields, is_parameter=is_parameter))
-        found[op["name"]] = Operation(op["kind"], op["parameters"], rows)
+        kind = op["parameters"]
+        holders = (row["name"] for row in op["rows"] if kind is not None and row.get("target") == kind)
+        found[op["name"]] = Operation(op["kind"], kind, next(holders, None), rows)
     return found

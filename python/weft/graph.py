@@ -357,8 +357,11 @@ class Graph(Sugar):
         self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in self._results()}
         self._op_descriptors = [lowering.operation(operation) for operation in self._operations]
         for tensor, descriptor in lowering.tensors.items():
-            tensor._dims, tensor._strides = map(tuple, lowering.shape_of(tensor))
-            tensor._data_type = data_type(descriptor.get_one(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE"))
+            if not tensor._dims or not tensor._strides:
+                tensor._dims, tensor._strides = map(tuple, lowering.shape_of(tensor))
+            if tensor._data_type is None:
+                found = descriptor.get_one(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
+                tensor._data_type = data_type(found)
         self.is_validated = True
 
     def _choose_outputs(self) -> None:

@@ -116,26 +116,23 @@ class Lowering:
             row, elements = self._row(schema.rows[key], value, f"{operation.kind} '{operation.name}'")
             target = parameters if row.is_parameter and parameters is not None else own
             target.set(row.name, row.type, elements)
-        if parameters is not None:
+        if parameters is not None and schema.parameters_row is not None:
             parameters.finalize()
-            row = next(
-                row for rows in schema.rows.values() for row in rows if row.target == schema.parameters
-            )
-            own.set(row.name, "BACKEND_DESCRIPTOR", [parameters])
+            own.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [parameters])
         own.finalize()
         return own
 
     def _type_numbers(self, operation: Operation) -> None:
         """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise
         operation, else Python's."""
+        numbers = [(t, t.number) for t in operation.operands() if t.number is not None]
         others: list[data_type] = []
-        if operation.kind == "pointwise":
+        if numbers and operation.kind == "pointwise":
             beside = [t for key in NUMERIC_KEYS if isinstance(t := operation.values.get(key), Tensor)]
             others = [type_ for t in beside if t.number is None for type_ in self._types_of(t)]
-        for tensor in operation.operands():
-            if tensor.number is not None:
-                type_ = dtypes.type_beside(tensor.number, others)
-                tensor._data_type, tensor.constant = type_, dtypes.scalar_bytes(type_, tensor.number)
+        for tensor, number in numbers:
+            type_ = dtypes.type_beside(number, others)
+            tensor._data_type, tensor.constant = type_, dtypes.scalar_bytes(type_, number)
 
     def _types_of(self, tensor: Tensor) -> list[data_type]:
         """The type of a tensor, in a list; empty if it has none, of which the library complains."""

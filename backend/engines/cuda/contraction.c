@@ -415,6 +415,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     TRY(analyse(&c, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    step->seconds = c.seconds;
     if (contraction_elements(&c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];

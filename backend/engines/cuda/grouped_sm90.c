@@ -155,9 +155,7 @@ static bool fits(const struct product *p, const struct hopper_tile *tile) {
 }
 
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
-    int64_t chosen = 0;
-    for (int i = 0; knobs && i < knobs->count; i++)
-        chosen = knobs->items[i].type == WEFT_KNOB_TYPE_TILE_SIZE ? knobs->items[i].value : chosen;
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
     chosen = chosen <= TILES ? chosen : 0; /* a row of another family's table */
     for (int t = 0; t < TILES; t++) {
         double seconds = predict(p, device, &tiles[t]);
@@ -316,6 +314,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&p, &step->region, device, knobs));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    step->seconds = p.seconds;
     if (tensor_elements(p.g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     p.h.splits = 1;

@@ -424,6 +424,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     TRY(analyse(&h, &step->region, device, knobs, narrows));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    step->seconds = h.seconds;
     if (contraction_elements(&h.c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     state->count = 1;

@@ -28,7 +28,7 @@ struct packing {
     struct wishes wishes;
     int granted;
     struct staged staged;
-    double seconds;
+    double copying, seconds; /* of the copies, and of all */
 };
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------- */
@@ -103,11 +103,10 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
         if (region_node(region, i) == packing->wishes.node)
             TRY(wishes_rewrite(&packing->wishes, region_node(&staged->region, i)->op, arena));
     for (int i = 0; status && families[i]; i++) {
-        double seconds = 0;
         staged->inner = families[i];
-        status = families[i]->accepts(&staged->region, device, &seconds);
-        packing->seconds += status ? 0 : seconds;
+        status = families[i]->accepts(&staged->region, device, &staged->seconds);
     }
+    packing->seconds = packing->copying + staged->seconds;
     return status;
 }
 
@@ -131,11 +130,11 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
         price_copies(copying, &packing.wishes, device, arena);
         int declined = 0; /* a bit for each of the four sets of factors */
         for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
-            packing.seconds = 0;
+            packing.copying = 0;
             for (int i = 0; i < WISHES; i++)
-                packing.seconds += packing.granted >> i & 1 ? copying[i] : 0;
+                packing.copying += packing.granted >> i & 1 ? copying[i] : 0;
             int factors = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
-            if (!is_complete(&packing) || declined >> factors & 1 || packing.seconds >= best->seconds)
+            if (!is_complete(&packing) || declined >> factors & 1 || packing.copying >= best->seconds)
                 continue;
             if (grant(&packing, region, families, device, arena) != WEFT_STATUS_SUCCESS)
                 declined |= 1 << factors;
@@ -200,6 +199,7 @@ static weftStatus_t build_for(struct step *step, const struct family *const *fam
     if (packing->granted >> PACKED_RESULT & 1)
         TRY(add_copy(state, packing, PACKED_RESULT, device, arena));
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
+    step->seconds = packing->copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d of its tensors packed%s, %s: %s", packing->staged.count,
                        words[packing->wishes.writing], packing->staged.inner->name, inner.detail ? inner.detail : "");
 }

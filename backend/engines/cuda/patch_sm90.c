@@ -530,6 +530,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t blocks = blocks_at_work(&h, device), lines = blocks / h.filter_tiles * MATH_GROUPS;
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    step->seconds = h.seconds;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_print_init(&print, step->region.graph);
     print_structure(&print, &h);

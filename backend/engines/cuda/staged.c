@@ -143,8 +143,9 @@ weftStatus_t staged_exchange(struct staged *staged, const struct region *region,
     return WEFT_STATUS_SUCCESS;
 }
 
+/* copying: what the copies take. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
-                            double *seconds, struct arena *arena) {
+                            double *copying, struct arena *arena) {
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++)
@@ -155,17 +156,20 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
     TRY(staged_exchange(staged, region, arena));
     for (int f = 0; status && inner_families[f]; f++) {
         staged->inner = inner_families[f];
-        status = staged->inner->accepts(&staged->region, device, seconds);
+        status = staged->inner->accepts(&staged->region, device, &staged->seconds);
     }
+    *copying = 0;
     for (int k = 0; k < staged->count; k++)
-        *seconds += 2 * (double)tensor_bytes(staged->at[k].plain) / (double)device->cuda.bandwidth;
+        *copying += 2 * (double)tensor_bytes(staged->at[k].plain) / (double)device->cuda.bandwidth;
     return status;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct staged staged = {0};
     struct arena arena = {0};
-    weftStatus_t status = analyse(&staged, region, device, seconds, &arena);
+    double copying = 0;
+    weftStatus_t status = analyse(&staged, region, device, &copying, &arena);
+    *seconds = copying + staged.seconds;
     arena_free(&arena);
     return status;
 }
@@ -256,7 +260,7 @@ weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *st
     struct staged_place places[STAGED_MAX];
     for (int k = 0; k < staged->count; k++)
         places[k] = (struct staged_place){staged->at[k].value, -1, staged->at[k].scratch};
-    *inner = (struct step){.family = staged->inner, .region = staged->region};
+    *inner = (struct step){.family = staged->inner, .region = staged->region, .seconds = staged->seconds};
     TRY(staged->inner->build(inner, device, knobs, arena));
     return staged_take(state, inner->state, places, staged->count, staged->scratch_bytes, arena);
 }
@@ -265,16 +269,17 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                           struct arena *arena) {
     struct staged *staged;
     struct cuda_step *state;
-    double seconds;
+    double copying;
     TRY(arena_alloc(arena, &staged, sizeof *staged));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    TRY(analyse(staged, &step->region, device, &seconds, arena));
+    TRY(analyse(staged, &step->region, device, &copying, arena));
     struct step inner;
     TRY(add_copies(state, staged, &step->region, false, device, arena));
     TRY(staged_build_inner(state, staged, device, knobs, &inner, arena));
     TRY(add_copies(state, staged, &step->region, true, device, arena));
     step->workspace_bytes = staged->scratch_bytes + inner.workspace_bytes;
+    step->seconds = copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d tensors through plain copies, %s: %s", staged->count,
                        staged->inner->name, inner.detail ? inner.detail : "");
 }

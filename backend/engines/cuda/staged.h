@@ -19,6 +19,7 @@ struct staged_value {
 struct staged {
     struct region region; /* of a copy of the graph, with plain tensors */
     const struct family *inner;
+    double seconds; /* that it predicts, beside the copies */
     int count;
     struct staged_value at[STAGED_MAX];
     int64_t scratch_bytes;

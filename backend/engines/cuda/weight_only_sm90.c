@@ -235,6 +235,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(&w, &step->region, device, knobs));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    step->seconds = w.seconds;
     TRY(build_order(step, &w, arena));
     TRY(build_product(step, &w, arena));
     return arena_print(
