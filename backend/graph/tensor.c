@@ -83,6 +83,13 @@ static weftStatus_t check_extents(const struct tensor *t) {
     return tensor_check_reach(t);
 }
 
+weftStatus_t tensor_check_plain(const struct tensor *t, const struct descriptor *op) {
+    if (t->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
+             descriptor_label(op), descriptor_label(&t->base), (long long)t->vector_count);
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t check_vectors(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (t->vector_count == 1)

@@ -36,6 +36,9 @@ int64_t tensor_bytes(const struct tensor *tensor);
 /* Refuses dims and strides that reach farther than memory does; all arithmetic on sizes relies on it. */
 weftStatus_t tensor_check_reach(const struct tensor *tensor);
 
+/* NOT_SUPPORTED_LAYOUT for an operation whose tensor lies in vectors. */
+weftStatus_t tensor_check_plain(const struct tensor *tensor, const struct descriptor *op);
+
 /* A copy that nobody holds or releases. Others may take and leave the source meanwhile. */
 struct tensor tensor_mirror(const struct tensor *tensor);
 

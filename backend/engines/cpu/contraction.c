@@ -39,9 +39,7 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
                  "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),
                  descriptor_label(region->graph->nodes[value->producer].op));
-        if (tensor->vector_count > 1)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-                 descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+        TRY(tensor_check_plain(tensor, node->op));
         if (!dtype_of((weftDataType_t)tensor->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
                  descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);

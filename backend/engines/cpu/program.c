@@ -81,9 +81,7 @@ static weftStatus_t check_tensor(const struct builder *builder, const struct nod
                                  bool is_output) {
     bool is_whole = tensor_same_dims(tensor, builder->space) ||
                     (tensor_elements(tensor) == 1 && tensor_elements(builder->space) == 1);
-    if (tensor->vector_count > 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-             descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    TRY(tensor_check_plain(tensor, node->op));
     if (!dtype_of((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
              descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);

@@ -65,9 +65,7 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
     if (!(is_bias ? cuda_element_name(type) : cuda_type_name(type)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store.",
              descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
-    if (tensor->vector_count != 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-             descriptor_label(op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    TRY(tensor_check_plain(tensor, op));
     for (int64_t i = 0; i < tensor->dims.count; i++)
         if (tensor->dims.at[i] >= INT32_MAX / 2)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s; an extent may be %d at most here.",

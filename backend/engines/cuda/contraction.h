@@ -236,6 +236,8 @@ weftStatus_t contraction_plan(struct contraction *c, const struct device *device
 weftDataType_t contraction_math(const struct node *node);
 /* From the factors' types, the depth and the type to calculate in. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
+/* What it takes to move all that a settled contraction reads and writes. */
+double contraction_memory_seconds(const struct contraction *c, const struct device *device);
 /* Operations per second of a multiprocessor at full rate. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 };

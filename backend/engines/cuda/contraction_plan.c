@@ -156,7 +156,7 @@ static void choose_direct_access(struct contraction *c) {
 
 static double tiles_along(int64_t extent, int block) { return (double)((extent + block - 1) / block); }
 
-static double memory_seconds(const struct contraction *c, const struct device *device) {
+double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < FACTORS; f++)
         bytes += (double)tensor_bytes(c->factor[f].tensor);
@@ -166,19 +166,14 @@ static double memory_seconds(const struct contraction *c, const struct device *d
     return bytes / (double)device->cuda.bandwidth;
 }
 
-static double elements_of(const struct contraction *c) {
-    return (double)digits_extent(&c->digits[BATCH]) * (double)digits_extent(&c->digits[ROW]) *
-           (double)digits_extent(&c->digits[COLUMN]);
-}
-
 /* Time to write the parts of a split sum and to read them back. */
 static double split_seconds(const struct contraction *c, const struct device *device, int splits) {
-    double bytes = elements_of(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits * 2;
+    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits * 2;
     return splits == 1 ? 0 : LAUNCH_SECONDS + bytes / (double)device->cuda.bandwidth;
 }
 
 static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
-    double bytes = elements_of(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits;
+    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits;
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
@@ -206,7 +201,7 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     if (chosen > TILE_ROWS) /* a row of another family's table */
         chosen = 0;
     bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
-    double moving = memory_seconds(c, device);
+    double moving = contraction_memory_seconds(c, device);
     c->tile = NULL;
     for (int t = 0; t < TILE_ROWS; t++) {
         if (is_long ? tiles[t].rows + tiles[t].columns > 128 : chosen > 0 && chosen != t + 1)
@@ -242,7 +237,8 @@ static bool wants_direct(const struct contraction *c) {
 }
 
 static void plan_direct(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
-    double threads = (double)device->cuda.multiprocessors * 1024, runs = elements_of(c) / c->finish.run;
+    double threads = (double)device->cuda.multiprocessors * 1024,
+           runs = (double)contraction_elements(c) / c->finish.run;
     int64_t depth = digits_extent(&c->digits[DEPTH]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     c->splits = 1;
     while (c->splits < SPLITS_MAX && runs * c->splits < threads && depth / (c->splits * 2) >= 64)
@@ -255,7 +251,8 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
     double share = runs * c->splits / threads;
     double rate =
         contraction_rate(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);
-    double computing = 2 * elements_of(c) * c->depth / rate, moving = memory_seconds(c, device);
+    double computing = 2 * (double)contraction_elements(c) * c->depth / rate,
+           moving = contraction_memory_seconds(c, device);
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
 

@@ -175,10 +175,7 @@ static weftStatus_t choose_tile(struct product *p, const struct device *device, 
 static weftStatus_t analyse(struct product *p, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *p = (struct product){0};
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "the grouped family of Hopper runs on compute capability 9.0, '%s' has %d.%d", device->name,
-             device->cuda.major, device->cuda.minor);
+    TRY(hopper_check_device(device, "grouped family of Hopper"));
     TRY(grouped_find(&p->g, region, device));
     TRY(check_types(p));
     find_sides(p);

@@ -21,6 +21,13 @@ static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+weftStatus_t hopper_check_device(const struct device *device, const char *family) {
+    if (device->cuda.major != 9 || device->cuda.minor != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s runs on compute capability 9.0, '%s' has %d.%d", family,
+             device->name, device->cuda.major, device->cuda.minor);
+    return WEFT_STATUS_SUCCESS;
+}
+
 static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
 
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
@@ -119,10 +126,7 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     struct hopper turned;
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "the Hopper family runs on compute capability 9.0, '%s' has %d.%d", device->name, device->cuda.major,
-             device->cuda.minor);
+    TRY(hopper_check_device(device, "Hopper family"));
     TRY(analyse_turned(h, region, device, knobs, narrows, false));
     bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
     if (!h->is_turned && (!h->tile || lead_is_row || is_skinny)) {

@@ -129,6 +129,9 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
 
 /* ---- hopper.c: what other families put around the same kernel ---- */
 
+/* Whether a chip has the copy engine and wgmma; the refusal names who wants them: "stem family". */
+weftStatus_t hopper_check_device(const struct device *device, const char *family);
+
 /* Stages and slabs of a tile that fit in shared memory, once it is known whether results are staged. */
 void hopper_fit(struct hopper *h);
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h);

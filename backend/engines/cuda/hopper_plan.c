@@ -48,11 +48,6 @@ enum {
     FETCHED_WORDS_MAX_TOTALLED = 2,
 };
 
-static double elements_of(const struct hopper *h) {
-    return (double)digits_extent(&h->c.digits[BATCH]) * (double)digits_extent(&h->c.digits[ROW]) *
-           (double)digits_extent(&h->c.digits[COLUMN]);
-}
-
 static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
 
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
@@ -79,16 +74,6 @@ int64_t hopper_band(const struct hopper *h, const struct device *device, int64_t
     }
     int64_t bands = (2 * tiles_m + best) / (2 * best);
     return tiles_along(tiles_m, bands > 1 ? bands : 1);
-}
-
-static double memory_seconds(const struct hopper *h, const struct device *device) {
-    double bytes = 0;
-    for (int f = 0; f < FACTORS; f++)
-        bytes += (double)tensor_bytes(h->c.factor[f].tensor);
-    for (int k = 0; k < h->c.finish.count; k++)
-        if (h->c.finish.at[k].role != FINISH_INDEX && h->c.finish.at[k].role != FINISH_LIMIT)
-            bytes += (double)tensor_bytes(h->c.region->graph->values[h->c.finish.at[k].value].tensor);
-    return bytes / (double)device->cuda.bandwidth;
 }
 
 /* Of what computes and what moves bytes at the same time. */
@@ -170,7 +155,7 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
         else if (operand->role == FINISH_STORE)
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / (double)bytes : 0;
     }
-    return clocks * elements_of(h) / device->cuda.multiprocessors / POWERED_CLOCK;
+    return clocks * (double)contraction_elements(&h->c) / device->cuda.multiprocessors / POWERED_CLOCK;
 }
 
 /* A tile as efficient as it is for this product. */
@@ -287,7 +272,8 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_DEPTH_BYTES / dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
     h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
-    double moving = memory_seconds(h, device), finishing = finish_instructions(&h->c), elements = elements_of(h);
+    double moving = contraction_memory_seconds(&h->c, device), finishing = finish_instructions(&h->c),
+           elements = (double)contraction_elements(&h->c);
     h->tile = NULL;
     if (chosen > HOPPER_TILE_ROWS) /* a row of another family's table */
         chosen = 0;

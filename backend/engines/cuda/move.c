@@ -128,9 +128,7 @@ static weftStatus_t list_parts(struct movement *m) {
 static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
-        if (tensor->vector_count != 1)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-                 descriptor_label(node->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+        TRY(tensor_check_plain(tensor, node->op));
         if (!cuda_element_name((weftDataType_t)tensor->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
                  descriptor_label(node->op), descriptor_label(&tensor->base),

@@ -6,9 +6,9 @@
    packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
    is predicted to be faster than the contraction family, which reads everything as it lies. */
 #include "engines/cuda/packed.h"
-#include "engines/cuda/contraction.h"
 #include "engines/cuda/copy.h"
 #include "engines/cuda/families.h"
+#include "engines/cuda/hopper.h"
 #include "engines/cuda/staged.h"
 #include "graph/ops/convolution.h"
 
@@ -117,10 +117,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
     struct packing packing = {0};
     double copying[WISHES];
     best->seconds = INFINITY;
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "factors are packed for the Hopper family, on compute capability 9.0; '%s' has %d.%d", device->name,
-             device->cuda.major, device->cuda.minor);
+    TRY(hopper_check_device(device, "packed family"));
     for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;) {
         weftStatus_t status = wishes_find(&packing.wishes, region, writing);
         if (status && writing == AS_IT_IS)

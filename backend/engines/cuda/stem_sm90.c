@@ -118,9 +118,7 @@ static bool plan_tile(struct stem *s) {
 }
 
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the stem family runs on compute capability 9.0, '%s' has %d.%d",
-             device->name, device->cuda.major, device->cuda.minor);
+    TRY(hopper_check_device(device, "stem family"));
     TRY(contraction_find(&s->c, region));
     if (!conv_is(s->c.node->op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));

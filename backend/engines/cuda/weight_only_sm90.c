@@ -111,10 +111,7 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
 static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *w = (struct weight_only_sm90){0};
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-             "the weight-only family of Hopper runs on compute capability 9.0, '%s' has %d.%d", device->name,
-             device->cuda.major, device->cuda.minor);
+    TRY(hopper_check_device(device, "weight-only family of Hopper"));
     TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     TRY(weight_product_check_blocks(&w->p, w->p.scales_sums ? STEP : SPAN));
     choose_tile(w, device, knobs);
