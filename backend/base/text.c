@@ -96,6 +96,14 @@ static void add_json_char(struct text *text, const unsigned char *s, size_t leng
         text_add_chars(text, (const char *)s, length);
 }
 
+/* Bytes from here that stand for themselves. */
+static size_t plain_length(const unsigned char *s) {
+    size_t length = 0;
+    while (s[length] >= 0x20 && s[length] < 0x80 && s[length] != '"' && s[length] != '\\')
+        length++;
+    return length;
+}
+
 void text_json_string(struct text *text, const char *string) {
     if (!string) {
         text_add(text, "null");
@@ -103,9 +111,12 @@ void text_json_string(struct text *text, const char *string) {
     }
     text_add(text, "\"");
     for (const unsigned char *s = (const unsigned char *)string; *s;) {
-        size_t length = utf8_length(s);
-        add_json_char(text, s, length);
-        s += length > 0 ? length : 1;
+        size_t plain = plain_length(s), length = utf8_length(s);
+        if (plain > 0)
+            text_add_chars(text, (const char *)s, plain);
+        else
+            add_json_char(text, s, length);
+        s += plain > 0 ? plain : length > 0 ? length : 1;
     }
     text_add(text, "\"");
 }

@@ -57,10 +57,10 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
 
 /* Parts of a split sum cannot be totalled: where splitting saves more than to read the result again, it is kept. */
 static weftStatus_t check_totals(const struct hopper *h, const struct device *device) {
-    struct hopper bare = *h;
     const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
     if (h->c.finish.reducer_count == 0 || !h->tile)
         return WEFT_STATUS_SUCCESS;
+    struct hopper bare = *h;
     bare.c.finish.reducer_count = 0;
     for (int span = 0; span < SPANS; span++)
         bare.c.finish.totals[span].count = 0;
