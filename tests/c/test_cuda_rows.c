@@ -447,8 +447,9 @@ static bool is_legal(const char *text) {
         return is_legal && (!sums || (steps > 0 && !is_columns)) &&
                (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
     return is_legal && !is_columns && team % 32 == 0 && (cluster == 1 || across == 1) &&
-           constant_in(text, "PASSES_END") == 2 && constant_in(text, "SLOTS") == steps * 32 &&
-           constant_in(text, "RING") * constant_in(text, "HELD_BYTES") >= sums * run * 4;
+           constant_in(text, "PASSES_END") == 2 &&
+           constant_in(text, "SLOTS") == steps * 32 * constant_in(text, "CREW") && (!sums || across == 1) &&
+           team / 32 % constant_in(text, "CREW") == 0;
 }
 
 /* Whatever the sizes, the walk is one that its kernel takes. */
@@ -503,6 +504,7 @@ static const struct spill spills[] = {
     {"layer norm 4096x16384: rows", "sm_80", 12},
     {"layer norm 4096x16384: rows", "sm_80", 13},
     {"layer norm backward 131072x128: rows", "sm_120a", 12},
+    {"layer norm backward 1024x12288: rows", "sm_120a", 12},
     {"layer norm 1024x65536: rows", "sm_120a", 12},
     {NULL, NULL, 0},
 };

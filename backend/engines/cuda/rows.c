@@ -59,7 +59,7 @@ static void place_columns(struct rows *rows, const struct walk *walk) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
     int column = 0;
-    follow->blocks = walk->blocks / walk->joined;
+    follow->blocks = walk->blocks;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
@@ -84,7 +84,8 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rows_follow(&sweep->rows[1], first));
         TRY(walk_plan(&sweep->walks[1], &sweep->rows[1], device, false));
-        sweep->walks[1].is_late = sweep->walks[0].is_late && sweep->walks[0].ring;
+        if (first->follow.kind == FOLLOW_COLUMNS)
+            sweep->walks[1].lets_next = LETS_AT_ONCE;
         sweep->programs = 2;
     }
     int kernels = 0;

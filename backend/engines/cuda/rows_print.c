@@ -134,7 +134,6 @@ static void print_constants(struct printer *p) {
         {"TEAM", walk->team},
         {"ACROSS", walk->across},
         {"CLUSTER", walk->cluster},
-        {"JOINED", walk->joined},
         {"THREADS", walk->threads},
         {"MIN_BLOCKS", walk->min_blocks},
         {"STEPS", stage->join >= 0 ? 0 : walk->steps},
@@ -142,7 +141,9 @@ static void print_constants(struct printer *p) {
         {"IS_WHOLE", walk->is_whole && stage->join < 0},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
-        {"SLOTS", walk->steps * (walk->is_piped     ? 32
+        {"RING_BEGINS", RING_BEGINS},
+        {"CREW", walk->crew},
+        {"SLOTS", walk->steps * (walk->is_piped     ? 32 * walk->crew
                                  : walk->is_columns ? walk->threads
                                                     : walk->team)}, /* runs of a slot */
         {"HELD_BYTES", walk->steps ? walk_row_bytes(walk) / ((int64_t)walk->steps * walk->team) : 0},
@@ -154,7 +155,7 @@ static void print_constants(struct printer *p) {
         {"IS_SINGLE", stores_only(stage) && stage->parts * walk->team * walk->unroll >= walk->runs},
         {"IS_REVERSED", stage->is_split && stage->recalled > 0},
         {"BETWEEN", stage->is_split && stage->recalled > 0 ? -walk->team : walk->team},
-        {"IS_LATE", walk->is_late},
+        {"LETS_NEXT", walk->lets_next},
         {"ASKS_EARLY", walk->asks_early},
         {"AHEAD", walk->ahead},
         {"HAS_ROW_STORES", stage->has_row_stores},
@@ -364,7 +365,7 @@ static void print_ring(struct printer *p) {
         print_slots(p, "    copy_bulk(slot + @, ^ + (i64)first * RUN, (u32)runs * %, arrival);\n");
     text_add(p->code, "}\n\nDEVICE void expect_held(const arguments& a, const place& at, position first, "
                       "position runs) {\n");
-    if (p->walk->ahead || p->walk->asks_early)
+    if (p->walk->ahead || p->walk->asks_early || p->walk->is_piped)
         print_slots(p, "    expect(^ + (i64)first * RUN, (u32)runs * %);\n");
     text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
                       "position q) {\n");
@@ -793,8 +794,7 @@ static void print_columns(struct printer *p) {
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
-        text_add(p->code,
-                 "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / (CLUSTER * JOINED) * a.block%d + ",
+        text_add(p->code, "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
                  column++, k, k);
         print_offset(p, k, p->walk->kept, p->walk->rank);
         if (fast_stride(p, k) > 1)
@@ -856,7 +856,7 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)walk->threads;
     kernel->shared_bytes = (uint32_t)walk_ring_bytes(walk);
-    kernel->cluster = walk->cluster * walk->joined > 1 ? (uint32_t)(walk->cluster * walk->joined) : 0;
+    kernel->cluster = walk->cluster > 1 ? (uint32_t)walk->cluster : 0;
     kernel->is_dependent = walk->is_dependent;
     return kernel_finish(&print, kernel, walk->is_piped ? "rows_pipe.cuh" : "rows.cuh", "rows", arena);
 }

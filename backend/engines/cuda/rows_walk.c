@@ -9,8 +9,7 @@ enum {
     REQUESTED_BYTES = 64, /* per thread, when rows stay in registers */
     HELD_BYTES = 128,     /* per thread, at most */
     SHARED_BYTES = 40960, /* for totals, of the 48 KB that need no asking */
-    SHARED_SUMS = 20480,  /* beside a ring, for sums of places of several teams */
-    SHARED_LITTLE = 1024, /* for what else there is */
+    SHARED_LITTLE = 1536, /* for what else there is */
     COMMON_BYTES = 32,    /* per thread, of what all rows read alike */
     STREAMED_BYTES = 32,  /* per thread, twice */
     ROW_NUMBERS = 40,     /* registers for numbers of rows that lie side by side */
@@ -23,10 +22,9 @@ enum {
     RING_MOST = 4,
     PIPED_WARPS = 32,
     PIPED_REGISTERS = 40, /* of a thread, for what lasts from row to row */
-    PIPED_SUMS = 64,      /* of them, for a block that has rows with sums of places to itself */
     PIPED_FEWER = 24,     /* on chips for which compilers take more registers for the rest */
     PIPED_OPEN = 4,       /* rows whose totals are under way */
-    PIPED_BYTES = 2304,   /* for barriers */
+    PIPED_BYTES = 3072,   /* for barriers */
     RING_TEAM = 256,      /* smaller teams load their rows sooner by themselves */
     STEPS_MOST = 8,
     SUMS_BYTES = 256, /* per thread, where sums of places stay too */
@@ -275,7 +273,9 @@ static int64_t held_bytes(const struct walk *walk) {
 
 int64_t walk_row_bytes(const struct walk *walk) { return held_bytes(walk) * walk->steps * walk->team; }
 
-int64_t walk_ring_bytes(const struct walk *walk) { return walk_row_bytes(walk) * walk->across * walk->ring; }
+int64_t walk_ring_bytes(const struct walk *walk) {
+    return walk_row_bytes(walk) * walk->across * walk->ring + (walk->ring > 1 && !walk->is_piped ? RING_BEGINS : 0);
+}
 
 /* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. */
 static bool can_ring(const struct walk *walk, const struct device *device) {
@@ -337,9 +337,13 @@ static bool fit_rows(struct walk *walk, const struct device *device, int64_t wid
     return false;
 }
 
+/* Bytes of a sum of each place of a run. */
+static int64_t sum_bytes(const struct walk *walk) { return walk->run * (walk_calculates_in_double(walk) ? 8 : 4); }
+
 /* Rows of a team in shared memory at a time, one of them worked on; 0: too few to be worth it. */
 static int ring_of(const struct walk *walk, const struct device *device) {
-    int64_t room = device->cuda.shared_per_block - (walk->across > 1 ? SHARED_SUMS : SHARED_LITTLE);
+    int64_t sums = walk->across > 1 ? sum_bytes(walk) * walk->threads : 0;
+    int64_t room = device->cuda.shared_per_block - SHARED_LITTLE - sums;
     int64_t ring = least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
     return can_ring(walk, device) && walk->team >= RING_TEAM && ring >= RING_LEAST ? (int)ring : 0;
 }
@@ -350,7 +354,9 @@ static bool place_persistent(struct walk *walk, const struct device *device) {
     if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)))
         return false;
     int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
-    walk->across = teams > 1 ? teams : 1;
+    for (walk->across = teams > 1 ? teams : 1; walk->across > 1; walk->across /= 2)
+        if (sum_bytes(walk) * walk->team * walk->across <= SHARED_BYTES)
+            break;
     walk->threads = walk->team * walk->across;
     walk->ring = ring_of(walk, device);
     walk->is_persistent = walk->prefetches = walk->forgets = walk->keeps_common = true;
@@ -369,13 +375,12 @@ static int64_t most_ahead(const struct walk *walk) {
     return walk->column_totals && walk->cluster > 1 ? RING_LEAST : RING_MOST;
 }
 
-/* A ring in what barriers and totals of rows that are under way leave of shared memory. In the end the sums of places
-   take its room. */
+/* A ring in what barriers and totals of rows that are under way leave of shared memory. */
 static bool fit_ring(struct walk *walk, const struct device *device) {
     int64_t parts = (int64_t)walk->threads / 32 * walk->cluster;
     int64_t room = device->cuda.shared_per_block - PIPED_BYTES - PIPED_OPEN * parts * walk_total_bytes(walk);
     walk->ring = (int)least(most_ahead(walk), room / (walk_row_bytes(walk) * walk->across));
-    return walk->ring >= RING_LEAST && walk->ring * held_bytes(walk) >= (int64_t)walk->column_totals * walk->run * 4;
+    return walk->ring >= RING_LEAST;
 }
 
 /* Teams of a block of so many warps: as many as there is work for. */
@@ -402,21 +407,18 @@ static bool fit_piped(struct walk *walk, const struct device *device) {
            fit_warps(walk, device, PIPED_WARPS, PIPED_REGISTERS);
 }
 
-/* Whether sums of places leave a block that has its rows to itself few registers for the rest. */
-static bool is_crowded(const struct walk *walk) {
-    return walk->cluster == 1 && walk->column_totals && walk->steps * lasting_registers(walk) > PIPED_SUMS;
-}
-
-/* Rows in shared memory; the last pass of a row comes behind the first pass of the next one. */
+/* Rows in shared memory; the last pass of a row comes behind the first pass of the next one. Two blocks or more share
+   those with sums of places, which leave one block few registers for the rest. */
 static bool place_piped(struct walk *walk, const struct device *device) {
     walk->steps = 1; /* walk_holds asks */
     bool has_passes = walk->passes == 2 && walk->closed == 1 && walk->last_pass == 1;
     if (!has_passes || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
         !can_ring(walk, device))
         return false;
-    for (walk->cluster = 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
-        if (fit_piped(walk, device) && !is_crowded(walk)) {
+    for (walk->cluster = walk->column_totals ? 2 : 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
+        if (fit_piped(walk, device)) {
             walk->is_piped = walk->is_persistent = walk->keeps_common = true;
+            walk->crew = walk->column_totals ? walk->team / 32 : 1;
             return true;
         }
     walk->cluster = 1;
@@ -601,11 +603,14 @@ int walk_kernel_count(const struct walk *walk) {
 }
 
 /* Registers for about this many threads on a multiprocessor: what elements are put through takes them. */
-static void allot_registers(struct walk *walk) {
+static void allot_registers(struct walk *walk, const struct device *device) {
     bool is_heavy =
         walk_calculates_in_double(walk) || walk->is_columns || walk->rank - walk->kept > 1 || walk->column_totals;
     bool holds_much = held_bytes(walk) * walk->steps > 96;
     int threads = is_heavy ? 512 : walk->steps && !holds_much ? 1024 : 768;
+    bool is_narrow = walk->is_columns && walk->steps && walk->passes == 1 && walk->last_pass < 0;
+    if (is_narrow && walk->tiles > device->cuda.multiprocessors && !walk_calculates_in_double(walk))
+        threads = 1024; /* tiles side by side, which would wait for each other else */
     for (int i = 0; i < walk->rows->term_count && threads == 1024; i++) {
         const struct term *term = &walk->rows->terms[i];
         if (term->is_needed && term->spans && term->kind == TERM_NODE)
@@ -619,8 +624,7 @@ static void allot_registers(struct walk *walk) {
 }
 
 /* Clusters of 4 and 8 do not fill every group of multiprocessors: 30 and 15 of them fit on 132. No more blocks sum places
-   than share the rows evenly, as each leaves sums of its own: 132 of 4096 rows would wait for 4. Pairs of blocks add
-   up theirs, where all blocks are in pairs. */
+   than share the rows evenly, as each leaves sums of its own: 132 of 4096 rows would wait for 4. */
 static void count_blocks(struct walk *walk, const struct device *device) {
     int64_t most = INT32_MAX, multiprocessors = device->cuda.multiprocessors;
     if (walk->is_persistent) {
@@ -630,12 +634,10 @@ static void count_blocks(struct walk *walk, const struct device *device) {
     walk->blocks = least(walk->tiles * walk->parts, most);
     if (walk->column_totals && walk->blocks) {
         int64_t even = ceiling(walk->tiles, ceiling(walk->tiles, walk->blocks));
-        walk->blocks = least(walk->blocks, even + even % 2);
+        walk->blocks = least(walk->blocks, even);
     }
-    if (walk->is_piped && walk->column_totals && walk->cluster == 1 && walk->blocks % 2 == 0)
-        walk->joined = 2;
     walk->is_dependent = device->cuda.major >= 9;
-    walk->is_late = walk->is_dependent && walk->column_totals && !walk->ring;
+    walk->lets_next = walk->is_dependent && walk->column_totals && !walk->ring ? LETS_WHEN_DONE : LETS_WHEN_BEGUN;
 }
 
 /* What the second cache is asked for ahead: rows before the launch before ends, where that hides its end, as blocks of
@@ -645,9 +647,9 @@ static void ask_ahead(struct walk *walk, const struct device *device) {
     int64_t at_once = (int64_t)device->cuda.multiprocessors * walk->min_blocks / walk->cluster;
     if (!walk->steps || walk->is_columns || !can_ring(walk, device))
         return;
-    if (walk->is_piped)
-        walk->asks_early = !walk->column_totals;
-    else if (!walk->ring)
+    if (walk->ring)
+        walk->asks_early = true;
+    else
         walk->asks_early = walk->tiles <= 2 * (walk->is_persistent ? walk->blocks : at_once);
     if (!walk->is_persistent && walk->last_pass >= 0 && walk->min_blocks <= 2)
         walk->ahead = at_once;
@@ -696,7 +698,7 @@ static bool place_resident(struct walk *walk, const struct device *device, bool 
 weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
     memset(walk, 0, sizeof *walk);
     walk->rows = rows;
-    walk->unroll = walk->cluster = walk->joined = 1;
+    walk->unroll = walk->cluster = 1;
     TRY(order_dims(walk));
     count_passes(walk);
     walk->run = run_length(walk);
@@ -720,7 +722,7 @@ weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the totals of %d rows at a time do not fit in shared memory",
              walk->run);
     count_tiles(walk);
-    allot_registers(walk);
+    allot_registers(walk, device);
     if (!walk->steps)
         cut_rows(walk, device);
     count_blocks(walk, device);

@@ -7,6 +7,12 @@
 #include "engines/cuda/kernel.h"
 #include "engines/cuda/rows_plan.h"
 
+/* When the next launch may begin, by the names of lib/stream.cuh. */
+enum lets_next { LETS_AT_ONCE, LETS_WHEN_BEGUN, LETS_WHEN_DONE };
+
+/* Bytes from a line of memory to the ring of rows.cuh: it is 1 to 3 % faster there than at a line or at half of one. */
+enum { RING_BEGINS = 32 };
+
 struct walk {
     const struct rows *rows;
     int kept, rank; /* dims: the rows' first, then those within the row; slowest first */
@@ -15,17 +21,19 @@ struct walk {
     bool is_columns;                            /* the fastest dim is one of the rows' */
     int run, team, across, cluster, threads, min_blocks;
     int steps, unroll;              /* steps 0: rows do not stay in registers */
-    int column_totals, joined;      /* sums of places; blocks that add theirs up before they leave them */
+    int column_totals;              /* sums of places */
     bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */
     bool is_piped;                  /* passes of one row lie between those of the next: kernels/rows_pipe.cuh */
     int ring;                       /* rows of a team in shared memory; 0: none */
+    int crew;                       /* piped: warps that share a ring */
     int64_t ahead;                  /* rows later: the one that a team asks the second cache for; 0: none */
     bool asks_early;                /* the same for the first ones, before the launch before ends */
     bool keeps_common;              /* what all rows read alike stays in registers */
     bool is_whole;                  /* every thread has all its runs, every team a row */
     bool forgets;                   /* runs in registers are converted anew in every pass */
     bool carries;                   /* weights of softmax stay in registers once they are known */
-    bool is_dependent, is_late; /* the launch may begin while the one before ends; the next one not before its end */
+    bool is_dependent;              /* the launch may begin while the one before ends */
+    enum lets_next lets_next;
     uint32_t counted; /* channels.cuh: bits of the operands that totals depend on, which alone stay; 0: rows.cuh */
     bool puts_away;   /* results leave the cache before what is read again */
     int64_t groups, runs, tiles, blocks;
@@ -49,7 +57,7 @@ bool walk_holds(const struct walk *walk, int operand);
 bool walk_carries(const struct walk *walk, const struct term *term);
 /* Bytes of one run of it. */
 int64_t walk_held_bytes(const struct walk *walk, int operand);
-/* Bytes that a block's threads hold of one row; and of all rows in shared memory with what they read alike. */
+/* Bytes that a block's threads hold of one row; and of all rows in shared memory, with what lies before them. */
 int64_t walk_row_bytes(const struct walk *walk);
 int64_t walk_ring_bytes(const struct walk *walk);
 /* Gives the threads of a launch that only joins totals to few rows, many parts each. */

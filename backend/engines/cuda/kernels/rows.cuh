@@ -21,24 +21,27 @@
    Registers FORGETS: between passes runs stay as they are stored, and are converted again; else weights of softmax stay
              from the pass that sums them up, as an exponential costs more than a register
    Samples   sums for a mean and a variance, where one pass takes both, are around the mean of SOME of the row's elements
-   Launches  the next one is let in at once, where it waits; IS_LATE: at the end, as rows whose places are summed from
-             registers take 1 to 4 % longer with others in the multiprocessors
+   Launches  LETS_NEXT: the next one is let in when this one begins to work, and waits; or when all rows are done, as those
+             whose places are summed from registers take 1 to 4 % longer with others in the multiprocessors; or, by a launch
+             that only adds up such sums, at once
    Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
              team of whole warps in a block
    Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS HELD_BYTES
-             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED IS_LATE AHEAD ASKS_EARLY
+             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY
              HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
-   Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each; runs
-             taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of 16384 with
-             sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than in registers;
-             parts as adjoining chunks: 3 % slower forward; moments that join (Chan) in rows of 16384: 72 us, 69 as sums
-             around samples, 70 in two passes; softmax of such rows in one pass: 80 us, 72 in two; eight runs for each of
-             half the threads: 2 to 6 % slower; more threads than 1024 on a multiprocessor spill: 25 to 70 % slower; rows
-             asked for AHEAD where more blocks are side by side: 19.3 us for 18.1 (RMS norm of 16384x1024), sums of rows
-             33.6 for 30.5; two waves ahead: 67.9 us, 67.3 one (layer norm of 4096x16384), 69.2 none; places summed in a
-             launch of their own, beside that of the rows (1024x1024): 5.1 to 5.5 us, 5.2 one after the other; a second
-             wave of blocks with fewer rows, for multiprocessors that are through early: 104 us, 102 without it
-             (gradient of RMS norm, 16384x4096); two rows on their way for three of them there: 121 us */
+   Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each;
+             runs taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of
+             16384 with sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than
+             in registers; parts as adjoining chunks: 3 % slower forward; moments that join (Chan) in rows of 16384: 72
+             us, 69 as sums around samples, 70 in two passes; softmax of such rows in one pass: 80 us, 72 in two; eight
+             runs for each of half the threads: 2 to 6 % slower; more threads than 1024 on a multiprocessor spill: 25
+             to 70 % slower; rows asked for AHEAD where more blocks are side by side: 19.3 us for 18.1 (RMS norm of
+             16384x1024), sums of rows 33.6 for 30.5; two waves ahead: 67.9 us, 67.3 one (layer norm of 4096x16384),
+             69.2 none; places summed in a launch of their own, beside that of the rows (1024x1024): 5.1 to 5.5 us, 5.2
+             one after the other; a second wave of blocks with fewer rows, for multiprocessors that are through early:
+             104 us, 102 without it (gradient of RMS norm, 16384x4096); two rows on their way for three of them there:
+             121 us, and one more asked of the second cache behind the ring: 102 for 99; the next launch let in as rows
+             begin: 7.8 us for 5.4 (gradient of layer norm, 1024x1024), rows of all 1024 threads at once: 8.5 */
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
@@ -150,9 +153,11 @@ template <class P> DEVICE void reduce_team(typename P::total (&sum)[LANES], cons
 DEVICE span span_of(const arguments& a, i64 job, int rank, int turn);
 
 __shared__ u64 s_arrivals[ACROSS][RING > 0 ? RING : 1];
-extern __shared__ words4 s_ring[];
+extern __shared__ __align__(RING > 1 ? 128 : 16) words4 s_ring[];
 
-DEVICE char* slot_of(const span& s, int stage) { return (char*)s_ring + (s.across * RING + stage) * (SLOTS * HELD_BYTES); }
+DEVICE char* slot_of(const span& s, int stage) {
+    return (char*)s_ring + RING_BEGINS + (s.across * RING + stage) * (SLOTS * HELD_BYTES);
+}
 
 /* Of one row; of rows side by side, each thread has its own. */
 DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS + (int)threadIdx.x : step * TEAM + s.lane; }
@@ -310,41 +315,32 @@ template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
 
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
-/* Teams of a warp, then pairs of warps (or larger teams), pairs of pairs, ...; the first one writes. */
+/* Teams of a warp by shuffles, then warps (or larger teams) through shared memory, run by run, each added up by another. */
 DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const arguments& a) {
-    constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP, PLACES = KEPT * RUN;
+    constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP;
+    using sums = run<column_t, RUN>;
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
     const bool is_first = threadIdx.x % GROUP < TEAM;
     #pragma unroll
-    for (int k = 0; k < COLUMN_TOTALS; k++) {
-        column_t mine[PLACES];
+    for (int i = 0; i < COLUMN_TOTALS * KEPT; i++) {
+        sums mine = columns[i % KEPT].at[i / KEPT];
         #pragma unroll
-        for (int i = 0; i < PLACES; i++) {
-            mine[i] = columns[i / RUN].at[k].at[i % RUN];
+        for (int mask = TEAM; mask < 32; mask *= 2)
             #pragma unroll
-            for (int mask = TEAM; mask < 32; mask *= 2) mine[i] += shuffle_xor(mine[i], mask);
-        }
+            for (int e = 0; e < RUN; e++) mine.at[e] += shuffle_xor(mine.at[e], mask);
         if constexpr (GROUPS > 1) {
-            __shared__ column_t s_places[GROUPS > 1 ? GROUPS / 2 : 1][PLACES][TEAM];
-            for (int left = GROUPS; left > 1; left = (left + 1) / 2) {
-                const int half = (left + 1) / 2;
-                if (group >= half && group < left && is_first)
-                    #pragma unroll
-                    for (int i = 0; i < PLACES; i++) s_places[group - half][i][lane] = mine[i];
-                __syncthreads();
-                if (group + half < left)
-                    #pragma unroll
-                    for (int i = 0; i < PLACES; i++) mine[i] += s_places[group][i][lane];
-                __syncthreads();
-            }
-        }
-        #pragma unroll
-        for (int step = 0; step < KEPT; step++) {
-            run<column_t, RUN> sums;
+            __shared__ sums s_sums[GROUPS][TEAM];
+            if (i > 0) __syncthreads();
+            if (is_first) s_sums[group][lane] = mine;
+            __syncthreads();
+            if (group != i % GROUPS) continue;
+            mine = s_sums[0][lane];
             #pragma unroll
-            for (int e = 0; e < RUN; e++) sums.at[e] = mine[step * RUN + e];
-            if (group == 0 && is_first && run_of(s, step) < a.runs) store_column(k, sums, a, run_of(s, step));
+            for (int g = 1; g < GROUPS; g++)
+                #pragma unroll
+                for (int e = 0; e < RUN; e++) mine.at[e] += s_sums[g][lane].at[e];
         }
+        if (is_first && run_of(s, i % KEPT) < a.runs) store_column(i / KEPT, mine, a, run_of(s, i % KEPT));
     }
 }
 
@@ -398,8 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     const i64 step = gridDim.x / CLUSTER;
     i64 job = blockIdx.x / CLUSTER;
     for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++) ask_for(a, job + i * step, rank);
-    if constexpr (IS_LATE) await_launch_before();
-    else begin_overlapped();
+    begin_launch<LETS_NEXT>();
     loaded in;
     common all[KEPT];
     column columns[KEPT];
@@ -441,5 +436,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         run_passes<0>(s, mine.runs, all, now, columns, a, at);
         if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
     }
+    if constexpr (LETS_NEXT == WHEN_DONE) allow_launch_after();
     if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, 0, rank, 0), a);
 }

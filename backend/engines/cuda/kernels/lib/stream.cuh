@@ -124,6 +124,15 @@ DEVICE u64 policy_to_stay() {
     return policy;
 }
 
+/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what the
+   others did before. */
+DEVICE bool is_last(u32* arrived, u32 count) {
+    u32 before;
+    asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "r"((u32)__cvta_generic_to_shared(arrived)), "r"(count - 1) : "memory");
+    return before == count - 1;
+}
+
 /* ---- Copies by the copy engine (sm_90 on) ---- */
 
 /* One thread makes an arrival of `count` threads; all threads may use it after the next barrier. */
@@ -203,20 +212,6 @@ template <class T> DEVICE void send_to_peer(T* shared, u64* arrival, int peer, c
                      :: "r"(at + 4 * i), "r"(both.words[i]), "r"(counts) : "memory");
 }
 
-/* What lies there in the shared memory of block `peer`, whole words of 16 bytes. */
-template <class T> DEVICE T load_from_peer(T* shared, int peer) {
-    union { words4 words[sizeof(T) / 16]; T number; } both;
-    u32 at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
-    #pragma unroll
-    for (int i = 0; i < (int)(sizeof(T) / 16); i++) {
-        words4& w = both.words[i];
-        asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3]) : "r"(at + 16 * i) : "memory");
-    }
-    return both.number;
-}
-
 /* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. The
    threads of a warp do both together. */
 DEVICE void arrive_at_cluster() {
@@ -233,5 +228,15 @@ DEVICE void await_cluster() {
 /* Until the launch before has ended and its memory is seen; the one after may start, and waits likewise. */
 DEVICE void await_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void allow_launch_after() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so. */
+enum { AT_ONCE, WHEN_BEGUN, WHEN_DONE };
+template <int LETS_NEXT> DEVICE void begin_launch() {
+    if constexpr (CHIP >= 900) {
+        if constexpr (LETS_NEXT == AT_ONCE) allow_launch_after();
+        await_launch_before();
+        if constexpr (LETS_NEXT == WHEN_BEGUN) allow_launch_after();
+    }
+}
 
 } // namespace weft
