@@ -260,17 +260,19 @@ def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, ind
     return build
 
 
-def pooled_gradient(last: bool) -> Any:
+def pooled_gradient(last: bool, channels: int = 16, stride: int = 2) -> Any:
+    dims, size = (2, channels, 16, 16), 16 // stride
+
     def build(t: Maker) -> None:
         dx = t.g.resample_backward(
-            t(2, 16, 8, 8, last=last),
-            input=t(2, 16, 16, 16, last=last),
+            t(*dims[:2], size, size, last=last),
+            input=t(*dims, last=last),
             output=None,
             window=[3, 3],
-            stride=[2, 2],
+            stride=[stride] * 2,
             padding=[1, 1],
         )
-        t.out(dx, 2, 16, 16, 16, last=last)
+        t.out(dx, *dims, last=last)
 
     return build
 
@@ -414,6 +416,7 @@ CASES = {
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
     "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
     "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
+    "max pool gradient of dense windows": Case("pool_boxes_bwd", "window", pooled_gradient(True, 32, 1)),
     "max pool gradient NCHW": Case("pool_planes_bwd", "window", pooled_gradient(False)),
     "bilinear": Case("window", "window", resized),
     "bilinear gradient": Case("window_bwd", "window", resized_gradient),

@@ -92,6 +92,11 @@ static void dense_mean_pool_backward(struct model *m) {
                          NULL);
 }
 
+static void dense_max_pool_backward(struct model *m) {
+    add_pooling_backward(m, WEFT_RESAMPLE_MAXPOOL, 3, 1, 1, channels_last(m, DIMS(32, 64, 28, 28), BF16),
+                         channels_last(m, DIMS(32, 64, 28, 28), BF16), channels_last(m, DIMS(32, 64, 28, 28), I8));
+}
+
 static void max_pool_planes_backward(struct model *m) {
     add_pooling_backward(m, WEFT_RESAMPLE_MAXPOOL, 3, 2, 1, typed(m, DIMS(32, 64, 112, 112), BF16),
                          typed(m, DIMS(32, 64, 56, 56), BF16), typed(m, DIMS(32, 64, 56, 56), I8));
@@ -123,6 +128,7 @@ static const struct family_case cases[] = {
     {&cuda_window, dense_max_pool, "dense max pool", "runs of 8 channels, patches of 2x2"},
     {&cuda_window, dense_mean_pool, "dense mean pool", "pool_boxes: windows of 1x3x3"},
     {&cuda_window, dense_mean_pool_backward, "dense mean pool backward", "pool_boxes: windows of 1x3x3"},
+    {&cuda_window, dense_max_pool_backward, "dense max pool backward", "pool_boxes_bwd: windows of 1x3x3"},
     {&cuda_window, max_pool_planes_backward, "max pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
     {&cuda_window, mean_pool_planes_backward, "mean pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
     {&cuda_window, odd_channels, "odd channels", "pool_loose: windows of 1x3x3"},

@@ -340,6 +340,9 @@ def test_images_as_planes(case: Pool, dtype: str) -> None:
         Pool("many channels, large windows", (2, 512, 7, 7), [7, 7], [7, 7], [0, 0], [0, 0]),
         Pool("planes", (2, 3, 39, 45), [3, 3], [2, 2], [1, 1], [1, 1]),
         Pool("dense planes", (2, 3, 39, 45), [3, 2], [1, 1], [1, 1], [1, 1]),
+        Pool("dense, many channels", (2, 64, 13, 17), [3, 3], [1, 1], [1, 1], [1, 1]),
+        Pool("planes of even rows", (2, 4, 40, 56), [3, 3], [2, 2], [1, 1], [1, 1]),
+        Pool("dense planes of even rows", (2, 4, 90, 28), [3, 3], [1, 1], [1, 1], [1, 1]),
     ],
     ids=lambda case: case.name,
 )

@@ -39,6 +39,7 @@ EMBED(window_bwd, "window_bwd.cuh")
 EMBED(lib_pool, "lib/pool.cuh")
 EMBED(lib_planes, "lib/planes.cuh")
 EMBED(lib_pool_results, "lib/pool_results.cuh")
+EMBED(lib_pool_gradient, "lib/pool_gradient.cuh")
 EMBED(pool, "pool.cuh")
 EMBED(pool_loose, "pool_loose.cuh")
 EMBED(pool_whole, "pool_whole.cuh")
@@ -46,6 +47,7 @@ EMBED(pool_planes, "pool_planes.cuh")
 EMBED(pool_planes_bwd, "pool_planes_bwd.cuh")
 EMBED(pool_team, "pool_team.cuh")
 EMBED(pool_boxes, "pool_boxes.cuh")
+EMBED(pool_boxes_bwd, "pool_boxes_bwd.cuh")
 EMBED(pool_bwd, "pool_bwd.cuh")
 EMBED(move, "move.cuh")
 EMBED(join, "join.cuh")
@@ -127,6 +129,7 @@ static const struct program_header files[] = {
     {"lib/pool.cuh", weft_kernel_lib_pool},
     {"lib/planes.cuh", weft_kernel_lib_planes},
     {"lib/pool_results.cuh", weft_kernel_lib_pool_results},
+    {"lib/pool_gradient.cuh", weft_kernel_lib_pool_gradient},
     {"pool.cuh", weft_kernel_pool},
     {"pool_loose.cuh", weft_kernel_pool_loose},
     {"pool_whole.cuh", weft_kernel_pool_whole},
@@ -134,6 +137,7 @@ static const struct program_header files[] = {
     {"pool_planes_bwd.cuh", weft_kernel_pool_planes_bwd},
     {"pool_team.cuh", weft_kernel_pool_team},
     {"pool_boxes.cuh", weft_kernel_pool_boxes},
+    {"pool_boxes_bwd.cuh", weft_kernel_pool_boxes_bwd},
     {"pool_bwd.cuh", weft_kernel_pool_bwd},
     {"move.cuh", weft_kernel_move},
     {"join.cuh", weft_kernel_join},

@@ -337,7 +337,7 @@ static void find_turn(struct map *map, int64_t area) {
     tile->is_turn = true;
     int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
     tile->is_flat_from = is_short && across <= line; /* longer ones stand apart, so that lanes meet in no bank */
-    area = tile->is_flat_to ? area : area / 2;
+    area /= 2;
     bool begins = tile->is_flat_to || to->strides[tile->axis] % each == 0; /* else half a line more is read */
     line = begins && area / whole < line ? line / 2 : line;
     tile->along_last = tile->is_flat_to ? along : lines_of(along, line, line);

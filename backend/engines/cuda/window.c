@@ -30,9 +30,6 @@ enum {
 
 static const double INT32_REACH = 1 << 30;
 
-/* The tensor that is made: positions are counted in its memory order. */
-static const struct resample_operand *result_of(const struct window *w) { return w->g.backward ? &w->g.x : &w->g.y; }
-
 static double product(const int64_t *numbers) { return (double)numbers[0] * (double)numbers[1] * (double)numbers[2]; }
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
@@ -136,7 +133,7 @@ int64_t window_first_patch(const struct window *w, int axis) {
 }
 
 int64_t window_patches(const struct window *w, int axis) {
-    const struct resample_operand *result = result_of(w);
+    const struct resample_operand *result = window_result(w);
     int64_t size = result->size[axis], side = side_of(w, axis);
     if (w->kernel < POOL)
         return size;
@@ -310,7 +307,7 @@ static weftStatus_t split(struct window passes[2], const struct window *w, struc
 
 /* What threads take one by one: patches of runs of channels. */
 static int64_t turns_of(const struct window *w) {
-    const struct resample_operand *result = result_of(w);
+    const struct resample_operand *result = window_result(w);
     if (result->size[0] * result->size[1] * result->size[2] == 0)
         return 0;
     int64_t groups = (window_patches(w, 1) + w->rows - 1) / w->rows;
@@ -372,7 +369,7 @@ struct digit {
 /* The digits of a turn, slowest first in memory: the result's image, run of channels, and place or patch along each axis.
    Rows of patches that neighbours take come right before the channels. */
 static int list_digits(const struct window *w, struct digit *digits) {
-    const struct resample_operand *result = result_of(w);
+    const struct resample_operand *result = window_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
             step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
     const struct digit all[] = {
@@ -430,6 +427,8 @@ static int threads_of(const struct window *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
 
+static bool is_boxes(const struct window *w) { return w->kernel == POOL_BOXES || w->kernel == POOL_BOXES_BWD; }
+
 /* Whether blocks go over the result as often as it takes. */
 static bool takes_turns(const struct window *w) { return w->kernel < POOL_BOXES; }
 
@@ -456,8 +455,10 @@ static int blocks_of(const struct window *w) {
         return 2;
     if (computes_in_double(w) || window_uses(w, &w->g.saved) || product(w->g.taps) > 9)
         return 3;
+    if (w->kernel == POOL_BOXES_BWD)
+        return 5;
     if (is_planes(w))
-        return w->has_index || w->g.backward ? 6 : 8;
+        return w->has_index || w->g.backward ? 6 : is_paired(w) ? 12 : 8;
     if (w->kernel == POOL_LOOSE)
         return 8;
     if (w->has_index && !w->g.backward)
@@ -492,7 +493,7 @@ static int64_t blocks_at_all(const struct window *w) {
     int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
     if (w->kernel >= POOL_PLANES)
         return window_blocks_of_planes(w);
-    if (w->kernel == POOL_BOXES)
+    if (is_boxes(w))
         return window_blocks_of_boxes(w);
     if (w->kernel == POOL_LOOSE)
         return w->g.n * loose_bands(w) * loose_tiles(w);
@@ -512,7 +513,7 @@ static int64_t expects(const struct window *w) {
 
 /* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. */
 static int ahead_of(const struct window *w) {
-    const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
+    const struct resample_operand *read = window_source(w);
     return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && is_packed_last(&w->g, read) &&
                    blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(w->device)
                ? AHEAD
@@ -574,7 +575,7 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
 
 /* What blocks ask for ahead: slabs of the memory that is read, as many as there are blocks. */
 static void print_ahead(struct kernel_print *print, const struct window *w) {
-    const struct resample_operand *read = w->g.backward ? &w->g.y : &w->g.x;
+    const struct resample_operand *read = window_source(w);
     int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
     if (!ahead_of(w))
         return;
@@ -607,10 +608,18 @@ static void print_geometry(struct kernel_print *print, const struct window *w) {
     print_ahead(print, w);
 }
 
+/* Functions, each in a file of its name. */
 static const char *const entries[] = {
-    [WINDOW] = "window",         [WINDOW_BWD] = "window_bwd",   [POOL] = "pool",
-    [POOL_BWD] = "pool_bwd",     [POOL_TEAM] = "pool_team",     [POOL_BOXES] = "pool_boxes",
-    [POOL_LOOSE] = "pool_loose", [POOL_PLANES] = "pool_planes", [POOL_PLANES_BWD] = "pool_planes_bwd",
+    [WINDOW] = "window",
+    [WINDOW_BWD] = "window_bwd",
+    [POOL] = "pool",
+    [POOL_BWD] = "pool_bwd",
+    [POOL_TEAM] = "pool_team",
+    [POOL_BOXES] = "pool_boxes",
+    [POOL_BOXES_BWD] = "pool_boxes_bwd",
+    [POOL_LOOSE] = "pool_loose",
+    [POOL_PLANES] = "pool_planes",
+    [POOL_PLANES_BWD] = "pool_planes_bwd",
     [POOL_WHOLE] = "pool_whole",
 };
 
@@ -627,7 +636,7 @@ static uint32_t print_loose(struct kernel_print *print, const struct window *w) 
 static uint32_t print_places(struct kernel_print *print, const struct window *w) {
     if (w->kernel >= POOL_PLANES)
         return window_print_planes(print, w);
-    if (w->kernel == POOL_BOXES)
+    if (is_boxes(w))
         return window_print_boxes(print, w);
     if (w->kernel == POOL_LOOSE)
         return print_loose(print, w);
@@ -636,23 +645,19 @@ static uint32_t print_places(struct kernel_print *print, const struct window *w)
 }
 
 static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
-    static const char *const files[] = {
-        [WINDOW] = "window.cuh",         [WINDOW_BWD] = "window_bwd.cuh",   [POOL] = "pool.cuh",
-        [POOL_BWD] = "pool_bwd.cuh",     [POOL_TEAM] = "pool_team.cuh",     [POOL_BOXES] = "pool_boxes.cuh",
-        [POOL_LOOSE] = "pool_loose.cuh", [POOL_PLANES] = "pool_planes.cuh", [POOL_PLANES_BWD] = "pool_planes_bwd.cuh",
-        [POOL_WHOLE] = "pool_whole.cuh",
-    };
+    const char *file;
+    TRY(arena_print(arena, &file, "%s.cuh", entries[w->kernel]));
     struct kernel_print print;
     kernel_print_init(&print, w->region->graph);
-    if (w->kernel == POOL_BOXES)
-        window_print_map(&print, w);
+    if (is_boxes(w))
+        window_print_maps(&print, w);
     print_constants(&print, w);
     print_geometry(&print, w);
     text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/chunks.cuh\"\n#include \"lib/window.cuh\"\n%s\n",
              w->kernel >= POOL ? "#include \"lib/pool.cuh\"\n" : "");
     int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
     kernel->shared_bytes = print_places(&print, w);
-    TRY(kernel_finish(&print, kernel, files[w->kernel], entries[w->kernel], arena));
+    TRY(kernel_finish(&print, kernel, file, entries[w->kernel], arena));
     kernel->grid[0] = (uint32_t)(takes_turns(w) && blocks > most ? most : blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)threads_of(w);

@@ -17,6 +17,7 @@ enum window_kernel {
     POOL_BWD,
     POOL_TEAM,       /* few large windows */
     POOL_BOXES,      /* windows that go one by one over channels side by side */
+    POOL_BOXES_BWD,  /* the gradient of their maxima */
     POOL_LOOSE,      /* channels whose number fits no wide accesses */
     POOL_PLANES,     /* images that lie as planes: parts of them */
     POOL_PLANES_BWD, /* the gradient of these */
@@ -24,12 +25,12 @@ enum window_kernel {
 };
 
 /* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's begin
-   at `left`, and what a thread reads first of a row lies `phase` after `first`. */
+   at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. */
 struct planes {
     int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
     int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
     int64_t columns;
-    int64_t left, pitch, first, phase;
+    int64_t left, pitch, first, phase, seen;
     int64_t row_bytes; /* of all that is held of a row */
     int64_t vector;    /* neighbours that a thread reads at once of shared memory */
     int64_t fill;      /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
@@ -42,10 +43,10 @@ struct planes {
     int64_t slack; /* elements that the last threads of a row may read after the last row */
 };
 
-/* How boxes of an image become windows: a block's threads. */
+/* How boxes of an image become windows, or those of dy their gradient: a block's threads. */
 struct boxes {
     int64_t lanes;        /* runs of channels side by side */
-    int64_t along, below; /* patches of positions */
+    int64_t along, below; /* patches of results */
 };
 
 struct window {
@@ -75,6 +76,16 @@ static inline int64_t window_bytes(const struct resample_operand *operand, int64
     return dtype_bytes((weftDataType_t)operand->tensor->type, count);
 }
 
+/* The tensor that is made. */
+static inline const struct resample_operand *window_result(const struct window *w) {
+    return w->g.backward ? &w->g.x : &w->g.y;
+}
+
+/* What it is made of, beside numbers of maxima: x, or dy. */
+static inline const struct resample_operand *window_source(const struct window *w) {
+    return w->g.backward ? &w->g.y : &w->g.x;
+}
+
 /* Whether an operand is read or written. */
 bool window_uses(const struct window *w, const struct resample_operand *operand);
 
@@ -100,6 +111,6 @@ int64_t window_blocks_of_boxes(const struct window *w);
 /* Print what they need beyond the others, and give the shared memory of a block. */
 uint32_t window_print_planes(struct kernel_print *print, const struct window *w);
 uint32_t window_print_boxes(struct kernel_print *print, const struct window *w);
-void window_print_map(struct kernel_print *print, const struct window *w);
+void window_print_maps(struct kernel_print *print, const struct window *w);
 
 #endif

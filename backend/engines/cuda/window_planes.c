@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { CHUNK = 16, WORD = 4, ALONG = 4, ALONG_BACK = 8, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 6 << 10 };
+enum { CHUNK = 16, WORD = 4, ALONG = 4, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 6 << 10 };
 
 static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
 
@@ -49,6 +49,7 @@ static int64_t grain_of(const struct window *w, const struct resample_operand *r
 /* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as far
    as `end`; the last ones read on, what nobody needs. */
 static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
+    p->seen = count;
     p->left = window_round_up(first < 0 ? -first : 0, unit);
     p->vector = p->columns == 1 ? unit : window_gcd(step, unit);
     p->first = (p->left + first) / p->vector * p->vector;
@@ -60,6 +61,20 @@ static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, 
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Whether rows are whole words, and all of the memory whole chunks. */
+static bool is_stretch(const struct window *w, const struct resample_operand *o) {
+    int64_t row = window_bytes(o, o->size[2]);
+    return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
+}
+
+/* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their beginning. */
+static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
+    p->vector = window_gcd(p->vector, width);
+    p->first = (p->left + first) / p->vector * p->vector;
+    p->phase = p->left + first - p->first;
+    p->pitch = width;
+}
+
 static void find_rows(struct window *w) {
     const struct resample_geometry *g = &w->g;
     struct planes *p = &w->planes;
@@ -69,14 +84,9 @@ static void find_rows(struct window *w) {
     lay_out(p, most(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
             p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / size);
     p->shifts = find_fill(&g->x, &p->fill);
-    p->is_stretch = g->x.size[2] * size % WORD == 0 && g->x.tensor->alignment % CHUNK == 0 &&
-                    g->n * g->c * g->x.size[1] * g->x.size[2] * size % CHUNK == 0;
-    if (p->is_stretch) {
-        p->vector = window_gcd(p->vector, g->x.size[2]);
-        p->first = (p->left - g->offset[2]) / p->vector * p->vector;
-        p->phase = p->left - g->offset[2] - p->first;
-        p->pitch = g->x.size[2];
-    }
+    p->is_stretch = is_stretch(w, &g->x);
+    if (p->is_stretch)
+        lay_as_memory(p, g->x.size[2], -g->offset[2]);
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? window_gcd(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
     p->row_bytes = window_bytes(&g->x, p->pitch);
@@ -110,7 +120,7 @@ static void find_rows_back(struct window *w) {
     const struct resample_geometry *g = &w->g;
     struct planes *p = &w->planes;
     int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
-    p->along = ALONG_BACK;
+    p->along = ALONG * step;
     p->columns = (g->x.size[2] + p->along - 1) / p->along;
     p->shift = g->offset[2] - start * step;
     before = g->taps[2] > p->shift ? (g->taps[2] - 1 - p->shift) / step : -1;
@@ -119,6 +129,9 @@ static void find_rows_back(struct window *w) {
             before + (p->along - 1 + p->shift) / step + 1, CHUNK);
     p->shifts = find_fill(&g->y, &p->fill);
     p->index_shifts = w->has_index && find_fill(&g->index, &p->index_fill);
+    p->is_stretch = is_stretch(w, &g->y) && (!w->has_index || is_stretch(w, &g->index));
+    if (p->is_stretch)
+        lay_as_memory(p, g->y.size[2], p->before);
     p->grain = grain_of(w, &g->x, p->along);
     p->row_bytes = window_bytes(&g->y, p->pitch) + (w->has_index ? window_bytes(&g->index, p->pitch) : 0);
 }
@@ -186,31 +199,30 @@ static void print_whole(struct kernel_print *print, const struct window *w) {
 /* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
 static int64_t outside_of(const struct window *w) {
     const struct planes *p = &w->planes;
-    int64_t seen = p->phase + (p->along - 1) * w->g.step[2] + w->g.taps[2] + p->vector;
-    return window_round_up(seen + p->left, POOL_LINE / window_bytes(&w->g.x, 1)) - p->left;
+    int64_t line = POOL_LINE / window_bytes(window_source(w), 1);
+    return window_round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
 }
 
 /* How many of the elements that a thread reads of a row end within it, of all threads. */
 static int64_t always_inside(const struct window *w) {
     const struct planes *p = &w->planes;
-    int64_t all = (p->along - 1) * w->g.step[2] + w->g.taps[2];
-    int64_t inside = w->g.x.size[2] + w->g.offset[2] - (p->columns - 1) * p->along * w->g.step[2];
-    return inside < 0 ? 0 : inside < all ? inside : all;
+    int64_t each = w->g.backward ? p->along / w->g.step[2] : p->along * w->g.step[2];
+    int64_t before = w->g.backward ? p->before : -w->g.offset[2];
+    int64_t inside = window_source(w)->size[2] - before - (p->columns - 1) * each;
+    return inside < 0 ? 0 : inside < p->seen ? inside : p->seen;
 }
 
 static void print_layout(struct kernel_print *print, const struct window *w) {
     const struct planes *p = &w->planes;
-    const struct resample_operand *held = w->g.backward ? &w->g.y : &w->g.x;
+    const struct resample_operand *held = window_source(w);
     print_constant(print, "FILL", p->fill);
     print_constant(print, "SHIFTS", p->shifts);
     print_constant(print, "VECTOR", p->vector);
     print_constant(print, "PHASE", p->phase);
-    if (!w->g.backward) {
-        print_constant(print, "IS_STRETCH", p->is_stretch);
-        print_constant(print, "OUTSIDE", outside_of(w));
-        print_constant(print, "LEFT_OUT", most(0, w->g.offset[2]));
-        print_constant(print, "RIGHT_IN", always_inside(w));
-    }
+    print_constant(print, "IS_STRETCH", p->is_stretch);
+    print_constant(print, "OUTSIDE", outside_of(w));
+    print_constant(print, "LEFT_OUT", most(0, w->g.backward ? -p->before : w->g.offset[2]));
+    print_constant(print, "RIGHT_IN", always_inside(w));
     print_number(print, w->g.n * w->g.c, "planes");
     print_number(print, held->size[1] * held->size[2], "plane");
     print_number(print, w->g.n * w->g.c * held->size[1] * held->size[2], "elements");
@@ -242,7 +254,7 @@ static int64_t planes_of_tile(const struct window *w) {
     int64_t turns = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
-    int64_t apart = p->is_stretch ? window_bytes(&w->g.x, w->g.x.size[1] * w->g.x.size[2]) : rows * p->row_bytes;
+    int64_t apart = p->is_stretch ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
          n++)
@@ -254,6 +266,11 @@ static int64_t planes_of_tile(const struct window *w) {
 int64_t window_blocks_of_planes(const struct window *w) {
     int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
     return (w->g.n * w->g.c + each - 1) / each * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
+}
+
+/* Of a stretch in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
+static int64_t bytes_of_stretch(const struct resample_operand *o, int64_t count) {
+    return window_bytes(o, count) + POOL_LINE + CHUNK;
 }
 
 uint32_t window_print_planes(struct kernel_print *print, const struct window *w) {
@@ -270,8 +287,16 @@ uint32_t window_print_planes(struct kernel_print *print, const struct window *w)
     print_divisor(print, rows, "rows_seen");
     print_divisor(print, bands_of(w), "bands");
     print_divisor(print, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
-    if (p->is_stretch) /* with the row of padding, and as much that the last threads read on; chunks begin and end between */
-        return (uint32_t)(window_bytes(&w->g.x, 2 * outside_of(w) + p->left + (each - 1) * plane + rows * p->pitch) +
-                          POOL_LINE + CHUNK);
+    if (p->is_stretch) {
+        int64_t count = p->left + (each - 1) * window_source(w)->size[1] * window_source(w)->size[2] + rows * p->pitch;
+        int64_t bytes = bytes_of_stretch(window_source(w), 2 * outside_of(w) + count);
+        if (!w->has_index || !w->g.backward)
+            return (uint32_t)bytes;
+        int64_t room = window_round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
+        print_number(print, window_round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left),
+                     "numbers_at");
+        return (uint32_t)(window_round_up(bytes, POOL_LINE) +
+                          bytes_of_stretch(&w->g.index, outside_of(w) + room + count));
+    }
     return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
 }

@@ -9,96 +9,7 @@
              priority (nothing)
    Params    as pool.cuh, and AHEAD HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
-
-constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
-/* Positions before the patch's own that reach it, and all that do. */
-constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, BEFORE2 = (TAPS2 - 1) / STEP2;
-constexpr int REACHING1 = BEFORE1 + PATCH1, REACHING2 = BEFORE2 + PATCH2;
-
-/* How many windows element e of a side lies in. */
-constexpr DEVICE int windows_over(int e, int taps, int step) { return e % step < taps ? (taps - 1 - e % step) / step + 1 : 0; }
-
-/* Gradients of maxima of 16 bits stay in pairs as they lie in memory: numbers are compared two at once, and two elements have a sum
-   that rounds as it would by way of floats. Where more windows meet, sums are floats. */
-constexpr int PAIRS = (RUN + 1) / 2;
-constexpr bool IS_BF16 = same<x_t, bf16>::value, IS_HALF = IS_BF16 || same<x_t, f16>::value;
-constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >= 800 && IS_HALF && same<x_t, y_t>::value && same<math_t, float>::value && !IS_SCALED && !HAS_OLD;
-
-DEVICE u32 add_pair(u32 a, u32 b) {
-    if constexpr (IS_BF16) asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(0x3f803f80u), "r"(b));
-    else asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-}
-
-/* All bits of each half where two numbers are the same: those below 2^10 compare as halves do. */
-DEVICE u32 mask_of_same(u32 a, u32 b) {
-    u32 mask;
-    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
-    return mask;
-}
-
-/* Adds a pair to two sums, each where the numbers are the same. */
-template <class M> DEVICE void add_where_same(M& low, M& high, u32 pair, u32 a, u32 b) {
-    asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\n@p add.f32 %0, %0, %4;\n@q add.f32 %1, %1, %5;\n}"
-        : "+f"(low), "+f"(high) : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
-}
-
-/* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words. */
-template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T* from) {
-    if constexpr (sizeof(T) == 1 && RUN % 4 == 0) {
-        const run<u32, (RUN + 3) / 4> words = load_run<u32, (RUN + 3) / 4>((const u32*)from);
-        #pragma unroll
-        for (int i = 0; i < RUN / 2; i++) pairs[i] = __byte_perm(words.at[i / 2], 0, i % 2 ? 0x4342 : 0x4140);
-    } else {
-        const run<T, RUN> numbers = load_run<T, RUN>(from);
-        #pragma unroll
-        for (int i = 0; i < RUN / 2; i++) {
-            const u32 low = (u32)to_integer(numbers.at[2 * i]), high = (u32)to_integer(numbers.at[2 * i + 1]);
-            pairs[i] = (low < 0xffff ? low : 0xffff) | (high < 0xffff ? high : 0xffff) << 16;
-        }
-    }
-}
-
-/* What elements of dx have got. Which of the two is in use is known for each element; the other one is nowhere. */
-struct gathered {
-    math_t sum[SIDE1][SIDE2][RUN];
-    u32 pairs[SIDE1][SIDE2][PAIRS];
-
-    static constexpr DEVICE bool is_pair(int e1, int e2) { return KEEPS_PAIRS && windows_over(e1, TAPS1, STEP1) * windows_over(e2, TAPS2, STEP2) <= 2; }
-    DEVICE void clear() {
-        #pragma unroll
-        for (int e1 = 0; e1 < SIDE1; e1++)
-            #pragma unroll
-            for (int e2 = 0; e2 < SIDE2; e2++)
-                #pragma unroll
-                for (int e = 0; e < RUN; e++) {
-                    sum[e1][e2][e] = 0;
-                    pairs[e1][e2][e / 2] = 0;
-                }
-    }
-    /* What one more window gives back to an element, the first or not, where its numbers are the tap's. */
-    DEVICE void add(int e1, int e2, int pair, u32 given, u32 numbers, u32 tap, bool is_first) {
-        if (is_pair(e1, e2)) {
-            const u32 taken = given & mask_of_same(numbers, tap);
-            pairs[e1][e2][pair] = is_first ? taken : add_pair(pairs[e1][e2][pair], taken);
-        } else if constexpr (KEEPS_PAIRS) {
-            add_where_same(sum[e1][e2][2 * pair], sum[e1][e2][2 * pair + 1], given, numbers, tap);
-        }
-    }
-};
-
-/* Adds what position (k1, k2) of those that reach the patch gives back, in pairs. */
-DEVICE void add_pairs(gathered& all, const run<y_t, RUN>& dy, const u32 (&numbers)[PAIRS], int k1, int k2) {
-    #pragma unroll
-    for (int e1 = 0; e1 < SIDE1; e1++)
-        #pragma unroll
-        for (int e2 = 0; e2 < SIDE2; e2++) {
-            const int t1 = e1 - (k1 - BEFORE1) * STEP1, t2 = e2 - (k2 - BEFORE2) * STEP2;
-            if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2) continue;
-            #pragma unroll
-            for (int i = 0; i < RUN / 2; i++) all.add(e1, e2, i, ((const u32*)&dy)[i], numbers[i], (t1 * TAPS2 + t2) * 0x10001u, t1 + STEP1 >= TAPS1 && t2 + STEP2 >= TAPS2);
-        }
-}
+#include "lib/pool_gradient.cuh"
 
 DEVICE length_t nearest_position(const axis& a, length_t o) { return o < 0 ? 0 : o < a.y ? o : a.y - 1; }
 
@@ -109,49 +20,16 @@ template <bool IS_INTERIOR, class P, class A> DEVICE void add_position(gathered&
     const bool inside = IS_INTERIOR || (o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y);
     const length_t near[3] = {o[0], IS_INTERIOR ? first[1] : nearest_position(axes[1], o[1]), IS_INTERIOR ? first[2] : nearest_position(axes[2], o[2])};
     const offset_t dy_step = IS_INTERIOR ? k1 * axes[1].y_stride + k2 * axes[2].y_stride : 0;
-    run<y_t, RUN> dy = load_channels(p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride) + dy_step);
-    if constexpr (!IS_INTERIOR) mask_run(dy, mask_of(inside), 0);
-    i32 where[RUN] = {};
-    u32 pairs[PAIRS] = {};
+    given from = {};
+    from.dy = load_channels(p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c + near[0] * axes[0].y_stride + near[1] * axes[1].y_stride + near[2] * axes[2].y_stride) + dy_step);
+    if constexpr (!IS_INTERIOR) mask_run(from.dy, mask_of(inside), 0);
     if constexpr (HAS_INDEX) {
         const offset_t step = IS_INTERIOR ? k1 * axes[1].index_stride + k2 * axes[2].index_stride : 0;
-        const index_t* const from = p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride) + step;
-        if constexpr (KEEPS_PAIRS) {
-            load_pairs(pairs, from);
-        } else {
-            const run<index_t, RUN> numbers = load_run<index_t, RUN>(from);
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) where[e] = (i32)to_integer(numbers.at[e]);
-        }
+        from.load_numbers(p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + near[0] * axes[0].index_stride + near[1] * axes[1].index_stride + near[2] * axes[2].index_stride) + step);
     }
-    if constexpr (HAS_SAVED) {
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) where[e] = again.at[k1][k2].where[e];
-        #pragma unroll
-        for (int i = 0; KEEPS_PAIRS && i < RUN / 2; i++) pairs[i] = (u32)where[2 * i] | (u32)where[2 * i + 1] << 16;
-    }
-    if constexpr (KEEPS_PAIRS) {
-        add_pairs(all, dy, pairs, k1, k2);
-        return;
-    }
-    const int plane_tap = TAPS0 == 1 ? 0 : (int)t0 * TAPS1 * TAPS2;
-    math_t back[RUN];
+    if constexpr (HAS_SAVED) from.take_numbers(again.at[k1][k2].where);
     const length_t counted = EXCLUDES_PADDING ? taps_inside(axes[0], o[0]) * taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2]) : TAPS0 * TAPS1 * TAPS2;
-    #pragma unroll
-    for (int e = 0; e < RUN; e++) {
-        const math_t given = taken_from<y_t>::number(dy, e);
-        back[e] = IS_MAXIMUM ? given : share<x_t>(given, counted);
-    }
-    #pragma unroll
-    for (int e1 = 0; e1 < SIDE1; e1++)
-        #pragma unroll
-        for (int e2 = 0; e2 < SIDE2; e2++) {
-            const int t1 = e1 - (k1 - BEFORE1) * STEP1, t2 = e2 - (k2 - BEFORE2) * STEP2;
-            if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2) continue;
-            #pragma unroll
-            for (int e = 0; e < RUN; e++)
-                if (!IS_MAXIMUM || where[e] == plane_tap + t1 * TAPS2 + t2) all.sum[e1][e2][e] += back[e];
-        }
+    add_given(all, from, counted, TAPS0 == 1 ? 0 : (int)t0 * TAPS1 * TAPS2, k1, k2);
 }
 
 template <bool IS_INTERIOR, class P, class A> DEVICE void add_positions(gathered& all, const P& p, const axis (&axes)[3], const place& at, const length_t (&first)[3], length_t t0, const A& again) {
@@ -177,24 +55,6 @@ template <class P> DEVICE void add_plane(gathered& all, const P& p, const axis (
     } else {
         add_around(all, p, axes, at, first, t0, 0);
     }
-}
-
-template <class P> DEVICE void store_dx(const P& p, x_t* dx, const gathered& all, int e1, int e2) {
-    run<x_t, RUN> out, old = {};
-    if (gathered::is_pair(e1, e2)) {
-        #pragma unroll
-        for (int i = 0; i < RUN / 2; i++) ((u32*)&out)[i] = all.pairs[e1][e2][i];
-        store_run<x_t, RUN>(dx, out);
-        return;
-    }
-    if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
-    #pragma unroll
-    for (int e = 0; e < RUN; e++) {
-        math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * all.sum[e1][e2][e] : all.sum[e1][e2][e];
-        if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
-        out.at[e] = from<x_t>::number(scaled);
-    }
-    store_run<x_t, RUN>(dx, out);
 }
 
 /* A block asks for the slab of memory that a block AHEAD after it reads, the first blocks for their own, too. A template, so that what

@@ -8,7 +8,8 @@
    Limits    x is packed; every window sees more than padding; padding has a number
    Tried     padding around all tiles (3x3 steps of one: maxima 35 us for 31, means 37 for 31; of two: 67 for 60), whose chunks cost 40
              instructions each; eight positions side by side where windows go one by one (maxima 3 us more, means 13); asking ahead
-             for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3 to 16 us more)
+             for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3 to 16 us more); seven rows of positions for four
+             (3x3 steps of one: 4 us more); means that share what two windows sum (nothing)
    Params    as pool.cuh, and EXPECTS LINE IS_STRETCH OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE (lib/planes.cuh), GRAIN; RUN
              counts positions, PATCH2 is 1 */
 
@@ -87,7 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         /* A row of padding, then the tile; `tile` is where the row `top` of the first plane would begin. */
         const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].x ? top + (length_t)p.rows_seen.value : axes[1].x;
         const x_t* const memory = p.x + (plane * p.plane + from * axes[2].x);
-        for (u32 i = threadIdx.x; i < OUTSIDE; i += THREADS) tile[i] = edges::padding_element();
+        #pragma unroll
+        for (u32 i = 0; i < OUTSIDE; i += THREADS)
+            if (i + threadIdx.x < OUTSIDE) tile[i + threadIdx.x] = edges::padding_element();
         tile += OUTSIDE + phase_of(memory);
         const int count = (int)((planes - 1) * p.plane + (until - from) * axes[2].x);
         expect_stretch(memory, count);
@@ -113,11 +116,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         u32 image = (u32)(plane + rest);
         const offset_t channel = (offset_t)split(image, p.channels);
         const place to = {(offset_t)image, channel, {0, o[1], o[2]}};
+        const offset_t first = place_in_y(p, axes, to, o);
         #pragma unroll
         for (int r = 0; r < PATCH1; r++) {
             const length_t at[3] = {0, o[1] + r, o[2]};
             if (at[1] >= axes[1].y) continue;
-            store_values(p, axes, place_in_y(p, axes, to, at), at, made[r]);
+            store_values(p, axes, first + r * axes[1].y_stride, at, made[r]);
             store_numbers(p, axes, to, at, made[r]);
             correct_numbers(p, axes, to, at, made[r]);
         }
