@@ -63,7 +63,10 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--quick", action="store_true", help="the smallest case of each group, fewer rounds")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="", help="default: the first usable GPU")
     bench.add_argument(
-        "--peer", default="", metavar="MODULES", help="time these beside: cudnn, torch or cudnn,torch"
+        "--peer",
+        default="",
+        metavar="MODULES",
+        help="time these beside: cudnn, torch or cudnn,torch; bare: of fused cases the bare product",
     )
     tiles = "instead, how near the chosen tiles come to the best ones"
     bench.add_argument("--tiles", action="store_true", help=tiles)

@@ -141,6 +141,13 @@ def statistics(g: weft.Graph) -> Any:
     return sums.set_data_type("f32")
 
 
+def data_statistics(g: weft.Graph) -> Any:
+    dx = data(g).set_data_type("bf16").set_output(True)
+    sums, squares = g.genstats(dx)
+    squares.set_output(True).set_data_type("f32")
+    return sums.set_data_type("f32")
+
+
 def totals(g: weft.Graph) -> Any:
     c = plain(g).set_output(True)
     for mode, dims in (("ADD", [1, 4096]), ("MAX", [2048, 1])):
@@ -191,7 +198,7 @@ def check_dumped(folder: Path) -> None:
         assert SERIALISED not in (image.parent / "log.txt").read_text()
 
 
-BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, totals]
+BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, data_statistics, totals]
 PREPARED = [prepared_forward, prepared_data, prepared_filter]
 BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 

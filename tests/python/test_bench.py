@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import weft
 from weft.__main__ import main
-from weft.bench import cases, machines, measure, norms, products, results, roofline, streams, tiles
+from weft.bench import cases, fused, machines, measure, norms, products, results, roofline, streams, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.results import Roof, Row, Table
@@ -122,8 +123,8 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    fused = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == fused + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 22 + 22
+    behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 22 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -181,12 +182,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, **peers: Any) -> measure.Bench:
     """A bench on the CPU that runs each set once, and says 2 ms."""
     cpu = machine("cpu")
 
-    def seconds(run: Any, sets: int, rounds: int) -> float:
+    def timer(run: Any, sets: int) -> machines.Timer:
         for i in range(sets):
             run(i)
-        return 0.002
+        return lambda: 0.002
 
-    monkeypatch.setattr(cpu, "seconds", seconds)
+    monkeypatch.setattr(cpu, "timer", timer)
     handle = weft.create_handle("cpu")
     monkeypatch.setattr(measure, "_peer", lambda name, at: measure.Library(name, peers[name], handle))
     return measure.Bench(cpu, list(peers))
@@ -263,8 +264,52 @@ def test_repetition() -> None:
     cpu = machine("cpu")
     counts = [sets_of(products.matmul("t", "f32", n, n, n), cpu) for n in (32, 2048, 4096)]
     assert counts == [12, 2, 1]  # 12 KB, 48 MB and 192 MB towards 64 MB
-    waited = cpu.seconds(lambda i: None, 3, 3)
+    (waited,) = machines.in_turn([cpu.timer(lambda i: None, 3)], 3)
     assert 0 <= waited < 1
+
+
+def test_rounds_alternate() -> None:
+    first, second = iter([3.0, 1.0, 8.0]), iter([20.0, 90.0, 10.0])
+    said: list[str] = []
+
+    def timer(name: str, times: Iterator[float]) -> machines.Timer:
+        def once() -> float:
+            said.append(name)
+            return next(times)
+
+        return once
+
+    assert machines.in_turn([timer("a", first), timer("b", second)], 3) == [3.0, 20.0]
+    assert said == ["a", "b"] * 3
+    assert machines.in_turn([], 3) == []
+
+
+def test_beside_the_bare_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[str] = []
+
+    class Noted(measure.Side):
+        def __init__(self, library: measure.Library, case: Case, at: Any) -> None:
+            run.append(case.name)
+            super().__init__(library, case, at)
+
+    monkeypatch.setattr(measure, "Side", Noted)
+    bench = quick(monkeypatch, bare=weft)
+    assert bench.device.endswith(", peer: the bare product")
+    for case in (fused.matmul("t", 5, 7, 6, "bias"), fused.matmul("t", 5, 7, 6, "bare")):
+        row = bench.row(case)
+        assert (row.weft, row.peer, row.notes) == (0.002, 0.002, ())
+    assert run == ["fused/matmul_t_bias"] + ["fused/matmul_t_bare"] * 3
+
+
+def test_every_fused_case_has_a_bare_one() -> None:
+    for known in (cases.gpu(), cases.cpu()):
+        for case in known.values():
+            if case.group == "fused" and not case.name.endswith("_bare"):
+                assert case.bare is not None
+                assert case.bare.name in known
+                assert case.bare.flops == case.flops
+            else:
+                assert case.bare is None
 
 
 # ---- The roof ----------------------------------------------------------------------------------------------
@@ -521,7 +566,7 @@ def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert float(row["chosen_us"]) >= float(row["best_us"]) > 0
 
 
-@pytest.mark.parametrize("where", ["seconds", "random"])
+@pytest.mark.parametrize("where", ["timer", "random"])
 def test_a_tile_that_fails_is_named(
     where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,12 +584,12 @@ def test_a_tile_that_fails_is_named(
     def broken(machine: Any, *given: Any) -> Any:
         if begun == [first, second]:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return 1e-3 if where == "seconds" else work(machine, *given)
+        return (lambda: 1e-3) if where == "timer" else work(machine, *given)
 
     monkeypatch.setattr(tiles, "measure", measured)
     monkeypatch.setattr(machines._Cpu, where, broken)
     assert main(["bench", "--device", "cpu", "--only", names, "--tiles", "--csv", str(written)]) == 1
-    failure = "with '" if where == "seconds" else "before a tile ran: "
+    failure = "with '" if where == "timer" else "before a tile ran: "
     said = capsys.readouterr().err
     assert said.startswith(f"bench: {second} failed {failure}")
     assert "CUDA error: an illegal memory access was encountered\n" in said

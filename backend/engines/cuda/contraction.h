@@ -94,6 +94,7 @@ struct finish {
     enum index lead; /* whose last digit runs over neighbours in the result */
     int run;
     int reducer_count;
+    bool totals_stored; /* kernels total the one result as they store it: evaluate() leaves that out */
     struct reducer reducers[REDUCERS_MAX];
     struct totals totals[SPANS];
 };
@@ -211,6 +212,8 @@ void totals_print_fields(struct kernel_print *print, const struct finish *finish
 void totals_print_elements(struct kernel_print *print, const struct contraction *c);
 /* Whether reductions read one value and nothing else; elements_of(p, bits): the same of what was stored in 16 bits. */
 bool totals_read_only(const struct contraction *c, int value);
+/* Whether they are of columns, and of the one staged result of 16 bits alone. */
+bool totals_of_stored(const struct contraction *c);
 void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
 /* The kernel that joins parts; each of `lines` is a part of all totals of a span, side by side. */
 weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *c, enum span span, int64_t lines,

@@ -300,11 +300,12 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
     }
 }
 
-static bool is_read_inside(const struct contraction *c) {
+/* Whether evaluate() reads a value that it has made, and so as its tensor holds it. */
+static bool is_read_inside(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        for (int k = 0; k < node->operand_count; k++)
-            if (node->operands[k] == c->result && !node->is_output[k])
+        for (int k = 0; k < node->operand_count && !(c->finish.totals_stored && totals_serve(node)); k++)
+            if (node->operands[k] == value && !node->is_output[k])
                 return true;
     }
     return false;
@@ -312,8 +313,8 @@ static bool is_read_inside(const struct contraction *c) {
 
 /* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. */
 static bool keeps_runs(const struct contraction *c) {
-    return is_read_inside(c) && c->alpha == 1 && c->beta == 0 && dtype_bytes(tensor_type(c, c->result), 1) == 2 &&
-           strcmp(arithmetic_rows[c->arithmetic].sum, "float") == 0;
+    return is_read_inside(c, c->result) && c->alpha == 1 && c->beta == 0 &&
+           dtype_bytes(tensor_type(c, c->result), 1) == 2 && strcmp(arithmetic_rows[c->arithmetic].sum, "float") == 0;
 }
 
 /* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. */
@@ -339,7 +340,7 @@ static void print_result(struct kernel_print *print, const struct contraction *c
                  lead_stride(&c->finish, &c->finish.at[old]) ? "e" : "0");
     }
     text_add(&print->code, ";\n");
-    if (is_read_inside(c))
+    if (is_read_inside(c, c->result))
         text_add(&print->code, "        v%d = rounded<%s>(v%d);\n", c->result,
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }
@@ -349,7 +350,10 @@ static void print_values(struct kernel_print *print, const struct contraction *c
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         bool is_late = finisher->type == WEFT_DATA_BFLOAT16;
-        if (finisher->role == FINISH_LOAD)
+        if (finisher->role == FINISH_LOAD && is_late && finish->run == 2 && lead_stride(finish, finisher) == 1)
+            text_add(&print->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
+                     finisher->value, k);
+        else if (finisher->role == FINISH_LOAD)
             text_add(&print->code, "        const %s v%d = %s(in.f%d.at[%s]);\n",
                      is_late ? "float" : cuda_type_name(finisher->type), finisher->value,
                      is_late ? "to_float_late" : "", k, lead_stride(finish, finisher) ? "e" : "0");
@@ -478,7 +482,8 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
             text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(finish->at[k].type), k);
-    totals_print_fields(print, finish);
+    if (!finish->totals_stored)
+        totals_print_fields(print, finish);
     text_add(&print->code, "};\n\nDEVICE finished evaluate(const arguments& p, index z, index i, index j, "
                            "const run<sum_t, RUN>& sum, const fetched& in) {\n    finished out;\n");
     finish_print_digits(print, finish);
@@ -489,14 +494,19 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
     print_result(print, c);
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (contraction_is_behind(c, node) && !totals_serve(node) && !is_index(node))
+        if (!contraction_is_behind(c, node) || totals_serve(node) || is_index(node))
+            continue;
+        if (is_read_inside(c, output_of(node)))
             formula_print(&print->code, c->region->graph, node);
+        else /* storing rounds */
+            formula_print_exact(&print->code, c->region->graph, node);
     }
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE && !is_kept(c, k))
             text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(finish->at[k].type), finish->at[k].value);
-    totals_print_elements(print, c);
+    if (!finish->totals_stored)
+        totals_print_elements(print, c);
     text_add(&print->code, "    }\n");
     for (int k = 0; k < finish->count; k++)
         if (is_kept(c, k))

@@ -7,7 +7,7 @@
 #include "graph/ops/reduction.h"
 
 enum {
-    TOTALS_THREADS = 256,
+    TOTALS_THREADS = 512,
     COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
     ROW_LANES = 32,   /* rows have fewer parts */
 };
@@ -196,6 +196,13 @@ bool totals_read_only(const struct contraction *c, int value) {
     return is;
 }
 
+bool totals_of_stored(const struct contraction *c) {
+    const struct finisher *store = finish_find_half(c);
+    const struct totals *totals = c->finish.totals;
+    return store && totals[SPAN_COLUMN].count > 0 && totals[SPAN_ROW].count + totals[SPAN_ALL].count == 0 &&
+           totals_read_only(c, store->value);
+}
+
 void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
     if (c->finish.reducer_count == 0)
         return;
@@ -309,7 +316,7 @@ weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *
     int64_t blocks = (along + lanes - 1) / lanes;
     kernel_print_init(&print, c->region->graph);
     text_add(&print.constants, "using index = i32;\n");
-    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/overlap.cuh\"\n\n");
+    text_add(&print.code, "#include \"lib/gather.cuh\"\n#include \"lib/ptx_sm90.cuh\"\n\n");
     print_constant(&print, "RUN", 1);
     print_constant(&print, "THREADS", TOTALS_THREADS);
     print_constant(&print, "LANES", lanes);

@@ -299,6 +299,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
     print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
     print_constant(print, "STAYS", h->stays);
+    print_constant(print, "TOTALS_OF_SLABS", h->c.finish.totals_stored);
     print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
     totals_print_kinds(print, &h->c);
     print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);

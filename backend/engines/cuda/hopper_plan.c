@@ -198,6 +198,12 @@ static int fetched_words(const struct hopper *h) {
     return words;
 }
 
+/* Whether columns are totalled of slabs on their way out. Two totals of each column cost fewer instructions so, and those are
+   what one of two warpgroups in turn takes from the other; where none hides them, waiting for shared memory takes longer. */
+static bool totals_slabs(const struct hopper *h, const struct hopper_tile *tile) {
+    return tile->alternates && h->c.finish.totals[SPAN_COLUMN].count > 1 && totals_of_stored(&h->c);
+}
+
 /* Totals on their way leave fewer registers for the sums; warpgroups in turn read less ahead. */
 static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
     const struct totals *totals = h->c.finish.totals;
@@ -205,6 +211,8 @@ static bool totals_fit(const struct hopper *h, const struct hopper_tile *tile) {
     int columns = tile->row_blocks * tile->columns, groups = tile->rows / (tile->row_blocks * 64);
     if (h->c.finish.reducer_count == 0)
         return true;
+    if (totals_slabs(h, tile))
+        return tile->columns % 32 == 0;
     if (is_deep(tile) || tile->parts > 1 || (has_columns && tile->columns % 32 != 0) ||
         (has_columns && has_others && columns > 128) ||
         (has_columns && columns > 192 && fetched_words(h) > FETCHED_WORDS_MAX_TOTALLED))
@@ -301,6 +309,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     }
     if (!h->tile)
         return;
+    h->c.finish.totals_stored = totals_slabs(h, h->tile);
     h->seconds += scattered_seconds(h, device);
     h->steps_per_split = tiles_along(h->steps, (int64_t)h->splits * h->tile->parts);
     h->splits = (int)tiles_along(h->steps, h->steps_per_split * h->tile->parts); /* every part has steps to do */

@@ -295,6 +295,8 @@ void slabs_print(struct kernel_print *print, const struct contraction *c, const 
 
 void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
     slabs_print(print, &h->c, h->store);
+    if (h->c.finish.totals_stored)
+        totals_print_stored(print, &h->c, h->store);
     if (h->stores_boxes)
         text_add(&print->code,
                  "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"

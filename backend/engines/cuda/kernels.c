@@ -85,6 +85,7 @@ EMBED(attention_merge, "attention_merge.cuh")
 EMBED(lib_ptx_sm90, "lib/ptx_sm90.cuh")
 EMBED(lib_places, "lib/places.cuh")
 EMBED(lib_slabs, "lib/slabs.cuh")
+EMBED(lib_slab_totals, "lib/slab_totals.cuh")
 EMBED(lib_prepared, "lib/prepared.cuh")
 EMBED(lib_totals, "lib/totals.cuh")
 EMBED(totals, "totals.cuh")
@@ -102,6 +103,7 @@ static const struct program_header files[] = {
     {"lib/ptx_sm90.cuh", weft_kernel_lib_ptx_sm90},
     {"lib/places.cuh", weft_kernel_lib_places},
     {"lib/slabs.cuh", weft_kernel_lib_slabs},
+    {"lib/slab_totals.cuh", weft_kernel_lib_slab_totals},
     {"lib/prepared.cuh", weft_kernel_lib_prepared},
     {"lib/totals.cuh", weft_kernel_lib_totals},
     {"totals.cuh", weft_kernel_totals},

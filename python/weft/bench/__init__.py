@@ -87,6 +87,7 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     bench = Bench(machine(kind), peers, QUICK_ROUNDS if options.quick else ROUNDS)
     beside = peers[0] if len(peers) == 1 else "peer" if peers else ""
     print(bench.device)
+    bench.compile(chosen.values())
     rows = bench.ceilings()
     roof = results.roof_of(rows, chosen)
     lines = Table(chosen, roof, beside)
@@ -107,6 +108,7 @@ def _measure_tiles(kind: str, chosen: Mapping[str, Case], options: Options) -> i
         raise BadParameterError("bench: --tiles times Weft alone. Leave --peer and --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
     print("\n".join([bench.device, tiles.header()]), flush=True)
+    bench.compile(chosen.values())
     choices = []
     for case in chosen.values():
         choices.append(tiles.measure(bench, case))

@@ -34,6 +34,9 @@ class Case:
     program: Callable[[Any, Mapping[str, Any]], object] | None = field(default=None)
     """Given torch and the memory by name: a torch program for the same, which may write elsewhere."""
 
+    bare: Case | None = field(default=None)
+    """The product of the same sizes with nothing fused, where this one is not that itself."""
+
     @property
     def group(self) -> str:
         """The part before the slash."""

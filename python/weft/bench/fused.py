@@ -73,9 +73,9 @@ def matmul(tag: str, m: int, n: int, k: int, fused: str) -> Case:
     }.get(fused, {})
     name = f"fused/matmul_{tag}_{fused}"
     build, judge = partial(_build_matmul, fused), partial(_judge_matmul, fused)
-    return Case(
-        name, "fp8" if fused == "quantise_amax" else "bf16", 2.0 * m * n * k, inputs, outputs, build, judge
-    )
+    arithmetic = "fp8" if fused == "quantise_amax" else "bf16"
+    bare = None if fused == "bare" else matmul(tag, m, n, k, "bare")
+    return Case(name, arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge, bare=bare)
 
 
 def _build_matmul(fused: str, lib: Any, g: Any, t: Tensors) -> Tensors:
@@ -157,9 +157,9 @@ def conv(tag: str, c: Convolution, fused: str) -> Case:
     if fused == "amax":
         outputs["amax"] = Operand((1, 1, 1, 1), "f32")
     name = f"fused/conv_{tag}_{fused}"
-    return Case(
-        name, "bf16", c.flops, inputs, outputs, partial(_build_conv, fused, c), partial(_judge_conv, fused, c)
-    )
+    build, judge = partial(_build_conv, fused, c), partial(_judge_conv, fused, c)
+    bare = None if fused == "bare" else conv(tag, c, "bare")
+    return Case(name, "bf16", c.flops, inputs, outputs, build, judge, bare=bare)
 
 
 def _options(c: Convolution) -> dict[str, list[int]]:
@@ -219,15 +219,9 @@ def conv_dgrad(tag: str, c: Convolution, fused: str) -> Case:
         inputs |= dict.fromkeys(("mean", "inv", "scale", "bias"), Operand(each, "f32"))
         outputs |= dict.fromkeys(("dscale", "dbias"), Operand(each, "f32"))
     name = f"fused/dgrad_{tag}_{fused}"
-    return Case(
-        name,
-        "bf16",
-        c.flops,
-        inputs,
-        outputs,
-        partial(_build_dgrad, fused, c),
-        partial(_judge_dgrad, fused, c),
-    )
+    build, judge = partial(_build_dgrad, fused, c), partial(_judge_dgrad, fused, c)
+    bare = None if fused == "bare" else conv_dgrad(tag, c, "bare")
+    return Case(name, "bf16", c.flops, inputs, outputs, build, judge, bare=bare)
 
 
 def _build_dgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:
@@ -263,7 +257,8 @@ def conv_wgrad(tag: str, c: Convolution, fused: str) -> Case:
         inputs |= dict.fromkeys(("scale", "bias"), Operand((1, c.channels, 1, 1)))
     name, outputs = f"fused/wgrad_{tag}_{fused}", {"dw": Operand(c.w, order=NHWC)}
     build, judge = partial(_build_wgrad, fused, c), partial(_judge_wgrad, fused, c)
-    return Case(name, "bf16", c.flops, inputs, outputs, build, judge)
+    bare = None if fused == "bare" else conv_wgrad(tag, c, "bare")
+    return Case(name, "bf16", c.flops, inputs, outputs, build, judge, bare=bare)
 
 
 def _build_wgrad(fused: str, c: Convolution, lib: Any, g: Any, t: Tensors) -> Tensors:

@@ -11,8 +11,9 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from weft import buffers, dtypes, gpu_health
@@ -72,11 +73,21 @@ class Machine(Protocol):
     def wait(self) -> None:
         """Until everything enqueued is done."""
 
-    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
-        """The time of one run(i), i being a set of memory."""
+    def timer(self, run: Callable[[int], object], sets: int) -> Timer:
+        """A round of run(i), i being a set of memory, warm and ready to go."""
 
     def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
         """The time of what a ceiling is measured by."""
+
+
+Timer = Callable[[], float]
+"""Runs a round; the seconds of one of its runs."""
+
+
+def in_turn(timers: Sequence[Timer], rounds: int) -> list[float]:
+    """The median of each one's rounds, which alternate: a device that grows hot does so for all."""
+    turns = [[timer() for timer in timers] for _ in range(rounds)]
+    return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 
 def type_of(operand: Operand) -> Any:
@@ -154,20 +165,19 @@ class _Cpu:
     def wait(self) -> None:
         return  # nothing is enqueued: executions return when they are done
 
-    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
+    def timer(self, run: Callable[[int], object], sets: int) -> Timer:
         for i in range(sets):
             run(i)
         count = repeats(_once(lambda: run(0)), sets)
-        times = [_once(lambda: [run(i % sets) for i in range(count)]) for _ in range(rounds)]
-        return statistics.median(times) / count
+        return lambda: _once(lambda: [run(i % sets) for i in range(count)]) / count
 
     def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
         np, n = self.xp, ceiling.size
         if ceiling.arithmetic:
             a, b = self._generator.standard_normal((2, n, n), np.float32)
-            return self.seconds(lambda _: np.matmul(a, b), 1, rounds)
+            return in_turn([self.timer(lambda _: np.matmul(a, b), 1)], rounds)[0]
         source, target = np.ones(n, "uint8"), np.empty(n, "uint8")
-        return self.seconds(lambda _: np.copyto(target, source), 1, rounds)
+        return in_turn([self.timer(lambda _: np.copyto(target, source), 1)], rounds)[0]
 
 
 class _Gpu:
@@ -226,7 +236,7 @@ class _Gpu:
     def wait(self) -> None:
         self.torch.cuda.synchronize()
 
-    def seconds(self, run: Callable[[int], object], sets: int, rounds: int) -> float:
+    def timer(self, run: Callable[[int], object], sets: int) -> Timer:
         """Replays of a captured graph, between two events: what the host does is not in it."""
         cuda = self.torch.cuda
         aside = cuda.Stream()
@@ -246,18 +256,18 @@ class _Gpu:
                 for i in range(count):
                     run(i % sets)
             graph.replay()
-            times = [self._replayed(graph, aside) for _ in range(rounds)]
-        cuda.synchronize()
-        return statistics.median(times) / count
+            aside.synchronize()
+        return partial(self._replayed, graph, aside, count, run)
 
-    def _replayed(self, graph: Any, stream: Any) -> float:
-        """Seconds."""
+    def _replayed(self, graph: Any, stream: Any, count: int, run: object) -> float:
+        """Seconds of each of its runs; `run` holds what the graph reads and writes."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(stream)
-        graph.replay()
-        end.record(stream)
+        with self.torch.cuda.stream(stream):
+            start.record()
+            graph.replay()
+            end.record()
         end.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3
+        return float(start.elapsed_time(end)) * 1e-3 / count
 
     def ceiling(self, ceiling: Ceiling, rounds: int) -> float:
         torch, n = self.torch, ceiling.size
@@ -265,11 +275,11 @@ class _Gpu:
             type_ = torch.bfloat16 if ceiling.arithmetic == "bf16" else torch.float32
             a, b = (torch.randn(n, n, device=self.kind, dtype=type_) for _ in range(2))
             made = torch.empty_like(a)
-            return self.seconds(lambda _: torch.matmul(a, b, out=made), 1, rounds)
+            return in_turn([self.timer(lambda _: torch.matmul(a, b, out=made), 1)], rounds)[0]
         # A kernel that reads and writes every element: copy_, captured, takes a slower way than any kernel.
         source = torch.randn(n // 4, device=self.kind)
         target = torch.empty_like(source)
-        return self.seconds(lambda _: torch.neg(source, out=target), 1, rounds)
+        return in_turn([self.timer(lambda _: torch.neg(source, out=target), 1)], rounds)[0]
 
 
 def _versions() -> list[str]:

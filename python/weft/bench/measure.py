@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import weft
 from weft.bench.case import Case
-from weft.bench.machines import Machine, sets_of, type_of
+from weft.bench.machines import Machine, Timer, in_turn, sets_of, type_of
 from weft.bench.results import Ceiling, Row
 from weft.errors import BadParameterError, NotSupportedError, UnavailableError
 
 # The largest error of a right result, by arithmetic: a few roundings of the operands' or the results' type.
 LARGEST_ERRORS = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}
+
+BARE = "bare"  # the peer that is Weft's own product, of the same sizes and with nothing fused
 
 Memory = dict[str, Any]
 
@@ -88,6 +93,19 @@ class Bench:
         self.date = datetime.date.today().isoformat()
         self.device = ", ".join([machine.name, *map(_version, self._peers)])
 
+    def compile(self, chosen: Iterable[Case]) -> None:
+        """Builds Weft's plans of cases side by side, so that measuring finds their kernels compiled."""
+
+        def build(case: Case) -> None:
+            with suppress(Exception):  # measuring meets it again, and names it
+                self.side(case)
+
+        found = {case.name: case for case in chosen}
+        if any(peer.name == BARE for peer in self._peers):
+            found |= {case.bare.name: case.bare for case in found.values() if case.bare}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(build, found.values()))
+
     def ceilings(self) -> list[Row]:
         """What the machine reaches without Weft."""
         return [self._ceiling(ceiling) for ceiling in self.machine.ceilings]
@@ -98,18 +116,20 @@ class Bench:
 
     def row(self, case: Case) -> Row:
         """A case: checked first, then timed."""
-        inputs = self.inputs(case)
-        with self.machine.here():
-            wanted = case.oracle(self.machine.xp, self._doubles(case, inputs))
-        sets = self.sets(case, inputs)
-        seconds, error, notes = self._time(self._weft, case, sets, wanted)
+        memory = self._memory(case)
+        timer, error, notes = self._ready(self._weft, case, *memory)
         beside = None
         for peer in self._peers:
-            beside, _, refusal = self._time(peer, case, sets, wanted)
+            if peer.name == BARE and case.bare is not None:
+                beside, _, refusal = self._ready(peer, case.bare, *self._memory(case.bare))
+            else:
+                beside, _, refusal = self._ready(peer, case, *memory)
             notes += refusal
             if beside is not None:
                 break
-        return Row(case.name, seconds, beside, error, self.device, self.date, tuple(notes))
+        times = iter(in_turn([found for found in (timer, beside) if found], self.rounds))
+        seconds, peers = (next(times) if found else None for found in (timer, beside))
+        return Row(case.name, seconds, peers, error, self.device, self.date, tuple(notes))
 
     def side(self, case: Case) -> Side:
         """The case as Weft builds it."""
@@ -122,6 +142,13 @@ class Bench:
         while len(sets) < sets_of(case, self.machine):
             sets.append({name: self.machine.copy(array) for name, array in memory.items()})
         return sets
+
+    def _memory(self, case: Case) -> tuple[list[Memory], Memory]:
+        """Sets of memory, and the outputs that are wanted there."""
+        inputs = self.inputs(case)
+        with self.machine.here():
+            wanted = case.oracle(self.machine.xp, self._doubles(case, inputs))
+        return self.sets(case, inputs), wanted
 
     def inputs(self, case: Case) -> Memory:
         """Random values, and those that follow from them."""
@@ -142,10 +169,10 @@ class Bench:
             if case.inputs[name].value is None
         }
 
-    def _time(
+    def _ready(
         self, library: Library, case: Case, sets: list[Memory], wanted: Memory
-    ) -> tuple[float | None, float | None, list[str]]:
-        """Seconds and error of one library, and why they are missing."""
+    ) -> tuple[Timer | None, float | None, list[str]]:
+        """What times one library, and its error; and why they are missing."""
         error = None
         try:
             if library.name == "torch":
@@ -155,10 +182,10 @@ class Bench:
                 error = self._error(run, case, sets[0], wanted)
                 if not error <= LARGEST_ERRORS[case.arithmetic]:
                     return None, error, [f"{library.name}: the result is wrong: its error is {error:.1e}"]
-            seconds = self.machine.seconds(lambda i: run(sets[i]), len(sets), self.rounds)
+            timer = self.machine.timer(lambda i: run(sets[i]), len(sets))
         except Exception as refusal:  # each library raises its own kinds, and may lack a method
             return None, error, [f"{library.name}: {textwrap.shorten(str(refusal), 200, placeholder=' …')}"]
-        return seconds, error, []
+        return timer, error, []
 
     def _error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
         """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite where one holds what is no number."""
@@ -185,11 +212,15 @@ def _program(torch: Library, case: Case) -> Callable[[Memory], object]:
 
 
 def _version(library: Library) -> str:
+    if library.name == BARE:
+        return "peer: the bare product"
     version = getattr(library.module, "backend_version_string", lambda: library.module.__version__)
     return f"{library.name} {version()}"
 
 
 def _peer(name: str, machine: Machine) -> Library:
+    if name == BARE:
+        return Library(name, weft, weft.create_handle(machine.kind))
     if machine.kind == "cpu":
         raise BadParameterError(
             f"bench: --peer {name} runs on NVIDIA GPUs, this is the CPU. Leave it out, or use --device cuda."

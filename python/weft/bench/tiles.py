@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.case import Case
+from weft.bench.machines import in_turn
 from weft.bench.measure import Bench
 from weft.enums import knob_type
 from weft.errors import ExecutionError, WeftError
@@ -60,7 +61,7 @@ def measure(bench: Bench, case: Case) -> Choice:
     def seconds(what: str) -> float:
         with _named(f"{case.name} failed with '{what}'"):
             side.use(plans[what])
-            return bench.machine.seconds(lambda i: side.run(sets[i]), len(sets), 1)
+            return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
 
     chosen, *others = plans
     first = {what: seconds(what) for what in (chosen, *others, chosen)}  # a device is fast until it is hot

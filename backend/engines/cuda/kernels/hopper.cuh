@@ -23,14 +23,15 @@
              thread finishes 8 neighbours of one row. No barrier wider than a warp
    Brought   BRINGS: a 16-bit operand that lies like the result comes by TMA into the slabs that the result leaves from, which then are a whole
              tile's, from the first step on; what else sums meet is read ahead of them, as far as registers allow, from the last step on
-   Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; totals.cuh brings the blocks' parts together
+   Totals    reductions of what is finished, in pairs as sums lie: lib/totals.cuh; or, TOTALS_OF_SLABS, as it leaves: lib/slab_totals.cuh.
+             totals.cuh brings the blocks' parts together
    Prologue  HAS_PROLOGUE: pointwise operations on A, which goes through registers: lib/prepared.cuh
    Overrides HAS_OVERRIDES: a batch entry uses the first of its rows, columns and depth. Tiles outside take no step, sums outside are 0,
              and of the step in which the depth ends the rest is cleared in shared memory
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not finished
    Params    BLOCK_M BLOCK_N ROW_BLOCKS ALTERNATES STAGES CLUSTER PARTS PROMOTES HAS_SCALES SCALE_COLUMNS LOADER_REGISTERS MATH_REGISTERS A_BOXES
              B_BOXES A_SLAB B_SLAB A_STEP B_STEP A_IS_IMAGE DEPTH_IS_PIXELS HAS_TAPS HAS_PHASES HAS_GROUPS HAS_OVERRIDES HAS_PROLOGUE BRINGS
-             IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW ENDS_IN_PAIRS STAYS IS_SPLIT sum_t index, and multiply_accumulate
+             IS_STAGED STORES_BOXES SLABS_IN_FLIGHT RUN LEAD_IS_ROW ENDS_IN_PAIRS STAYS TOTALS_OF_SLABS IS_SPLIT sum_t index, and multiply_accumulate
              (m64 x BLOCK_N x 32 bytes)
    Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards in turn, clusters of 4, four math warpgroups:
              within noise or slower. Releasing arrivals at peers: half the speed. Sums exchanged in quads for 16-bit results too: 25
@@ -49,6 +50,7 @@ constexpr int MATH_GROUPS = ALTERNATES ? 2 : TILE_GROUPS, MATH_WARPS = MATH_GROU
 constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - (ALTERNATES ? 64 : CLUSTER > 1 ? 44 : 40); /* beside sums and addresses */
 #include "lib/totals.cuh"
 #include "lib/slabs.cuh"
+#include "lib/slab_totals.cuh"
 
 /* ---- What this kernel demands ---- */
 
@@ -558,8 +560,13 @@ template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at,
 
 /* The math warps' work, with the totals that they take on the way. */
 template <class P> DEVICE void take_totals(const P& p, const tile_walk& at, u32 math_warp) {
-    if constexpr (HAS_TOTALS) {
-        taken_totals<P> taken(shared_address(s_memory) + TAKEN + math_warp * PARTS_BYTES);
+    const u32 s_parts = shared_address(s_memory) + TAKEN + math_warp * PARTS_BYTES;
+    if constexpr (TOTALS_OF_SLABS) {
+        slab_totals<P> taken(s_parts);
+        multiply_tiles(p, at, math_warp, taken);
+        taken.end_all(p, at.column, math_warp);
+    } else if constexpr (HAS_TOTALS) {
+        taken_totals<P> taken(s_parts);
         multiply_tiles(p, at, math_warp, taken);
         taken.end_all(p, at.column, math_warp);
     } else {

@@ -83,6 +83,7 @@ template <class P, int BLOCKS> struct operands_ahead {
 /* Where no reductions follow: what is finished is not taken in. */
 struct no_totals {
     template <class P, class F> DEVICE void take(const P&, index, i32, i32, int, int, const F&, int = 0) {}
+    template <class P> DEVICE void take_slab(const P&, u32, int, bool) {}
     template <class P, class L> DEVICE void end_rows(const P&, const L&, i32) {}
     template <class P, class L> DEVICE void end_tile(const P&, const L&, int) {}
 };
@@ -97,6 +98,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, operands_ah
     i32 column = ahead.column;
     u64 line = 0;
     if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
+    const bool has_row = STORES_BOXES ? row + (i32)(lane % 16) < row_end : line != 0;
     #pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
         const u32 s_slab = staging + turn * TURN_BYTES; /* [16, SLAB_N], swizzled */
@@ -144,5 +146,6 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, operands_ah
             __syncwarp();
             scatter_slab(p, line, column, s_slab);
         }
+        taken.take_slab(p, s_slab, slab, has_row);
     }
 }

@@ -1,17 +1,43 @@
 /* totals: reductions behind a product. A thread takes in what it finishes, in pairs as the sums lie; lanes, warps and, where a block
      keeps to one column of tiles (STAYS), its tiles join theirs, always in the same order. What a block comes to goes to the
      workspace as one line of parts, which totals.cuh joins.
-   Demands BLOCK_M BLOCK_N CLUSTER MATH_GROUPS TILE_GROUPS STAYS SUM_SPARE_REGISTERS, and the printed column_totals, row_totals, whole_totals. */
+   Demands BLOCK_M BLOCK_N CLUSTER MATH_GROUPS TILE_GROUPS STAYS TOTALS_OF_SLABS SUM_SPARE_REGISTERS, and the printed column_totals, row_totals, whole_totals. */
 
 constexpr int COLUMN_TOTALS = column_totals::COUNT, ROW_TOTALS = row_totals::COUNT, WHOLE_TOTALS = whole_totals::COUNT;
 constexpr bool HAS_TOTALS = COLUMN_TOTALS + ROW_TOTALS + WHOLE_TOTALS > 0;
 constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, which eight lanes share */
 /* Lanes meet when all tiles are done if registers hold what each has until then; else after each unit. */
-constexpr bool LANES_MEET_LATE = STAYS && COLUMN_TOTALS * UNITS * 8 <= SUM_SPARE_REGISTERS - 56;
-constexpr int SPARE_REGISTERS = SUM_SPARE_REGISTERS - (LANES_MEET_LATE ? COLUMN_TOTALS * UNITS * 8 : COLUMN_TOTALS * 8);
+constexpr bool LANES_MEET_LATE = STAYS && !TOTALS_OF_SLABS && COLUMN_TOTALS * UNITS * 8 <= SUM_SPARE_REGISTERS - 56;
+constexpr int SPARE_REGISTERS = SUM_SPARE_REGISTERS - COLUMN_TOTALS * (LANES_MEET_LATE ? UNITS * 8 : TOTALS_OF_SLABS ? UNITS : 8);
 constexpr u32 PARTS_BYTES = COLUMN_TOTALS * BLOCK_N * 4; /* of a warp */
 
 DEVICE constexpr int at_least_one(int n) { return n > 0 ? n : 1; } /* arrays are never empty */
+
+/* The four warps of a group bring their columns together; s_parts is the warp's own. */
+template <class P> DEVICE void leave_columns(const P& p, u32 s_parts, i32 first_column, i64 line, int group) {
+    const u32 s_first = s_parts - warp_index() % 4 * PARTS_BYTES; /* found by all lanes together */
+    sync_threads(1 + group, 128);
+    for (int column = threadIdx.x % 128; column < BLOCK_N && first_column + column < (i32)p.columns; column += 128)
+        #pragma unroll
+        for (int t = 0; t < COLUMN_TOTALS; ++t) {
+            const u32 s = s_first + (t * BLOCK_N + column) * 4;
+            float total = load_shared(s);
+            #pragma unroll
+            for (int warp = 1; warp < 4; ++warp) total = column_totals::joined(t, total, load_shared(s + warp * PARTS_BYTES));
+            p.column_parts[(t * p.column_lines + line) * p.columns + first_column + column] = total;
+        }
+    __syncwarp();
+    sync_threads(1 + group, 128);
+}
+
+/* Where a group's columns go: of each tile, or of all that a block has made. */
+template <class P> DEVICE i64 line_of_tile(const P& p, const place& at, int group) {
+    return at.z * p.column_lines_per_entry + at.row / BLOCK_M * TILE_GROUPS + group % TILE_GROUPS;
+}
+template <class P> DEVICE i64 line_of_block(const P& p, int math_warp) {
+    const u32 cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+    return (i64)(cluster / (u32)p.tiles_n * CLUSTER + rank) * MATH_GROUPS + math_warp / 4;
+}
 
 template <class P> struct taken_totals {
     static constexpr int HELD = LANES_MEET_LATE ? UNITS : 1;
@@ -58,6 +84,8 @@ template <class P> struct taken_totals {
             clear_unit(0);
         }
     }
+
+    DEVICE void take_slab(const P&, u32, int, bool) {}
 
     /* Eight numbers of each lane become one: lane 4r + q gets the total of the numbers r of lanes q, 4 + q, 8 + q, .. */
     static DEVICE float share_out(int t, float (&x)[8]) {
@@ -117,27 +145,11 @@ template <class P> struct taken_totals {
         }
     }
 
-    /* The four warps of a group bring their columns together. */
-    DEVICE void leave_columns(const P& p, i32 first_column, i64 line, int group) {
-        const u32 s_first = s_parts - warp_index() % 4 * PARTS_BYTES; /* found by all lanes together */
-        sync_threads(1 + group, 128);
-        for (int column = threadIdx.x % 128; column < BLOCK_N && first_column + column < (i32)p.columns; column += 128)
-            #pragma unroll
-            for (int t = 0; t < COLUMN_TOTALS; ++t) {
-                const u32 s = s_first + (t * BLOCK_N + column) * 4;
-                float total = load_shared(s);
-                #pragma unroll
-                for (int warp = 1; warp < 4; ++warp) total = column_totals::joined(t, total, load_shared(s + warp * PARTS_BYTES));
-                p.column_parts[(t * p.column_lines + line) * p.columns + first_column + column] = total;
-            }
-        __syncwarp();
-        sync_threads(1 + group, 128);
-        is_first = true;
-    }
-
     DEVICE void end_tile(const P& p, const place& at, int group) {
-        if constexpr (COLUMN_TOTALS > 0 && !STAYS)
-            leave_columns(p, at.column, at.z * p.column_lines_per_entry + at.row / BLOCK_M * TILE_GROUPS + group % TILE_GROUPS, group);
+        if constexpr (COLUMN_TOTALS > 0 && !STAYS) {
+            leave_columns(p, s_parts, at.column, line_of_tile(p, at, group), group);
+            is_first = true;
+        }
     }
 
     /* After the last tile, which stood in column `column`. */
@@ -146,9 +158,7 @@ template <class P> struct taken_totals {
             #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit)
                 if (LANES_MEET_LATE || is_first) meet(LANES_MEET_LATE ? unit : 0, unit); /* a group may have seen no tile */
-            const u32 cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
-            const i64 block = cluster / (u32)p.tiles_n * CLUSTER + rank;
-            leave_columns(p, column, block * MATH_GROUPS + math_warp / 4, math_warp / 4);
+            leave_columns(p, s_parts, column, line_of_block(p, math_warp), math_warp / 4);
         }
         if constexpr (WHOLE_TOTALS > 0) {
             #pragma unroll

@@ -38,6 +38,12 @@ DEVICE float to_float(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 /* The same, but not before it is used: what is read ahead would take twice the registers. */
 DEVICE float to_float_late(bf16 x) { float y; asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits)); return y; }
+/* Of two in a word, which stays whole until then: apart, each would be cut out of what was read. */
+DEVICE float to_float_late(u32 pair, int e) {
+    u32 y;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(pair), "r"(e ? 0x3244 : 0x1044));
+    return __uint_as_float(y);
+}
 DEVICE float to_float(i8 x) { return (float)x; }
 DEVICE float to_float(u8 x) { return (float)x; }
 DEVICE float to_float(i32 x) { return (float)x; }
