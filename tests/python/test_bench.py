@@ -124,7 +124,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 22 + 22
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 22
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])

@@ -205,6 +205,7 @@ def _gpu_pools() -> list[Case]:
         streams.pool_backward("max2x2s2_bwd", "bf16", _HALF),
         streams.pool_backward("avg3x3s2_bwd", "bf16", _mean(_STEM)),
         streams.pool_backward("avg3x3s1_bwd", "bf16", _mean(same)),
+        streams.pool_backward("max3x3s1_bwd_nchw", "bf16", same, is_last=False),
         streams.pool_backward("max3x3s2_bwd_nchw", "bf16", _STEM, is_last=False),
         streams.pool_backward("avg3x3s2_bwd_nchw", "bf16", _mean(_STEM), is_last=False),
     ]
