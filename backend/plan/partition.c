@@ -192,7 +192,24 @@ static bool add_readers(const struct partitioning *p, struct part *part, int *no
     return false;
 }
 
-/* A family may decline what an operation makes, and take what the operations behind it make of that. */
+/* Adds what makes an operand of operations that were added, which has no memory of its own. */
+static bool add_maker(const struct partitioning *p, struct part *part, int *nodes) {
+    struct region *region = &part->region;
+    for (int i = region->count; i-- > 0 && region->count > 1;) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++) {
+            const struct value *value = &p->graph->values[node->operands[k]];
+            int maker = node->is_output[k] || value_is_slot(value) ? -1 : value->producer;
+            if (maker >= 0 && p->owner[maker] == UNASSIGNED && !region_has(region, maker)) {
+                insert_sorted(nodes, region->count++, maker);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* A family may decline what an operation makes, and take what the operations behind it make of that, and of what others do. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
     double seconds;
     do {
@@ -203,7 +220,7 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
         }
         if (status != WEFT_STATUS_NOT_SUPPORTED_LAYOUT && status != WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE)
             return false;
-    } while (add_readers(p, part, nodes));
+    } while (add_readers(p, part, nodes) || add_maker(p, part, nodes));
     return false;
 }
 
@@ -247,7 +264,7 @@ static bool accepts_with_companions(struct partitioning *p, struct part *part, i
         insert_sorted(nodes, i, nodes[i]);
     insert_sorted(nodes, count, seed);
     part->region.count = are_free ? count + 1 : 0;
-    if (are_free && ask(p, family, &part->region, &part->seconds) == WEFT_STATUS_SUCCESS)
+    if (are_free && accepts_with_readers(p, part, nodes))
         return true;
     part->region.count = 0;
     return false;
@@ -269,6 +286,12 @@ static weftStatus_t start_part(struct partitioning *p, const struct family *fami
         return WEFT_STATUS_SUCCESS;
     memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);
     set_owner(p, &part->region, p->part_count++);
+    *started = parts_are_acyclic(p, NULL);
+    if (!*started) {
+        set_owner(p, &part->region, UNASSIGNED);
+        p->part_count--;
+        return WEFT_STATUS_SUCCESS;
+    }
     mark_neighbours(p, &part->region);
     while (grow_once(p, part, nodes)) {
     }
