@@ -75,6 +75,11 @@ double formula_instructions(const struct pointwise_op *op) {
     return OPERATOR_INSTRUCTIONS;
 }
 
+/* relu as it mostly is: one instruction. */
+static bool is_plain_relu(const struct pointwise_mode *mode, struct pointwise_parameters p, const char *type) {
+    return mode->mode == WEFT_POINTWISE_RELU_FWD && p.slope == 0 && p.upper == INFINITY && strcmp(type, "float") == 0;
+}
+
 void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -99,7 +104,9 @@ void formula_print_exact(struct text *code, const struct graph *graph, const str
     if (strstr(mode->formula, "beta"))
         print_parameter(code, type, "beta", p.beta);
     bool exact = strcmp(type, "i64") == 0;
-    const char *formula = exact ? pointwise_integer_formula(op->pw->mode) : mode->formula;
+    const char *formula = exact                          ? pointwise_integer_formula(op->pw->mode)
+                          : is_plain_relu(mode, p, type) ? "at_least(x, lower)"
+                                                         : mode->formula;
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);

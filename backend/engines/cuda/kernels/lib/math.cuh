@@ -33,6 +33,13 @@ DEVICE double logistic(double x) { return 1 / (1 + ::exp(-x)); }
 /* Off by |x| 2^-24 of itself, for what is an approximation anyway: half the instructions. */
 DEVICE float logistic_approx(float x) { return reciprocal_approx(1.0f + exp2_approx(-1.44269504f * x)); }
 DEVICE double logistic_approx(double x) { return logistic(x); }
+/* The larger one; of NaN, NaN. Of two zeros, +0. */
+DEVICE float at_least(float x, float least) {
+    if constexpr (CHIP < 800) return x < least ? least : x;
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+}
 
 /* 1 - 2 / (1 + e^2x); near 0, where that cancels, the series. */
 DEVICE float tanh(float x) {
