@@ -475,9 +475,47 @@ static bool is_kept(const struct contraction *c, int k) {
     return keeps_runs(c) && finisher->role == FINISH_STORE && finisher->value == c->result;
 }
 
+static bool reads(const struct node *node, int value) {
+    for (int k = 0; k < node->operand_count; k++)
+        if (node->operands[k] == value && !node->is_output[k])
+            return true;
+    return false;
+}
+
+/* Whether reductions read the value and else only operands in memory, and no other operation reads it. */
+static bool is_only_totalled(const struct contraction *c, int value) {
+    bool is_read = false;
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *node = region_node(c->region, i);
+        if (!contraction_is_behind(c, node))
+            continue;
+        if (!totals_serve(node) && reads(node, value))
+            return false;
+        for (int k = 0; k < node->operand_count && totals_serve(node); k++)
+            if (!node->is_output[k] && node->operands[k] != value && made_inside(c, node->operands[k]))
+                return false;
+        is_read = is_read || (totals_serve(node) && reads(node, value));
+    }
+    return is_read;
+}
+
+/* The operand that stores in 16 bits what reductions read, as it is stored, and nothing else does: a run of it is converted at once,
+   behind all formulas; -1: none is such. */
+static int find_totalled(const struct contraction *c) {
+    for (int k = 0; k < c->finish.count && !c->finish.totals_stored; k++) {
+        const struct finisher *finisher = &c->finish.at[k];
+        bool is_half = finisher->type == WEFT_DATA_HALF || finisher->type == WEFT_DATA_BFLOAT16;
+        if (finisher->role == FINISH_STORE && finisher->value != c->result && is_half &&
+            is_only_totalled(c, finisher->value))
+            return k;
+    }
+    return -1;
+}
+
 /* evaluate(): from sums to what is stored, converted. */
 static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
     const struct finish *finish = &c->finish;
+    int totalled = find_totalled(c), last = totalled < 0 ? -1 : finish->at[totalled].value;
     text_add(&print->code, "struct finished {\n");
     for (int k = 0; k < finish->count; k++)
         if (finish->at[k].role == FINISH_STORE)
@@ -489,6 +527,8 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
     finish_print_digits(print, finish);
     if (keeps_runs(c))
         text_add(&print->code, "    const auto kept = keep_run<%s>(sum);\n", cuda_type_name(tensor_type(c, c->result)));
+    if (totalled >= 0)
+        text_add(&print->code, "    run<float, RUN> last;\n");
     text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
     print_values(print, c);
     print_result(print, c);
@@ -496,15 +536,23 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_behind(c, node) || totals_serve(node) || is_index(node))
             continue;
-        if (is_read_inside(c, output_of(node)))
+        if (is_read_inside(c, output_of(node)) && output_of(node) != last)
             formula_print(&print->code, c->region->graph, node);
         else /* storing rounds */
             formula_print_exact(&print->code, c->region->graph, node);
     }
     for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE && !is_kept(c, k))
+        if (finish->at[k].role == FINISH_STORE && !is_kept(c, k) && k != totalled)
             text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
                      cuda_type_name(finish->at[k].type), finish->at[k].value);
+    if (totalled >= 0) {
+        text_add(&print->code,
+                 "        last.at[e] = (float)v%d;\n    }\n    const auto kept_last = keep_run<%s>(last);\n"
+                 "    out.f%d = kept_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
+                 last, cuda_type_name(finish->at[totalled].type), totalled);
+        print_values(print, c);
+        text_add(&print->code, "        const float v%d = kept_last.number.at[e];\n", last);
+    }
     if (!finish->totals_stored)
         totals_print_elements(print, c);
     text_add(&print->code, "    }\n");

@@ -206,12 +206,12 @@ bool totals_of_stored(const struct contraction *c) {
 void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
     if (c->finish.reducer_count == 0)
         return;
-    const char *type = cuda_type_name(store->type);
+    text_add(&print->code, "struct stored_elements {\n    static constexpr int RUN = 1;\n");
+    totals_print_fields(print, &c->finish);
     text_add(&print->code,
-             "struct stored_elements { run<float, 1> columns[%d]; };\n\n"
-             "DEVICE stored_elements elements_of(const arguments& p, u16 bits) {\n    stored_elements out;\n"
+             "};\n\nDEVICE stored_elements elements_of(const arguments& p, u16 bits) {\n    stored_elements out;\n"
              "    const %s v%d = {bits};\n    constexpr int e = 0;\n",
-             c->finish.totals[SPAN_COLUMN].count, type, store->value);
+             cuda_type_name(store->type), store->value);
     totals_print_elements(print, c);
     text_add(&print->code, "    return out;\n}\n\n");
 }
