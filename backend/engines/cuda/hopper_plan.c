@@ -36,7 +36,7 @@ static const double FILL_BYTES_PER_CLOCK = 77; /* from L2, per multiprocessor, w
 static const double MEMORY_SHARE = 0.85;       /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;      /* of the shorter one of computing and moving */
 static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
-static const double PREPARING_CLOCKS_PER_ROW = 6.5;  /* and step, beside which half of the products are hidden; */
+static const double PREPARING_CLOCKS_PER_ROW = 5.2;  /* and step, beside which half of the products are hidden; */
 static const double PREPARING_CLOCKS_PER_LINE = 8.8; /* where the depth is pixels of an image, that lie inside or not */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
 enum {
@@ -230,8 +230,9 @@ static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile)
 /* Whether registers hold two steps of A beside the sums; totals take some more. */
 static bool can_prepare(const struct hopper *h, const struct hopper_tile *tile) {
     bool is_wide = tile->rows / tile->row_blocks > 128;
-    int held = tile->row_blocks * (tile->columns / 2 + 32), most = is_wide ? 112 : 160;
-    return tile->parts == 1 && held <= most - (h->c.finish.reducer_count > 0 ? 24 : 0);
+    bool has_totals = h->c.finish.reducer_count > 0;
+    int held = tile->row_blocks * (tile->columns / 2 + 32);
+    return tile->parts == 1 && held <= (is_wide ? has_totals ? 88 : 112 : has_totals ? 96 : 160);
 }
 
 /* What a tile demands of the operands: a quad finishes 32 columns; slabs of what is not along the depth are 64 wide,
