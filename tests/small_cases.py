@@ -103,6 +103,7 @@ def conv(
     last: bool = True,
     dtype: str = "bf16",
     prepared: bool = False,
+    joined: bool = False,
 ) -> Any:
     size = [(n + 2 * pad - f) // stride + 1 for n, f in zip(image[2:], filters[2:], strict=True)]
     y = [image[0], filters[0], *size]
@@ -112,7 +113,11 @@ def conv(
         if kind == "fprop":
             x, w = t(*image, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
             x = t.g.relu(t.g.add(x, t(1, image[1], *[1] * len(size)))).set_data_type(dtype) if prepared else x
-            t.out(t.g.conv_fprop(x, w, **options), *y, last=last, dtype=dtype)
+            made = t.g.conv_fprop(x, w, **options)
+            made = t.g.relu(t.g.add(made, t(*y, last=last, dtype=dtype))) if joined else made
+            made = t.out(made, *y, last=last, dtype=dtype)
+            if joined:
+                t.out(t.g.reduction(made, mode="AMAX"), *[1] * len(y), dtype="f32")
         elif kind == "dgrad":
             dy, w = t(*y, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
             t.out(t.g.conv_dgrad(dy, w, **options), *image, last=last, dtype=dtype)
@@ -368,6 +373,12 @@ CASES = {
     ),
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
+    "conv of 64, joined": Case(
+        "patch_sm90 totals", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3), joined=True)
+    ),
+    "conv of 64, one tap, joined": Case(
+        "patch_sm90 totals", "patch_sm90", conv("fprop", (8, 64, 55, 50), (136, 64, 1, 1), pad=0, joined=True)
+    ),
     "conv of 64 NCHW": Case(
         "turn map_tile patch_sm90", "packed", conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False)
     ),

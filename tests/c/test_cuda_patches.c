@@ -193,6 +193,15 @@ static void prepared(struct model *m) {
     convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
 }
 
+/* With another image behind it. */
+static void joined(struct model *m) {
+    desc y = inner(m), sum = inner(m);
+    const desc tensors[] = {channels_last(m, NARROW[0], BF16), channels_last(m, NARROW[1], BF16), y};
+    convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
+    add_pointwise(m, WEFT_POINTWISE_ADD, y, channels_last(m, NARROW[2], BF16), sum);
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, sum, NULL, channels_last(m, NARROW[2], BF16));
+}
+
 static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow, "3x3 of 64",
      "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
@@ -204,6 +213,9 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, prepared, "3x3 of 64 behind relu",
      "wgmma over patches of 10x30 pixels, tiles of 8x28, 1 phases, 4 patches and 9 resident filter taps in shared "
      "memory, prepared"},
+    {&cuda_patch_sm90, joined, "3x3 of 64 and another image",
+     "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 3 patches and 9 resident filter taps in shared "
+     "memory, brought"},
 };
 
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
@@ -257,8 +269,8 @@ static const struct refused_case refusals[] = {
     {&cuda_depthwise, whole_numbers,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
     {&cuda_patch_sm90, stem_of_8,
-     "conv_fprop: convolutions of stride 1 in one group, with 2 to 49 taps, and data gradients of at most 4 phases are "
-     "computed here."},
+     "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
+     "are computed here."},
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,

@@ -191,6 +191,52 @@ def test_gradients_of_batch_norm_behind_a_data_gradient(stride: int) -> None:
     check(build, operands, expected, out=["bf16"] + ["f32"] * 5, layouts=LAYOUTS, graph=BF16, magnitude=64)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("modes", [("AMAX",), ("MAX", "MIN"), ("ADD", "NORM2")])
+def test_totals_of_all_that_a_convolution_makes(modes: tuple[str, ...], stride: int) -> None:
+    p, q = -(-17 // stride), -(-30 // stride)
+    image, filters, residual = (whole(*d, seed=16) for d in ((3, 64, 17, 30), (72, 64, 3, 3), (3, 72, p, q)))
+    y = convolved(image, filters, 1, stride) + exact(residual)
+
+    def build(g: Any, x: Any, w: Any, residual: Any) -> Any:
+        made = g.add(g.conv_fprop(x, w, padding=[1, 1], stride=[stride, stride]), residual)
+        return made, *(g.reduction(made, mode).set_dim([1, 1, 1, 1]) for mode in modes)
+
+    of = {"AMAX": abs(y).max(), "MAX": y.max(), "MIN": y.min(), "ADD": y.sum(), "NORM2": (y * y).sum() ** 0.5}
+    expected = [y, *(np.full((1, 1, 1, 1), of[mode]) for mode in modes)]
+    operands = {"x": image, "w": filters, "residual": residual}
+    out = ["bf16"] + ["f32"] * len(modes)
+    check(build, operands, expected, out=out, layouts=LAYOUTS, graph=BF16, magnitude=64)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_batch_norm_through_relu_of_what_it_made(stride: int) -> None:
+    """Behind a data gradient one tensor is read, which the gradient through relu and the sums share."""
+    size = 6 * stride
+    w, x, dy = (whole(*d, seed=17) for d in ((64, 72, 3, 3), (3, 72, size, size), (3, 64, 6, 6)))
+    mean, scale = whole(1, 72, 1, 1, seed=18, dtype="f32"), whole(1, 72, 1, 1, seed=19, dtype="f32")
+    inverse = np.full((1, 72, 1, 1), 0.5, np.float32)
+    full = np.zeros((3, 72, size + 2, size + 2))
+    for i in range(3):
+        for j in range(3):
+            full[:, :, i : i + size : stride, j : j + size : stride] += np.einsum(
+                "nkhw,kc->nchw", exact(dy), exact(w)[:, :, i, j]
+            )
+    hat = (exact(x) - exact(mean)) * 0.5
+    dz = full[:, :, 1:-1, 1:-1] * (hat * exact(scale) + 1 > 0)
+    sums = [(dz * hat).sum((0, 2, 3), keepdims=True), dz.sum((0, 2, 3), keepdims=True)]
+
+    def build(g: Any, dy: Any, w: Any, x: Any, mean: Any, inverse: Any, scale: Any) -> Any:
+        dx = g.conv_dgrad(dy, w, padding=[1, 1], stride=[stride, stride]).set_dim(list(x.dims))
+        normal = g.add(g.mul(g.mul(g.sub(x, mean), inverse), scale), 1.0)
+        dz = g.relu_backward(dx.set_stride(list(x.strides)), normal)
+        return dz, *g.dbn_weight(dz, x, mean, inverse, scale)[:2]
+
+    operands = {"dy": dy, "w": w, "x": x, "mean": mean, "inverse": inverse, "scale": scale}
+    out = ["bf16", "f32", "f32"]
+    check(build, operands, [dz, *sums], out=out, layouts=LAYOUTS, graph=BF16, magnitude=256)
+
+
 # ---- One region --------------------------------------------------------------------------------------------
 
 

@@ -70,3 +70,27 @@ def test_what_the_user_sees_too_is_stored() -> None:
     y = conv(g, 64).set_output(True)
     silu(g, y).set_output(True)
     assert families(g) == ["cuda.patch_sm90", "cuda.map"]
+
+
+@pytest.mark.parametrize("intermediate", ["bf16", "f32"])
+def test_what_operations_behind_a_product_read_is_made_with_it(intermediate: str) -> None:
+    """The gradient through relu reads what others make of x: with them, patches take one tensor that lies
+    like their result."""
+    g = graph(intermediate, "sm_90")
+    of_channels = g.tensor((1, 64, 1, 1), (64, 1, 64, 64))
+    x = g.tensor((8, 64, 28, 28), (64 * 784, 1, 64 * 28, 64))
+    dy, w = g.tensor(x.dims, x.strides), g.tensor((64, 64, 3, 3), (576, 1, 192, 64))
+    dx = g.conv_dgrad(dy, w, padding=[1, 1]).set_dim(list(x.dims)).set_stride(list(x.strides))
+    normal = g.add(g.mul(g.sub(x, of_channels), of_channels), of_channels)
+    g.relu_backward(dx, normal).set_output(True).set_data_type("bf16")
+    assert families(g) == ["cuda.patch_sm90"]
+
+
+@pytest.mark.parametrize("intermediate", ["bf16", "f32"])
+def test_operations_before_and_behind_a_product_are_taken_together(intermediate: str) -> None:
+    g = graph(intermediate, "sm_90")
+    of_channels = g.tensor((1, 64, 1, 1), (64, 1, 64, 64))
+    x, w = g.tensor((8, 64, 28, 28), (64 * 784, 1, 64 * 28, 64)), g.tensor((64, 64, 3, 3), (576, 1, 192, 64))
+    before = g.relu(g.add(g.mul(x, of_channels), of_channels)).set_data_type("bf16")
+    g.relu(g.add(g.conv_fprop(before, w, padding=[1, 1]), of_channels)).set_output(True).set_data_type("bf16")
+    assert families(g) == ["cuda.patch_sm90"]

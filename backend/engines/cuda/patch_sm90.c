@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The patch family of Hopper: convolutions of stride 1, data gradients, and the pointwise operations behind them that
-   know filters alone. The Hopper family reads an image once per tap, more than L2 gives where few filters share it;
-   kernels/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family takes it. So a data gradient is made here
-   alone although what is behind it joins another tensor, and takes a kernel more. Tried (2026-11-22, H200, 3x3 of 64 on
-   128x56x56): leaving it to the Hopper family with dReLU behind, 107 us for 83; with sums of channels as well, 155 for 100 */
+   know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more than
+   L2 gives where few filters share it; kernels/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family
+   takes it. */
 #include "engines/cuda/families.h"
 #include "engines/cuda/hopper.h"
 
@@ -12,11 +11,14 @@ enum {
     CHANNELS = 64, /* of a block: rows of 128 bytes */
     FILTER_BYTES = 64 * CHANNELS * 2,
     PIXEL_BYTES = CHANNELS * 2,
-    PIXELS_MAX = 256,           /* columns of wgmma, and what the copy engine takes along a dimension */
-    PIXELS_MAX_WITH_BOTH = 200, /* a prologue and totals, which take registers */
+    PIXELS_MAX = 256,              /* columns of wgmma, and what the copy engine takes along a dimension */
+    PIXELS_MAX_BROUGHT = 240,      /* where an operand is in registers, too, */
+    PIXELS_MAX_BROUGHT_MORE = 208, /* and totals, or addresses of rows that begin anywhere in an octet */
+    PIXELS_MAX_BROUGHT_PREPARED = 128,
     PATCHES_LEAST = 3,
     PATCHES_MOST = 8,
     FILTERS_LEAST = 4,
+    RESULTS_MOST = 2,
     STAYING_TILES = 8, /* of filters, that blocks may keep to for totals */
     FILTERS_MOST = 9,
     TILE_HEIGHTS = 6,
@@ -58,10 +60,11 @@ struct patch {
     const struct conv_operand *in, *out; /* of the images */
     int64_t channels, filters, blocks;
     const struct finisher *store;
-    bool is_planar;            /* the result lies pixel by pixel, one filter after another */
-    int lines, columns;        /* of a tile */
-    int patch_h, pitch;        /* pixels of its patch */
-    int patches, filter_slots; /* in shared memory */
+    struct finisher *brought;                /* behind the sum, comes to where the result leaves from; or NULL */
+    bool is_planar;                          /* the result lies pixel by pixel, one filter after another */
+    int lines, columns;                      /* of a tile */
+    int patch_h, pitch;                      /* pixels of its patch */
+    int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
     bool is_resident;
     int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
     double seconds;
@@ -88,13 +91,17 @@ static const struct tensor *result_of(const struct patch *h) {
     return h->c.region->graph->values[h->store->value].tensor;
 }
 
-static int64_t result_stride(const struct patch *h, int dim) { /* 1: of lines, 2: of pixels in a line, 0: of images */
-    const struct tensor *tensor = result_of(h);
+/* 0: from image to image, 1: from line to line, 2: from pixel to pixel. */
+static int64_t image_stride(const struct tensor *tensor, int dim) {
     int64_t last = tensor->dims.count - 1;
     return dim == 0   ? tensor->strides.at[0]
            : dim == 2 ? tensor->strides.at[last]
            : last > 2 ? tensor->strides.at[2]
                       : 8;
+}
+
+static bool image_is_aligned(const struct tensor *tensor) {
+    return is_aligned(tensor, 1, image_stride(tensor, 0), image_stride(tensor, 1), image_stride(tensor, 2));
 }
 
 /* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. */
@@ -117,15 +124,13 @@ static const struct finisher *find_planar(const struct patch *h) {
 
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
-    bool is_plain =
-        g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) > 1 && taps_of(h) <= TAPS_MAX;
+    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) <= TAPS_MAX;
     bool has_phases = g->direction == CONV_DATA && g->stride[1] * g->stride[2] <= PHASES_MAX;
     if (!is_plain || (!has_phases && g->stride[1] * g->stride[2] != 1))
-        FAIL(
-            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-            "%s: convolutions of stride 1 in one group, with 2 to %d taps, and data gradients of at most %d phases are "
-            "computed here.",
-            descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: convolutions of stride 1 in one group, with at most %d taps, and data gradients of at most %d phases "
+             "are computed here.",
+             descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -137,14 +142,37 @@ static weftStatus_t check_types(const struct patch *h) {
              "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
              descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
-        (!h->is_planar && !is_aligned(result_of(h), 1, result_stride(h, 0), result_stride(h, 1), result_stride(h, 2))))
+        (!h->is_planar && !image_is_aligned(result_of(h))))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: factors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What is read behind the sum may depend on the filter, not on the pixel. */
+/* The first operand behind the sum that lies as the result does. */
+static void find_brought(struct patch *h) {
+    struct finish *finish = &h->c.finish;
+    bool has_pairs = finish->digit_count[ROW] > 0;
+    for (int k = 0; k < finish->count && has_pairs && h->store && !h->is_planar && !h->brought; k++)
+        if (finish_lies_alike(&h->c, k, h->store) &&
+            image_is_aligned(h->c.region->graph->values[finish->at[k].value].tensor)) {
+            h->brought = &finish->at[k];
+            h->brought->is_brought = true;
+        }
+}
+
+/* Whether a reduction reads the result, in the region already or not yet. */
+static bool is_totalled(const struct patch *h) {
+    const struct graph *graph = h->c.region->graph;
+    const struct value *value = &graph->values[h->store->value];
+    for (int m = value->first_reader; m >= 0 && m <= value->last_reader; m++)
+        for (int k = 0; k < graph->nodes[m].operand_count; k++)
+            if (graph->nodes[m].operands[k] == h->store->value && totals_serve(&graph->nodes[m]))
+                return true;
+    return false;
+}
+
+/* What else is read behind the sum may depend on the filter, not on the pixel. */
 static weftStatus_t check_end(const struct patch *h) {
     const struct finish *finish = &h->c.finish;
     for (int k = 0; k < finish->count; k++) {
@@ -153,16 +181,24 @@ static weftStatus_t check_end(const struct patch *h) {
             for (int d = 0; d < finish->digit_count[index]; d++)
                 knows_pixels = knows_pixels || finish->at[k].strides[index][d] != 0;
         /* Limits of phases are the maps' to keep. */
-        if (knows_pixels && &finish->at[k] != h->store && finish->at[k].role != FINISH_LIMIT)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s: only operations that read nothing, or a number per filter, are fused behind it here.",
+        if (knows_pixels && &finish->at[k] != h->store && &finish->at[k] != h->brought &&
+            finish->at[k].role != FINISH_LIMIT)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+                 "%s: only operations that read nothing, a number per filter, or one tensor that lies as the result "
+                 "does, are fused behind it here.",
                  descriptor_label(h->c.node->op));
     }
-    bool is_other = finish->totals[SPAN_ROW].count > 0 || finish->totals[SPAN_ALL].count > 0 || h->c.phase_count > 0 ||
-                    !totals_read_only(&h->c, h->store->value);
-    if (finish->reducer_count > 0 && (is_other || h->filters > STAYING_TILES * 64))
+    if (taps_of(h) == 1 && (!h->brought || !is_totalled(h)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: a single tap is for reductions behind it that read a tensor that lies as the result does, too; else "
+             "the Hopper family is as fast.",
+             descriptor_label(h->c.node->op));
+    bool is_other = finish->totals[SPAN_ROW].count > 0 || h->c.phase_count > 0,
+         stays = finish->totals[SPAN_COLUMN].count > 0;
+    if (finish->reducer_count > 0 && (is_other || (stays && h->filters > STAYING_TILES * 64)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: reductions of its result, per filter, of at most %d filters and one phase, are fused behind it here.",
+             "%s: reductions of its result, to one number or per filter, of at most %d filters, and of one phase, are "
+             "fused behind it here.",
              descriptor_label(h->c.node->op), STAYING_TILES * 64);
     return WEFT_STATUS_SUCCESS;
 }
@@ -223,21 +259,27 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
 
 static int pixels_of(const struct patch *h) { return ((h->lines - 1) * h->pitch + h->columns + 7) / 8 * 8; }
 
-/* Bytes of a patch in shared memory: of what is copied, and of what the last tap reads behind it. */
-static int slot_bytes(const struct patch *h) {
-    int copied = h->patch_h * h->pitch;
+static int slot_bytes(int pixels) { return (pixels * PIXEL_BYTES + 1023) / 1024 * 1024; }
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+/* Pixels of a result, and one that nobody wants. */
+static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
+
+/* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place. */
+static int patch_pixels(const struct patch *h) {
     int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
-    return ((read > copied ? read : copied) * PIXEL_BYTES + 1023) / 1024 * 1024;
+    return larger(larger(read, h->patch_h * h->pitch), result_pixels(h));
 }
 
 static int shared_bytes(const struct patch *h) {
-    int barriers = 3 * h->patches + 2 * h->filter_slots + 2 * MATH_GROUPS + 1;
-    return h->patches * slot_bytes(h) + h->filter_slots * FILTER_BYTES + barriers * 8;
+    int places = MATH_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * places + 1;
+    int results = h->brought ? places * slot_bytes(result_pixels(h)) : 0;
+    return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
 }
 
 /* All taps of the filters if they fit beside the patches, else a ring of some. */
-static bool plan_slots(struct patch *h) {
-    h->is_resident = h->blocks == 1;
+static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
         h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
         while (!h->is_resident && h->filter_slots > FILTERS_LEAST && shared_bytes(h) > SHARED_MAX)
@@ -245,6 +287,15 @@ static bool plan_slots(struct patch *h) {
         if (shared_bytes(h) <= SHARED_MAX)
             return true;
     }
+    return false;
+}
+
+/* Tiles of one block end soon: what is brought to the next one shall be on its way by then. */
+static bool plan_slots(struct patch *h) {
+    h->is_resident = h->blocks == 1;
+    for (h->result_slots = h->brought && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
+        if (fit_slots(h))
+            return true;
     return false;
 }
 
@@ -265,9 +316,9 @@ static double predict(const struct patch *h, const struct device *device) {
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
     if (h->c.before_count > 0)
         step += PREPARING_CLOCKS * h->patch_h * h->pitch;
-    double end = h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
+    double end = h->brought || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
     double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
-    double bytes = (double)(tensor_bytes(h->in->tensor) + tensor_bytes(result_of(h)));
+    double bytes = (double)(tensor_bytes(h->in->tensor) + (h->brought ? 2 : 1) * tensor_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
@@ -289,10 +340,12 @@ static bool set_tile(struct patch *h, int tile) {
     h->tiles_p = parts(h->axis[0].positions, lines);
     h->tiles_q = parts(h->axis[1].positions, columns);
     h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
-    bool has_both = h->c.before_count > 0 && h->c.finish.reducer_count > 0;
+    int most = !h->brought                                          ? PIXELS_MAX
+               : h->c.before_count > 0                              ? PIXELS_MAX_BROUGHT_PREPARED
+               : h->c.finish.reducer_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_BROUGHT_MORE
+                                                                    : PIXELS_MAX_BROUGHT;
     bool leaves = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
-    return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX &&
-           pixels_of(h) <= (has_both ? PIXELS_MAX_WITH_BOTH : PIXELS_MAX) && plan_slots(h) &&
+    return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= most && plan_slots(h) &&
            h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
 }
 
@@ -350,15 +403,18 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->is_planar = !h->store && find_planar(h);
     h->store = h->is_planar ? find_planar(h) : h->store;
     TRY(check_types(h));
+    find_brought(h);
     TRY(check_end(h));
     bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
-    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees || h->axis[0].reach + h->axis[1].reach == 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or what a position sees is a single pixel or none.",
+    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or there are positions that see nothing.",
              descriptor_label(h->c.node->op));
     if (!plan(h, device, knobs))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
              descriptor_label(h->c.node->op));
-    h->c.finish.run = 1; /* neighbours are in other threads */
+    h->c.finish.totals_stored = h->c.finish.reducer_count > 0 && totals_read_only(&h->c, h->store->value);
+    h->c.finish.lead = ROW; /* a thread has pairs of pixels */
+    h->c.finish.run = 2;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -392,10 +448,15 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {g->w.size[2], "TAPS_S"},
                      {h->patches, "PATCH_SLOTS"},
                      {h->filter_slots, "FILTER_SLOTS"},
+                     {h->result_slots, "RESULT_SLOTS"},
                      {h->is_resident, "IS_RESIDENT"},
                      {g->direction == CONV_DATA, "IS_TURNED"},
                      {h->is_planar, "IS_PLANAR"},
-                     {h->c.before_count > 0, "HAS_PROLOGUE"}};
+                     {phases_of(h) > 1, "HAS_PHASES"},
+                     {h->c.before_count > 0, "HAS_PROLOGUE"},
+                     {h->channels % 8 == 0, "CHANNELS_ARE_WHOLE"},
+                     {h->brought != NULL, "BRINGS"},
+                     {h->c.finish.totals_stored, "TOTALS_OF_STORED"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -419,6 +480,55 @@ static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const
     return form;
 }
 
+/* Columns, lines, filters and images; a line at a time leaves. */
+static struct cuda_map planar_map(const struct patch *h) {
+    const struct tensor *tensor = result_of(h);
+    int channel = (int)tensor->dims.count - h->g.spatial - 1;
+    const int64_t dims[] = {h->out->size[2], h->out->size[1], h->filters, h->g.n};
+    const int64_t strides[] = {image_stride(tensor, 1), tensor->strides.at[channel], image_stride(tensor, 0)};
+    struct cuda_map map = {.form = form_of(h->store->type, dims, strides, 1, CHANNELS, 1)};
+    map.form.box[0] = (uint32_t)h->columns;
+    map.form.swizzle = TENSOR_MAP_PLAIN;
+    return map;
+}
+
+/* A phase of the result, or of what lies like it, is an image of its own. */
+static struct cuda_map map_of_phase(const struct patch *h, const struct finisher *finisher, int64_t line,
+                                    int64_t column) {
+    const struct tensor *tensor = h->c.region->graph->values[finisher->value].tensor;
+    int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
+    int64_t of_line = image_stride(tensor, 1), of_pixel = image_stride(tensor, 2);
+    if (h->is_planar)
+        return planar_map(h);
+    const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
+                            h->g.n};
+    const int64_t strides[] = {of_pixel * columns, of_line * lines, image_stride(tensor, 0)};
+    return (struct cuda_map){.form = form_of(finisher->type, dims, strides, h->columns, h->lines, 1),
+                             .offset = (line * of_line + column * of_pixel) * 2};
+}
+
+/* The phases, those with many taps first: maps of what lies like the result, or what they see. */
+static void print_phases(struct kernel_print *print, const struct patch *h, const struct finisher *mapped,
+                         const char *name) {
+    int number = 0;
+    for (int64_t taps = taps_of(h); taps > 0; taps--)
+        for (int64_t z = 0; z < phases_of(h); z++) {
+            int64_t line = z / h->axis[1].phases, column = z % h->axis[1].phases;
+            const struct seen *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
+            if (a->taps * b->taps != taps)
+                continue;
+            const struct name field = named("%s%d", name, number++);
+            if (mapped) {
+                struct cuda_map map = map_of_phase(h, mapped, line, column);
+                print_map(print, mapped->value, &map, field.text);
+            } else {
+                print_number(
+                    print, a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 | b->offset << 48,
+                    field.text);
+            }
+        }
+}
+
 static void print_maps(struct kernel_print *print, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct conv_operand *x = h->in, *w = &h->g.w;
@@ -429,54 +539,35 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
                          (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
     print_map(print, h->c.factor[FACTOR_A].value, &maps[0], "x_map");
     print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
+    print_phases(print, h, h->store, "y_map");
+    if (h->brought)
+        print_phases(print, h, h->brought, "b_map");
 }
 
-/* Columns, lines, filters and images; a line at a time leaves. */
-static struct cuda_map planar_map(const struct patch *h) {
-    const struct tensor *tensor = result_of(h);
-    int channel = (int)tensor->dims.count - h->g.spatial - 1;
-    const int64_t dims[] = {h->out->size[2], h->out->size[1], h->filters, h->g.n};
-    const int64_t strides[] = {result_stride(h, 1), tensor->strides.at[channel], result_stride(h, 0)};
-    struct cuda_map map = {.form = form_of(h->store->type, dims, strides, 1, CHANNELS, 1)};
-    map.form.box[0] = (uint32_t)h->columns;
-    map.form.swizzle = TENSOR_MAP_PLAIN;
-    return map;
+/* Where parts of totals go: a line of filters per math warpgroup of blocks that share them; a number per warp. */
+static int64_t lines_of(const struct patch *h, enum span span, int64_t blocks) {
+    return span == SPAN_COLUMN ? blocks / h->filter_tiles * MATH_GROUPS : blocks * MATH_GROUPS * 4;
 }
 
-/* A phase of the result is an image of its own. */
-static struct cuda_map map_of_phase(const struct patch *h, int64_t line, int64_t column) {
-    int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
-    if (h->is_planar)
-        return planar_map(h);
-    const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
-                            h->g.n};
-    const int64_t strides[] = {result_stride(h, 2) * columns, result_stride(h, 1) * lines, result_stride(h, 0)};
-    return (struct cuda_map){.form = form_of(h->store->type, dims, strides, h->columns, h->lines, 1),
-                             .offset = (line * result_stride(h, 1) + column * result_stride(h, 2)) * 2};
+static int64_t parts_offset(const struct patch *h, enum span span, int64_t blocks) {
+    int64_t offset = 0;
+    for (int before = 0; before < (int)span; before++)
+        offset += parts(totals_bytes(&h->c, (enum span)before, lines_of(h, (enum span)before, blocks)), 64) * 64;
+    return offset;
 }
 
-/* The phases, those with many taps first: the maps of their results, or what they see. */
-static void print_phases(struct kernel_print *print, const struct patch *h, bool as_maps) {
-    int number = 0;
-    for (int64_t taps = taps_of(h); taps > 0; taps--)
-        for (int64_t z = 0; z < phases_of(h); z++) {
-            int64_t line = z / h->axis[1].phases, column = z % h->axis[1].phases;
-            const struct seen *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
-            struct cuda_map map = map_of_phase(h, line, column);
-            if (a->taps * b->taps != taps)
-                continue;
-            if (as_maps)
-                print_map(print, h->store->value, &map, named("y_map%d", number).text);
-            else
-                print_number(
-                    print, a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 | b->offset << 48,
-                    named("phase%d", number).text);
-            number++;
-        }
+static void print_totals(struct kernel_print *print, const struct patch *h, int64_t blocks) {
+    static const char *const names[] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
+    for (int span = 0; span < SPANS; span++) {
+        if (h->c.finish.totals[span].count == 0)
+            continue;
+        print_scratch(print, "float", parts_offset(h, (enum span)span, blocks), named("%s_parts", names[span]).text);
+        print_number(print, lines_of(h, (enum span)span, blocks), named("%s_lines", names[span]).text);
+    }
 }
 
-static void print_numbers(struct kernel_print *print, const struct patch *h, int64_t lines) {
-    print_phases(print, h, false);
+static void print_numbers(struct kernel_print *print, const struct patch *h) {
+    print_phases(print, h, NULL, "phase");
     print_number(print, h->axis[0].step, "step_r");
     print_number(print, h->axis[1].step, "step_s");
     print_number(print, h->axis[0].move, "move_h");
@@ -496,10 +587,6 @@ static void print_numbers(struct kernel_print *print, const struct patch *h, int
     }
     print_number(print, h->out->size[1], "lines");
     print_number(print, h->out->size[2], "positions");
-    if (h->c.finish.reducer_count > 0) {
-        print_scratch(print, "float", 0, "column_parts");
-        print_number(print, lines, "column_lines");
-    }
     print_divisor(print, h->tiles_p, "tiles_p");
     print_divisor(print, h->tiles_q, "tiles_q");
 }
@@ -507,18 +594,20 @@ static void print_numbers(struct kernel_print *print, const struct patch *h, int
 /* A block keeps resident filters, and those that it totals, for life. */
 static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
     int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
-    if (h->is_resident || h->c.finish.reducer_count > 0)
+    if (h->is_resident || h->c.finish.totals[SPAN_COLUMN].count > 0)
         blocks -= blocks % h->filter_tiles;
     return items < blocks ? items : blocks;
 }
 
-/* The kernel that joins the parts of totals. */
-static weftStatus_t build_totals(struct step *step, const struct patch *h, int64_t lines, struct arena *arena) {
+/* The kernels that join the parts of totals. */
+static weftStatus_t build_totals(struct step *step, const struct patch *h, int64_t blocks, struct arena *arena) {
     struct cuda_step *state = step->state;
-    if (h->c.finish.reducer_count == 0)
-        return WEFT_STATUS_SUCCESS;
-    step->workspace_bytes = (totals_bytes(&h->c, SPAN_COLUMN, lines) + 63) / 64 * 64;
-    return totals_build(&state->kernels[state->count++], &h->c, SPAN_COLUMN, lines, 0, arena);
+    for (int span = 0; span < SPANS; span++)
+        if (h->c.finish.totals[span].count > 0)
+            TRY(totals_build(&state->kernels[state->count++], &h->c, (enum span)span,
+                             lines_of(h, (enum span)span, blocks), parts_offset(h, (enum span)span, blocks), arena));
+    step->workspace_bytes = h->c.finish.reducer_count > 0 ? parts_offset(h, SPANS, blocks) : 0;
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -527,7 +616,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct cuda_step *state;
     struct kernel_print print;
     TRY(analyse(&h, &step->region, device, knobs));
-    int64_t blocks = blocks_at_work(&h, device), lines = blocks / h.filter_tiles * MATH_GROUPS;
+    int64_t blocks = blocks_at_work(&h, device);
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = h.seconds;
@@ -535,30 +624,34 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel_print_init(&print, step->region.graph);
     print_structure(&print, &h);
     print_maps(&print, &h);
-    print_phases(&print, &h, true);
-    print_numbers(&print, &h, lines);
+    print_numbers(&print, &h);
+    print_totals(&print, &h, blocks);
     wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
                 h.g.direction == CONV_DATA ? WGMMA_A_TURNED : WGMMA_A_ALONG, false);
     totals_print_kinds(&print, &h.c);
-    totals_print_stored(&print, &h.c, h.store);
+    if (h.c.finish.totals_stored)
+        totals_print_stored(&print, &h.c, h.store);
     prologue_print(&print, &h.prologue);
     finish_print(&print, &h.c);
-    text_add(&print.code, "DEVICE u32 bits_of(const finished& out) { return out.f%d.at[0].bits; }\n\n",
-             (int)(h.store - h.c.finish.at));
+    slabs_print(&print, &h.c, h.store);
+    if (h.brought)
+        text_add(&print.code, "DEVICE void bring_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+                 (int)(h.brought - h.c.finish.at));
     TRY(kernel_finish(&print, kernel, "patch_sm90.cuh", "patch_sm90", arena));
     kernel->grid[0] = (uint32_t)blocks;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(&h);
-    TRY(build_totals(step, &h, lines, arena));
+    TRY(build_totals(step, &h, blocks, arena));
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s%s%s, %d operations behind",
+        "memory%s%s%s%s, %d operations behind",
         h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
         h.is_resident ? " resident" : "", h.is_planar ? ", planar" : "", h.c.before_count > 0 ? ", prepared" : "",
-        h.c.finish.reducer_count > 0 ? ", totals" : "", step->region.count - 1 - h.c.before_count);
+        h.brought ? ", brought" : "", h.c.finish.reducer_count > 0 ? ", totals" : "",
+        step->region.count - 1 - h.c.before_count);
 }
 
 static const struct knob knobs[] = {
@@ -569,7 +662,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
-    .doc = "a convolution of stride 1 or a data gradient and pointwise operations, of patches read once, on Hopper",
+    .doc = "a convolution or a data gradient, pointwise operations and reductions behind it, of patches read once, on "
+           "Hopper",
     .knobs = knobs,
     .accepts = accepts,
     .companions = prologue_companions,

@@ -8,8 +8,8 @@
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per math warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile, into the patch just read, which is the tile's way out as well
    Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_finished [PATCH_SLOTS];   filter_arrived, filter_finished [FILTER_SLOTS];   result_written,
-             result_stored [2], multiplied. The warpgroups take patches in turn, and copies may arrive out of turn: each fill of a slot has a barrier of
-             its own for each of them, or one that skips the other's fill would take a phase for the one two fills ago
+             way_ready [2 * RESULT_SLOTS], multiplied. The warpgroups take patches in turn, and copies may arrive out of turn: each fill of a
+             slot has a barrier of its own for each of them, or one that skips the other's fill would take a phase for the one two fills ago
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_finished is never used. The warpgroups then
              take turns: one multiplies, at the rate of both, while the other prepares and ends its tiles. multiplied: the last products of
              a tile are under way, and those of the next may follow
@@ -17,13 +17,22 @@
              elements of dx at distance `stride` are a phase that sees every so-manieth tap: an image of its own, with a map of its own
    Planes    IS_PLANAR: y lies pixel by pixel, NCHW; sums are pairs of pixels already, and lie as [TILE_H][64 filters][TILE_W] on their way out
    Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it lies, once for all taps
-   Totals    per filter, of the result as it is stored, in registers before it leaves (column_totals and elements_of are printed): a block
-             keeps to its filters, a thread to two of them, so that nothing meets before the last tile; totals.cuh joins the blocks' parts
-   Limits    one result of 16 bits; what is read behind the sum depends on the filter alone; strides of 16 bytes
-   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS IS_RESIDENT IS_TURNED IS_PLANAR HAS_PROLOGUE RUN index sum_t, and
-             multiply_accumulate (m64 x PIXELS x 32 bytes)
+   Brought   BRINGS: an operand that lies like the result comes by TMA, a tile or two ahead, to where the result leaves from, which then is not
+             a patch, but one of RESULT_SLOTS of each warpgroup. way_ready: it has come; else, a result has left the patch
+   Totals    in registers, of what evaluate() makes or, TOTALS_OF_STORED, of the 16 bits that leave (elements_of): per filter, where a block
+             keeps to its filters and a thread to two of them, so that nothing meets before the last tile; or of everything. In tiles that
+             lie within the result, most pixels need not be asked for. totals.cuh joins the blocks' parts
+   Limits    one result of 16 bits; what else is read behind the sum depends on the filter alone; strides of 16 bytes
+   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS RESULT_SLOTS IS_RESIDENT IS_TURNED IS_PLANAR HAS_PHASES
+             HAS_PROLOGUE CHANNELS_ARE_WHOLE BRINGS TOTALS_OF_STORED RUN index sum_t, and multiply_accumulate (m64 x PIXELS x 32 bytes)
+   Measured  H200, bf16, 3x3 of 64 filters on 128x64x56x56: 41.5 us; with bias and relu 42.9, scale, bias, a residual and relu 50.5, amax 45,
+             genstats 48, behind scale, bias and relu 48, between both 58; its data gradient through relu with sums of batch norm 58;
+             1x1 of 64 to 256 the same, 139. `python -m weft bench fused --only 'conv|dgrad'`
    Tried     storing by the math warpgroups: 2,000 clocks per tile slower; totals from the patch on its way out, by the math warpgroups or by
-             the storers: convolutions of 64 channels 45 and 100 % slower than from registers; starting one of them some taps late: no gain */
+             the storers: convolutions of 64 channels 45 and 100 % slower than from registers; starting one of them some taps late: no gain.
+             Totals of a tile behind all its pairs: up to 3 % slower than between them; by a predicate for each pixel: within noise.
+             Convolutions forward with strides, each phase of the image a part of the depth: 3x3 of 128 a quarter slower than the Hopper
+             family. One tap, where nothing is totalled: with a residual 127 us for the Hopper family's 122, with nothing as fast */
 
 /* ---- What this kernel demands ---- */
 
@@ -32,39 +41,43 @@ constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8; /* columns o
 constexpr u32 PIXEL_BYTES = BLOCK_K * 2;
 constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES; /* [PATCH_H, PITCH, 64], swizzled */
 constexpr u32 READ_BYTES = ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
-constexpr u32 PATCH_SLOT = ((READ_BYTES > PATCH_BYTES ? READ_BYTES : PATCH_BYTES) + 1023) / 1024 * 1024;
+constexpr u32 TILE_BYTES = TILE_H * TILE_W * PIXEL_BYTES;  /* [TILE_H, TILE_W, 64 filters], swizzled */
+DEVICE constexpr u32 whole_slots(u32 a, u32 b) { return ((a > b ? a : b) + 1023) / 1024 * 1024; }
+constexpr u32 PATCH_SLOT = whole_slots(READ_BYTES, whole_slots(PATCH_BYTES, TILE_BYTES + PIXEL_BYTES));
+constexpr u32 RESULT_SLOT = BRINGS ? whole_slots(TILE_BYTES + PIXEL_BYTES, 0) : 0;
 constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [64 filters, 64 channels], or turned */
-constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, BARRIERS = FILTERS + FILTER_SLOTS * FILTER_BYTES;
+constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, RESULTS = FILTERS + FILTER_SLOTS * FILTER_BYTES, BARRIERS = RESULTS + MATH_GROUPS * RESULT_SLOTS * RESULT_SLOT;
 constexpr u32 A_SLAB = IS_TURNED ? FILTER_BYTES : 0, A_STEP = IS_TURNED ? 128 : 2, B_STEP = 2; /* units of 16 bytes for 16 channels */
 constexpr int SPARE_ROW = TILE_H * TILE_W; /* pixels nobody wants are written here */
 constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* of a planar tile: [64 filters, TILE_W] */
 
 static_assert(PIXELS <= 256, "one wgmma covers a tile");
-static_assert(SPARE_ROW < PATCH_H * PITCH, "the patch must have a row to spare");
 static_assert(!IS_PLANAR || (TILE_W % 8 == 0 && PITCH % 2 == 0), "planes leave in rows of 16 bytes, and pairs of pixels share a line");
 static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
 static_assert(PATCH_SLOTS >= 3, "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
-static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS + 1) * 8 <= 232448, "227 KB is all a block can have");
+static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * MATH_GROUPS * RESULT_SLOTS + 1) * 8 <= 232448, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
 /* Fills of patches are counted twice round the slots. */
 DEVICE u32 slot_of(u32 fill) { return fill < PATCH_SLOTS ? fill : fill - PATCH_SLOTS; }
 DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * PATCH_SLOT; }
+DEVICE u32 result_slot(u32 way) { return shared_address(s_memory) + RESULTS + way * RESULT_SLOT; }
 DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + FILTERS + slot * FILTER_BYTES; }
 DEVICE u32 patch_arrived(u32 fill) { return shared_address(s_memory) + BARRIERS + fill * 8; }
 DEVICE u32 patch_finished(u32 fill) { return patch_arrived(2 * PATCH_SLOTS + slot_of(fill)); }
 DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(3 * PATCH_SLOTS + slot); }
 DEVICE u32 filter_finished(u32 slot) { return filter_arrived(FILTER_SLOTS + slot); }
-DEVICE u32 result_written(u32 group) { return filter_arrived(2 * FILTER_SLOTS + group); }
-DEVICE u32 result_stored(u32 group) { return result_written(MATH_GROUPS + group); }
-DEVICE u32 multiplied() { return result_written(2 * MATH_GROUPS); }
+DEVICE u32 result_written(u32 way) { return filter_arrived(2 * FILTER_SLOTS + way); } /* way out: group * RESULT_SLOTS + slot */
+DEVICE u32 way_ready(u32 way) { return result_written(MATH_GROUPS * RESULT_SLOTS + way); }
+DEVICE u32 multiplied() { return result_written(2 * MATH_GROUPS * RESULT_SLOTS); }
 
 template <u32 SLOTS> struct ring_cursor {
     u32 slot = 0, phase = 0;
     DEVICE void advance(u32 by = 1) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
 };
 using patch_cursor = ring_cursor<2 * PATCH_SLOTS>;
+using result_cursor = ring_cursor<RESULT_SLOTS>;
 
 /* ---- Which tiles: a phase, those with many taps first; two neighbours of pixels; one of filters ---- */
 
@@ -87,7 +100,7 @@ struct item_walk {
     DEVICE bool more(const arguments& p) const { return index < (i32)p.items; }
     DEVICE void advance(const arguments& p) { index += gridDim.x; locate_phase(p); }
     DEVICE void locate_phase(const arguments& p) {
-        phase = (i32)divide((u32)index, p.items_of_phase);
+        phase = HAS_PHASES ? (i32)divide((u32)index, p.items_of_phase) : 0;
         within = (u32)index - (u32)phase * p.items_of_phase.value;
     }
     DEVICE taps seen(const arguments& p) const { return taps((&p.phase0)[phase]); }
@@ -155,7 +168,7 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
     if constexpr (!HAS_PROLOGUE) {
         wait(patch_arrived(patch.slot), patch.phase);
     } else {
-        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_totals::COUNT > 0 ? 2 : 4;
+        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_totals::COUNT + whole_totals::COUNT > 0 ? 2 : 4;
         u32 thread = threadIdx.x % 128;
         settle(thread); /* what follows from it would be kept in registers over all tiles */
         const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
@@ -174,7 +187,7 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
                 if (row + 16 * i >= ROWS || !is_inside || left <= 0) continue;
                 prepare(p, r[i].at, along, across);
                 #pragma unroll
-                for (int word = 0; word < 4; ++word) r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
+                for (int word = 0; word < 4 && !CHANNELS_ARE_WHOLE; ++word) r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
                 store_words(s + i * 16 * PIXEL_BYTES, r[i]);
             }
         }
@@ -183,7 +196,7 @@ template <class P> DEVICE void ready_patch(const P& p, const patch_cursor& patch
     }
 }
 
-/* Returns the slot of the last patch: the result goes there, and store_tiles gives it back. */
+/* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, BRINGS, elsewhere, and it is given back here. */
 template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& seen, const place& at, int group, patch_cursor& patch, ring_cursor<FILTER_SLOTS>& filter,
                                          u32 number) {
     u32 last_patch = 0, last_filter = 0;
@@ -212,79 +225,106 @@ template <class P> DEVICE u32 multiply_tile(sums& r_y, const P& p, const taps& s
     if constexpr (IS_RESIDENT) release(multiplied());
     mma_wait<0>();
     if constexpr (!IS_RESIDENT) release(filter_finished(last_filter));
+    if constexpr (BRINGS) release(patch_finished(last_patch));
     #pragma unroll
     for (int i = 0; i < PIXELS / 2; ++i) settle(r_y[i]);
     return last_patch;
 }
 
-/* What a thread has seen of the two filters whose sums it has, as they are stored. Its pixels 2 (lane % 4) + e of the octets that count
-   are a bit each, the same for all tiles that lie within y. A template, so that what was not printed is not looked up. */
+/* What a thread has seen of the two filters whose sums it has, and of all. A template, so that what was not printed is not looked up. */
 template <class P> struct taken_totals {
-    static constexpr int COUNT = column_totals::COUNT;
-    float r_total[COUNT > 0 ? COUNT : 1][2];
+    static constexpr int COLUMNS = column_totals::COUNT, WHOLES = whole_totals::COUNT;
+    static constexpr bool EXIST = COLUMNS + WHOLES > 0;
+    float r_columns[COLUMNS > 0 ? COLUMNS : 1][2], r_whole[WHOLES > 0 ? WHOLES : 1];
 
     DEVICE taken_totals() {
         #pragma unroll
-        for (int i = 0; i < 2 * COUNT; ++i) r_total[i / 2][i % 2] = column_totals::none(i / 2);
-    }
-    static DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
-        u32 octets = 0;
-        for (int j = 0; j < PIXELS / 8; ++j) octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
-        return octets;
-    }
-    template <int E> static DEVICE u32 whole_octets() { /* constants */
-        constexpr u32 octets[] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E), octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
-        const u32 low = lane_index() & 1 ? octets[1] : octets[0], high = lane_index() & 1 ? octets[3] : octets[2];
-        return lane_index() & 2 ? high : low;
+        for (int i = 0; i < 2 * COLUMNS; ++i) r_columns[i / 2][i % 2] = column_totals::none(i / 2);
+        #pragma unroll
+        for (int t = 0; t < WHOLES; ++t) r_whole[t] = whole_totals::none(t);
     }
 
-    DEVICE void take(const P& p, u32 bits, int h) {
-        const auto out = elements_of(p, (u16)bits);
-        #pragma unroll
-        for (int t = 0; t < COUNT; ++t) r_total[t][h] = column_totals::joined(t, r_total[t][h], out.columns[t].at[0]);
-    }
-    DEVICE void take_tile(const P& p, const place& at, const u32 (&r_pairs)[PIXELS / 4]) {
-        const i32 lines = at.image < (i32)p.images ? (i32)p.lines - at.line : 0, columns = (i32)p.positions - at.column;
-        u32 octets[2] = {whole_octets<0>(), whole_octets<1>()};
-        for (int e = 0; e < 2 && (lines < TILE_H || columns < TILE_W); ++e)
-            octets[e] &= octets_within(lines, columns, (i32)(lane_index() % 4) * 2 + e);
-        #pragma unroll
-        for (int j = 0; j < PIXELS / 8; ++j)
+    template <class F> DEVICE void take(const F& out, int h, int e) {
+        if constexpr (COLUMNS > 0)
             #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (octets[e] >> j & 1)
-                    #pragma unroll
-                    for (int h = 0; h < 2; ++h) take(p, r_pairs[2 * j + h] >> 16 * e, h);
+            for (int t = 0; t < COLUMNS; ++t) r_columns[t][h] = column_totals::joined(t, r_columns[t][h], out.columns[t].at[e]);
+        if constexpr (WHOLES > 0)
+            #pragma unroll
+            for (int t = 0; t < WHOLES; ++t) r_whole[t] = whole_totals::joined(t, r_whole[t], out.wholes[t].at[e]);
     }
 
+    template <class T, int LANES> static DEVICE float lanes_total(int t, float total) {
+        #pragma unroll
+        for (int mask = 1; mask < LANES; mask *= 2) total = T::joined(t, total, __shfl_xor_sync(~0u, total, mask));
+        return total;
+    }
     DEVICE void end_all(const P& p, i32 filter, int group) {
-        const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group;
-        #pragma unroll
-        for (int i = 0; i < 2 * COUNT; ++i) {
-            const int t = i / 2, h = i % 2;
-            float total = r_total[t][h];
+        const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group, warp = (blockIdx.x * MATH_GROUPS + group) * 4 + warp_index() % 4;
+        if constexpr (COLUMNS > 0)
             #pragma unroll
-            for (int mask = 1; mask <= 2; mask *= 2) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, mask));
-            const i32 column = filter + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
-            if (lane_index() % 4 == 0 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
-        }
+            for (int i = 0; i < 2 * COLUMNS; ++i) {
+                const int t = i / 2, h = i % 2;
+                const float total = lanes_total<column_totals, 4>(t, r_columns[t][h]);
+                const i32 column = filter + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+                if (lane_index() % 4 == 0 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
+            }
+        if constexpr (WHOLES > 0)
+            #pragma unroll
+            for (int t = 0; t < WHOLES; ++t) {
+                const float total = lanes_total<whole_totals, 32>(t, r_whole[t]);
+                if (lane_index() == 0) p.whole_parts[t * p.whole_lines + warp] = total;
+            }
     }
 };
 
-/* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words 2j + h. A
-   template, so that what is printed is looked up late. */
-template <class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sums& r_y, const P& p, i32 filter) {
+/* Which pixels 8j + first of a tile are of the result, a bit for each j. */
+DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
+    u32 octets = 0;
+    #pragma unroll 1
+    for (int j = 0; j < PIXELS / 8; ++j) octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
+    return octets;
+}
+/* The same of a thread, first being 2 (lane % 4) + E, and of all threads, in tiles that lie within the result: constants. */
+template <int E> struct whole_octets {
+    static constexpr u32 OCTETS[4] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E), octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
+    static constexpr u32 OF_ALL = OCTETS[0] & OCTETS[1] & OCTETS[2] & OCTETS[3];
+    static DEVICE u32 mine() {
+        const u32 low = lane_index() & 1 ? OCTETS[1] : OCTETS[0], high = lane_index() & 1 ? OCTETS[3] : OCTETS[2];
+        return lane_index() & 2 ? high : low;
+    }
+};
+template <class P> DEVICE bool lies_within(const P& p, const place& at, i32 filter) {
+    return at.image < (i32)p.images && at.line + TILE_H <= (i32)p.lines && at.column + TILE_W <= (i32)p.positions && filter + 64 <= (i32)p.columns;
+}
+
+/* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words 2j + h, where
+   those of the operand are that is brought. A template, so that what is printed is looked up late. */
+template <bool IS_WITHIN, class P> DEVICE void finish_sums(u32 (&r_pairs)[PIXELS / 4], const sums& r_y, const P& p, i32 filter, const place& at, taken_totals<P>& taken) {
+    const i32 mine = filter + warp_index() % 4 * 16 + lane_index() / 4, last = (i32)p.columns - 1;
+    const index k[2] = {mine < last ? mine : last, mine + 8 < last ? mine + 8 : last}; /* what is behind the last filter is not stored */
+    decltype(fetch(p, 0, 0, k[0])) in[2] = {fetch(p, 0, 0, k[0]), fetch(p, 0, 0, k[1])};
+    u32 octets[2] = {whole_octets<0>::mine(), whole_octets<1>::mine()};
+    constexpr u32 OF_ALL[2] = {whole_octets<0>::OF_ALL, whole_octets<1>::OF_ALL};
     #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const i32 mine = filter + warp_index() % 4 * 16 + lane_index() / 4 + 8 * h, last = (i32)p.columns - 1;
-        const index k = mine < last ? mine : last; /* what is behind the last filter is not stored */
-        const auto in = fetch(p, 0, 0, k);
+    for (int e = 0; e < 2 && !IS_WITHIN; ++e)
+        octets[e] &= octets_within(at.image < (i32)p.images ? (i32)p.lines - at.line : 0, (i32)p.positions - at.column, (i32)(lane_index() % 4) * 2 + e);
+    #pragma unroll
+    for (int j = 0; j < PIXELS / 8; ++j) {
+        decltype(evaluate(p, 0, 0, k[0], run<sum_t, RUN>{}, in[0])) out[2];
         #pragma unroll
-        for (int j = 0; j < PIXELS / 8; ++j) {
-            u32 bits[2];
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) bits[e] = bits_of(evaluate(p, 0, 0, k, run<sum_t, 1>{{r_y[4 * j + 2 * h + e]}}, in));
-            r_pairs[2 * j + h] = bits[0] | bits[1] << 16;
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (BRINGS) bring_pair(in[h], r_pairs[2 * j + h]);
+            out[h] = evaluate(p, 0, 0, k[h], run<sum_t, RUN>{{r_y[4 * j + 2 * h], r_y[4 * j + 2 * h + 1]}}, in[h]);
+            r_pairs[2 * j + h] = pair_of(out[h]);
+        }
+        #pragma unroll
+        for (int i = 0; i < 4 && taken_totals<P>::EXIST; ++i) {
+            const int h = i % 2, e = i / 2; /* so that additions to one total do not follow each other */
+            const bool is_filter = IS_WITHIN || taken_totals<P>::WHOLES == 0 || mine + 8 * h <= last;
+            if ((IS_WITHIN && OF_ALL[e] >> j & 1) || (is_filter && octets[e] >> j & 1)) {
+                if constexpr (TOTALS_OF_STORED) taken.take(elements_of(p, (u16)(r_pairs[2 * j + h] >> 16 * e)), h, 0);
+                else taken.take(out[h], h, e);
+            }
         }
     }
 }
@@ -303,30 +343,49 @@ DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
 }
 
 /* Turning each block of 8 x 8 over makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of the pitch on
-   the way: what is left is the dense TILE_H x TILE_W box of y. */
-template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, u32 tiles_written, const place& at,
+   the way: what is left is the dense TILE_H x TILE_W box of y. Where a lane's row of the four blocks of a pair of octets is: */
+DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
+    const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
+    const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH, chunk = warp_index() % 4 * 2 + lane / 8 % 2;
+    const bool is_wanted = column < TILE_W && line < TILE_H && (whole || lane < 16);
+    const u32 row = !is_wanted ? SPARE_ROW : PITCH == TILE_W ? pixel : line * TILE_W + column;
+    return s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16;
+}
+
+template <class P> DEVICE void write_tile(const sums& r_y, const P& p, i32 filter, u32 slot, int group, const result_cursor& result, const place& at,
                                           taken_totals<P>& taken) {
+    constexpr int PAIRS = (PIXELS + 15) / 16;
     u32 lane = lane_index();
-    if constexpr (taken_totals<P>::COUNT > 0) settle(lane); /* here, too */
-    const u32 chunk = warp_index() % 4 * 2 + lane / 8 % 2, s_y = patch_slot(slot);
+    if constexpr (BRINGS || taken_totals<P>::EXIST) settle(lane); /* here, too */
+    const u32 way = group * RESULT_SLOTS + result.slot, s_y = BRINGS ? result_slot(way) : patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
-    finish_sums(r_pairs, r_y, p, filter);
-    if constexpr (taken_totals<P>::COUNT > 0) taken.take_tile(p, at, r_pairs);
-    wait(result_stored(group), tiles_written + 1 & 1); /* else result_written could run two phases ahead of its reader */
-    sync_threads(1 + group, 128);                      /* all four warps have read the patch */
+    if constexpr (BRINGS) {
+        wait(way_ready(way), result.phase);
+        #pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            u32 blocks[4];
+            load_matrices_transposed(blocks, row_of_blocks(s_y, pair, lane));
+            #pragma unroll
+            for (int i = 0; i < 4 && pair * 4 + i < PIXELS / 4; ++i) r_pairs[pair * 4 + i] = blocks[i];
+        }
+    }
+    if (!taken_totals<P>::EXIST || lies_within(p, at, filter)) finish_sums<true>(r_pairs, r_y, p, filter, at, taken);
+    else finish_sums<false>(r_pairs, r_y, p, filter, at, taken);
+    if constexpr (!BRINGS) {
+        wait(way_ready(way), result.phase ^ 1); /* else result_written could run two phases ahead of its reader */
+        sync_threads(1 + group, 128);               /* all four warps have read the patch */
+    }
+    if constexpr (BRINGS) lane = __shfl_sync(~0u, lane, lane); /* else all addresses of what is read would be kept for what is written */
     if constexpr (IS_PLANAR) write_planes(r_pairs, s_y);
     #pragma unroll
-    for (int pair = 0; pair < (PIXELS + 15) / 16 && !IS_PLANAR; ++pair) {
-        const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
-        const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH;
-        const u32 row = column < TILE_W && line < TILE_H && (whole || lane < 16) ? line * TILE_W + column : SPARE_ROW;
-        const u32 second = whole ? pair * 4 + 2 : pair * 4;
+    for (int pair = 0; pair < PAIRS && !IS_PLANAR; ++pair) {
+        const int second = pair * 16 + 8 < PIXELS ? pair * 4 + 2 : pair * 4;
         const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
-        store_matrices_transposed(s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16, blocks);
+        store_matrices_transposed(row_of_blocks(s_y, pair, lane), blocks);
     }
     publish_to_async_proxy();
     __syncwarp();
-    release(result_written(group));
+    release(result_written(way));
 }
 
 template <class P> DEVICE void multiply_tiles(const P& p, int group) {
@@ -335,33 +394,51 @@ template <class P> DEVICE void multiply_tiles(const P& p, int group) {
     patch_cursor patch;
     ring_cursor<FILTER_SLOTS> filter;
     patch.advance(group);
-    u32 tiles_written = 0;
+    result_cursor result;
+    u32 tile = 0;
     for (item_walk item(p); item.more(p); item.advance(p)) {
-        const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter, 2 * tiles_written + group);
-        write_tile(r_y, p, item.filter(p), slot, group, tiles_written++, item.locate(p, group), taken);
+        const u32 slot = multiply_tile(r_y, p, item.seen(p), HAS_PROLOGUE ? item.locate(p, group) : place{}, group, patch, filter, 2 * tile++ + group);
+        write_tile(r_y, p, item.filter(p), slot, group, result, item.locate(p, group), taken);
+        result.advance();
     }
-    if constexpr (taken_totals<P>::COUNT > 0) taken.end_all(p, item_walk(p).filter(p), group);
+    taken.end_all(p, item_walk(p).filter(p), group);
 }
 
 /* ---- The storers: one thread for each math warpgroup, which is at its next tile by then ---- */
 
-DEVICE void store_tiles(const arguments& p, int group) {
+/* The operand of a tile comes to where the result goes. A template, so that maps that were not printed are not looked up. */
+template <class P> DEVICE void bring_operand(const P& p, const item_walk& item, int group, u32 slot) {
+    const place at = item.locate(p, group);
+    const u32 way = group * RESULT_SLOTS + slot;
+    arrive_expecting(way_ready(way), TILE_BYTES);
+    load_box(result_slot(way), (&p.b_map0)[item.phase], way_ready(way), item.filter(p), at.column, at.line, at.image);
+}
+
+template <class P> DEVICE void store_tiles(const P& p, int group) {
     patch_cursor patch;
     patch.advance(group);
-    u32 phase = 0;
+    result_cursor result;
+    item_walk next(p); /* whose operand comes next */
+    if constexpr (BRINGS)
+        for (u32 slot = 0; slot < RESULT_SLOTS && next.more(p); ++slot, next.advance(p)) bring_operand(p, next, group, slot);
     for (item_walk item(p); item.more(p); item.advance(p)) {
         for (i32 block = 1; block < (i32)p.blocks; ++block) patch.advance(MATH_GROUPS); /* the result lies in the tile's last patch */
         const place at = item.locate(p, group);
-        wait(result_written(group), phase);
-        const u32 s_y = patch_slot(patch.slot); /* what hangs over y is dropped */
+        const u32 way = group * RESULT_SLOTS + result.slot, s_y = BRINGS ? result_slot(way) : patch_slot(patch.slot);
+        wait(result_written(way), result.phase); /* what hangs over y is dropped */
         if constexpr (!IS_PLANAR) store_box((&p.y_map0)[item.phase], s_y, item.filter(p), at.column, at.line, at.image);
         for (int line = 0; line < TILE_H && IS_PLANAR; ++line) store_box(p.y_map0, s_y + line * LINE_BYTES, at.column, at.line + line, item.filter(p), at.image);
         commit_stores();
         wait_stores_read<0>();
-        arrive(result_stored(group));
-        arrive(patch_finished(patch.slot), 4); /* for the four warps */
+        if constexpr (BRINGS) {
+            if (next.more(p)) bring_operand(p, next, group, result.slot);
+            next.advance(p);
+        } else {
+            arrive(way_ready(way));
+            arrive(patch_finished(patch.slot), 4); /* for the four warps */
+        }
         patch.advance(MATH_GROUPS);
-        phase ^= 1;
+        result.advance();
     }
 }
 
@@ -375,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_sm90(const __grid
         for (u32 fill = 0; fill < 2 * PATCH_SLOTS; ++fill) barrier_init(patch_arrived(fill), 1);
         for (u32 slot = 0; slot < PATCH_SLOTS; ++slot) barrier_init(patch_finished(slot), 4);
         for (u32 slot = 0; slot < FILTER_SLOTS; ++slot) { barrier_init(filter_arrived(slot), 1); barrier_init(filter_finished(slot), MATH_GROUPS * 4); }
-        for (u32 group = 0; group < MATH_GROUPS; ++group) { barrier_init(result_written(group), 4); barrier_init(result_stored(group), 1); }
+        for (u32 way = 0; way < MATH_GROUPS * RESULT_SLOTS; ++way) { barrier_init(result_written(way), 4); barrier_init(way_ready(way), 1); }
         barrier_init(multiplied(), 4);
         barrier_init_fence();
     }
