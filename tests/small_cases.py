@@ -369,7 +369,7 @@ CASES = {
         "hopper", "hopper", conv("wgrad", (3, 72, 12, 14), (136, 72, 1, 1), pad=0, last=False)
     ),
     "conv NCHW wgrad": Case(
-        "map_tile hopper combine", "packed", conv("wgrad", (8, 72, 16, 16), (136, 72, 3, 3), last=False)
+        "map_tile hopper", "packed", conv("wgrad", (8, 72, 16, 16), (136, 72, 3, 3), last=False)
     ),
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),

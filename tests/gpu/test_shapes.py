@@ -47,6 +47,27 @@ def test_normalisation_of_many_channels() -> None:
     torch.testing.assert_close(mean, x.mean((0, 2, 3), keepdim=True), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tile", [0, 10, 29, 31])
+def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
+    """Three pixels in four get 0: a multiprocessor makes many tiles without a step, one after the other."""
+    images = {"dtype": torch.bfloat16, "device": "cuda", "memory_format": torch.channels_last}
+    dy, w = (normal(*dims).to(**images) for dims in ((32, 128, 28, 28), (128, 256, 1, 1)))
+    dx = torch.full((32, 256, 56, 56), torch.nan, device="cuda").to(**images)
+    g = weft.Graph(io_data_type="bf16", compute_data_type="f32")
+    given = [g.tensor_like(each) for each in (dy, w)]
+    made = g.conv_dgrad(*given, padding=[0, 0], stride=[2, 2], dilation=[1, 1])
+    made.set_dim(list(dx.shape)).set_stride(list(dx.stride())).set_output(True)
+    g.build()
+    if tile:
+        g.create_execution_plan(0, {weft.knob_type.TILE_SIZE: tile})
+        g.build_plan_at_index(g.get_execution_plan_count() - 1)
+    workspace = torch.empty(max(g.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
+    g.execute(dict(zip((*given, made), (dy, w, dx), strict=True)), workspace)
+    want = torch.zeros(dx.shape, dtype=torch.float64, device="cuda")
+    want[:, :, ::2, ::2] = torch.einsum("nkhw,kc->nchw", dy.double(), w[:, :, 0, 0].double())
+    torch.testing.assert_close(dx.double(), want, rtol=1e-2, atol=1e-1)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(3, 12296), (301, 16384), (133, 40000), (9, 262144)])
 def test_normalisation_of_long_rows(rows: int, columns: int) -> None:
     """Rows that a block reads ahead, and rows that several blocks share."""

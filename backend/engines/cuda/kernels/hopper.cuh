@@ -4,7 +4,8 @@
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry; each math warpgroup owns ROW_BLOCKS * 64 of its rows; k in steps
              of 128 bytes; persistent over tiles
    Turns     ALTERNATES: a tile is one warpgroup's, and two take tiles in turn: one multiplies, at the rate of both, while the other ends its
-             tile. multiplied: the last products of a tile are under way, and those of the next may follow
+             tile. multiplied[g]: the last products of a tile of group g are under way, and those of the next tile may follow. One barrier for
+             both would not do: where tiles have no step, a warp may be a tile of its own ahead of others, and took a phase for the one before
    Cluster   CLUSTER blocks stacked along i share the tile of B: each loads its boxes of it and sends them to all
    Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
@@ -62,7 +63,7 @@ constexpr u32 STAGING = STAGES * SLOT_BYTES;
 constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * TURN_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
 constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
-constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1 || ALTERNATES) * 8;
+constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1 ? 8 : ALTERNATES ? 16 : 0);
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(!HAS_PROLOGUE || (STORED_BYTES == 2 && !PROMOTES && PARTS == 1), "prologues are of 16 bits");
@@ -84,7 +85,7 @@ DEVICE u32 b_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
 DEVICE u32 finished(u32 slot) { return arrived(slot) + STAGES * 8; }
 DEVICE u32 landed() { return finished(STAGES); }
-DEVICE u32 multiplied() { return finished(STAGES); }
+DEVICE u32 multiplied(u32 group) { return finished(STAGES) + group * 8; }
 DEVICE u32 brought(u32 math_warp) { return shared_address(s_memory) + BARRIERS_END + math_warp * 8; }
 
 struct pipeline_cursor {
@@ -248,7 +249,7 @@ template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipel
         previous = use.slot;
         use.advance();
     }
-    if (ALTERNATES && lane_index() == 0) arrive(multiplied());
+    if (ALTERNATES && lane_index() == 0) arrive(multiplied(math_warp / 4));
     return previous;
 }
 
@@ -523,7 +524,7 @@ template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at,
             use.skip(steps);
             continue;
         }
-        if (ALTERNATES && number > 0) wait(multiplied(), (number - 1) % 2);
+        if (ALTERNATES && number > 0) wait(multiplied(1 - math_warp / 4), (number - 1) / 2 % 2);
         if constexpr (BRINGS) if (PROMOTES || steps <= 0) bring_operand(p, at, math_warp);
         u32 last_slot = 0;
         if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
@@ -586,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
             barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
             barrier_init(finished(slot), CLUSTER * TILE_GROUPS * 4); /* every math warp that reads what this block loads */
         }
-        if constexpr (ALTERNATES) barrier_init(multiplied(), 4);
+        for (u32 group = 0; group < 2 && ALTERNATES; ++group) barrier_init(multiplied(group), 4);
         for (u32 math_warp = 0; math_warp < MATH_WARPS && BRINGS; ++math_warp) barrier_init(brought(math_warp), 1);
         if constexpr (PARTS > 1) {
             barrier_init(landed(), 1);
