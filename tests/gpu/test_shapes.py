@@ -47,7 +47,7 @@ def test_normalisation_of_many_channels() -> None:
     torch.testing.assert_close(mean, x.mean((0, 2, 3), keepdim=True), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tile", [0, 10, 29, 31])
+@pytest.mark.parametrize("tile", [0, 10, 29])
 def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
     """Three pixels in four get 0: a multiprocessor makes many tiles without a step, one after the other."""
     images = {"dtype": torch.bfloat16, "device": "cuda", "memory_format": torch.channels_last}
