@@ -245,12 +245,14 @@ template <class P> struct taken_totals {
     }
 
     template <class F> DEVICE void take(const F& out, int h, int e) {
-        if constexpr (COLUMNS > 0)
+        if constexpr (COLUMNS > 0) {
             #pragma unroll
             for (int t = 0; t < COLUMNS; ++t) r_columns[t][h] = column_totals::joined(t, r_columns[t][h], out.columns[t].at[e]);
-        if constexpr (WHOLES > 0)
+        }
+        if constexpr (WHOLES > 0) {
             #pragma unroll
             for (int t = 0; t < WHOLES; ++t) r_whole[t] = whole_totals::joined(t, r_whole[t], out.wholes[t].at[e]);
+        }
     }
 
     template <class T, int LANES> static DEVICE float lanes_total(int t, float total) {
@@ -260,7 +262,7 @@ template <class P> struct taken_totals {
     }
     DEVICE void end_all(const P& p, i32 filter, int group) {
         const i64 line = blockIdx.x / p.filter_tiles.value * MATH_GROUPS + group, warp = (blockIdx.x * MATH_GROUPS + group) * 4 + warp_index() % 4;
-        if constexpr (COLUMNS > 0)
+        if constexpr (COLUMNS > 0) {
             #pragma unroll
             for (int i = 0; i < 2 * COLUMNS; ++i) {
                 const int t = i / 2, h = i % 2;
@@ -268,12 +270,14 @@ template <class P> struct taken_totals {
                 const i32 column = filter + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
                 if (lane_index() % 4 == 0 && column < (i32)p.columns) p.column_parts[(t * p.column_lines + line) * p.columns + column] = total;
             }
-        if constexpr (WHOLES > 0)
+        }
+        if constexpr (WHOLES > 0) {
             #pragma unroll
             for (int t = 0; t < WHOLES; ++t) {
                 const float total = lanes_total<whole_totals, 32>(t, r_whole[t]);
                 if (lane_index() == 0) p.whole_parts[t * p.whole_lines + warp] = total;
             }
+        }
     }
 };
 
