@@ -118,7 +118,7 @@ int64_t draft_step_bytes(const struct draft *draft, int step) {
 static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *knobs, struct arena *arena) {
     TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
     for (int s = 0; s < draft->cover.count; s++) {
-        struct part *part = &draft->cover.parts[s];
+        const struct part *part = &draft->cover.parts[s];
         struct step *step = &draft->steps[s];
         *step = (struct step){.family = part->family, .region = part->region, .seconds = part->seconds};
         TRY(part->family->build(step, &draft->device, knobs, arena));

@@ -552,6 +552,19 @@ def test_a_case_that_fails_shows_in_the_status(
     assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
 
 
+def test_tiles_are_those_of_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of floats are narrowed: the engine that keeps their bits could, too, and comes first."""
+    g = weft.Graph(device="sm_90", io_data_type="f32", compute_data_type="f32")
+    g.matmul(g.tensor([1, 1024, 1024]), g.tensor([1, 1024, 1024])).set_output(True)
+    g.build()
+    asked: list[int] = []
+    monkeypatch.setattr(g, "get_knobs_for_engine", lambda engine: asked.append(engine) or [])
+    tiles._build(g)
+    supported = [answer for answer in g.support() if answer["supported"]]
+    assert [answer["engine"] for answer in supported] == ["cuda", "cuda.tf32"]
+    assert asked == [supported[1]["index"]]
+
+
 def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "tiles.csv"
     words = ["matmul", "--device", "cpu", "--only", "m16", "--tiles", "--quick", "--csv", str(written)]

@@ -203,6 +203,7 @@ void finish_print_place(struct kernel_print *print, const struct contraction *c,
 /* ---- contraction_totals.c: reductions behind the product ---- */
 
 bool totals_serve(const struct node *node);
+extern const char *const span_names[SPANS];
 /* Finds what a reduction totals, before its operands are finishers; NOT_SUPPORTED and a sentence for what tiles cannot. */
 weftStatus_t totals_add(struct contraction *c, const struct node *node);
 /* struct column_totals, row_totals, whole_totals: COUNT, none(t) and joined(t, a, b). */
@@ -215,10 +216,13 @@ bool totals_read_only(const struct contraction *c, int value);
 /* Whether they are of columns, and of the one staged result of 16 bits alone. */
 bool totals_of_stored(const struct contraction *c);
 void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
-/* The kernel that joins parts; each of `lines` is a part of all totals of a span, side by side. */
-weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *c, enum span span, int64_t lines,
-                          int64_t offset, struct arena *arena);
-int64_t totals_bytes(const struct contraction *c, enum span span, int64_t lines);
+/* Parts of totals lie in the workspace, lines of each span one after another; a line is a part of all totals of the span, side by
+   side. Where they are, and how many. */
+void totals_print_parts(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
+                        enum span span);
+/* The kernels that join parts, one for each span, and the workspace. */
+weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
+                          struct arena *arena);
 
 /* ---- contraction_plan.c: arithmetic, tile, splits ---- */
 

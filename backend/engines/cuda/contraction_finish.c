@@ -45,9 +45,7 @@ static weftStatus_t check_tensor(const struct contraction *c, const struct descr
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, %s makes %s. What follows it must have these dims.",
              descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor),
              descriptor_label(c->node->op), tensor_dims_text(result));
-    if (tensor->vector_count != 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-             descriptor_label(op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    TRY(tensor_check_plain(tensor, op));
     return WEFT_STATUS_SUCCESS;
 }
 

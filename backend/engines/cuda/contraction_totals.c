@@ -8,6 +8,7 @@
 
 enum {
     TOTALS_THREADS = 512,
+    PARTS_ALIGNMENT = 256,
     COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
     ROW_LANES = 32,   /* rows have fewer parts */
 };
@@ -30,7 +31,7 @@ static const struct operator operators[] = {
 };
 enum { OPERATORS = sizeof operators / sizeof *operators };
 
-static const char *const span_names[] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
+const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
 
 /* ---- What is reduced --------------------------------------------------------------------------------------------- */
 
@@ -303,12 +304,24 @@ static int64_t extent_along(const struct contraction *c, enum span span) {
     return span == SPAN_ALL ? 1 : digits_extent(&c->digits[span == SPAN_ROW ? ROW : COLUMN]);
 }
 
-int64_t totals_bytes(const struct contraction *c, enum span span, int64_t lines) {
-    return c->finish.totals[span].count * lines * extent_along(c, span) * (int64_t)sizeof(float);
+/* Where parts of a span begin in the workspace; SPANS: where they end. */
+static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS], enum span span) {
+    int64_t offset = 0;
+    for (int before = 0; before < (int)span; before++) {
+        int64_t parts = c->finish.totals[before].count * lines[before] * extent_along(c, (enum span)before);
+        offset += (parts * (int64_t)sizeof(float) + PARTS_ALIGNMENT - 1) / PARTS_ALIGNMENT * PARTS_ALIGNMENT;
+    }
+    return offset;
 }
 
-weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *c, enum span span, int64_t lines,
-                          int64_t offset, struct arena *arena) {
+void totals_print_parts(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
+                        enum span span) {
+    print_scratch(print, "float", offset_of(c, lines, span), named("%s_parts", span_names[span]).text);
+    print_number(print, lines[span], named("%s_lines", span_names[span]).text);
+}
+
+static weftStatus_t build_joining(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
+                                  int64_t lines, int64_t offset, struct arena *arena) {
     const struct totals *totals = &c->finish.totals[span];
     struct kernel_print print;
     int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
@@ -336,5 +349,17 @@ weftStatus_t totals_build(struct cuda_kernel *kernel, const struct contraction *
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = TOTALS_THREADS;
     kernel->is_dependent = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
+                          struct arena *arena) {
+    struct cuda_step *state = step->state;
+    for (int span = 0; span < SPANS; span++)
+        if (c->finish.totals[span].count > 0)
+            TRY(build_joining(&state->kernels[state->count++], c, (enum span)span, lines[span],
+                              offset_of(c, lines, (enum span)span), arena));
+    if (c->finish.reducer_count > 0)
+        step->workspace_bytes = offset_of(c, lines, SPANS);
     return WEFT_STATUS_SUCCESS;
 }

@@ -11,7 +11,6 @@ enum {
     WARPGROUP = 128,
     BARRIER_BYTES = 16, /* of a slot */
     STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
-    PARTS_ALIGNMENT = 256,
     SKINNY_COLUMNS = 128,
     STAGES_LEAST = 3,
     SHARED_MAX = 232448, /* all that a block can have */
@@ -323,24 +322,13 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const
     print_divisor(print, batches, "batches");
 }
 
-/* Where parts of a span begin in the workspace. */
-static int64_t parts_offset(const struct hopper *h, enum span span) {
-    int64_t offset = 0;
-    for (int before = 0; before < (int)span; before++)
-        offset += (totals_bytes(&h->c, (enum span)before, h->lines[before]) + PARTS_ALIGNMENT - 1) / PARTS_ALIGNMENT *
-                  PARTS_ALIGNMENT;
-    return offset;
-}
-
 static void print_totals(struct kernel_print *print, const struct hopper *h) {
-    static const char *const names[] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
     int64_t batches = digits_extent(&h->c.digits[BATCH]);
     for (int span = 0; span < SPANS; span++) {
         if (h->c.finish.totals[span].count == 0)
             continue;
-        print_scratch(print, "float", parts_offset(h, (enum span)span), named("%s_parts", names[span]).text);
-        print_number(print, h->lines[span], named("%s_lines", names[span]).text);
-        print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", names[span]).text);
+        totals_print_parts(print, &h->c, h->lines, (enum span)span);
+        print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", span_names[span]).text);
         if (span == SPAN_COLUMN)
             print_number(print, hopper_tiles_along(h, COLUMN), "tiles_n");
     }
@@ -389,18 +377,6 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The kernels that join parts of totals, one for each span. */
-static weftStatus_t build_totals(struct step *step, const struct hopper *h, struct arena *arena) {
-    struct cuda_step *state = step->state;
-    for (int span = 0; span < SPANS; span++)
-        if (h->c.finish.totals[span].count > 0)
-            TRY(totals_build(&state->kernels[state->count++], &h->c, (enum span)span, h->lines[span],
-                             parts_offset(h, (enum span)span), arena));
-    if (h->c.finish.reducer_count > 0)
-        step->workspace_bytes = parts_offset(h, SPANS);
-    return WEFT_STATUS_SUCCESS;
-}
-
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     int behind = 0;
@@ -438,7 +414,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
     plan_end(&h); /* after the other kernel, which has runs of its own */
     plan_totals(&h, device);
     TRY(build_tiles(&state->kernels[0], &h, device, arena));
-    TRY(build_totals(step, &h, arena));
+    TRY(totals_build(step, &h.c, h.lines, arena));
     return describe(step, &h, arena);
 }
 

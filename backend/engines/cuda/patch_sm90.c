@@ -67,6 +67,7 @@ struct patch {
     int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
     bool is_resident;
     int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
+    int64_t total_lines[SPANS];                    /* of parts of totals in the workspace */
     double seconds;
 };
 
@@ -383,9 +384,7 @@ static weftStatus_t take_prologue(struct patch *h) {
 
 static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
-    if (device->cuda.major != 9 || device->cuda.minor != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the patch family runs on compute capability 9.0, '%s' has %d.%d",
-             device->name, device->cuda.major, device->cuda.minor);
+    TRY(hopper_check_device(device, "patch family"));
     *h = (struct patch){0};
     TRY(contraction_find_prepared(&h->c, region));
     if (!conv_is(h->c.node->op))
@@ -544,28 +543,6 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
         print_phases(print, h, h->brought, "b_map");
 }
 
-/* Where parts of totals go: a line of filters per math warpgroup of blocks that share them; a number per warp. */
-static int64_t lines_of(const struct patch *h, enum span span, int64_t blocks) {
-    return span == SPAN_COLUMN ? blocks / h->filter_tiles * MATH_GROUPS : blocks * MATH_GROUPS * 4;
-}
-
-static int64_t parts_offset(const struct patch *h, enum span span, int64_t blocks) {
-    int64_t offset = 0;
-    for (int before = 0; before < (int)span; before++)
-        offset += parts(totals_bytes(&h->c, (enum span)before, lines_of(h, (enum span)before, blocks)), 64) * 64;
-    return offset;
-}
-
-static void print_totals(struct kernel_print *print, const struct patch *h, int64_t blocks) {
-    static const char *const names[] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
-    for (int span = 0; span < SPANS; span++) {
-        if (h->c.finish.totals[span].count == 0)
-            continue;
-        print_scratch(print, "float", parts_offset(h, (enum span)span, blocks), named("%s_parts", names[span]).text);
-        print_number(print, lines_of(h, (enum span)span, blocks), named("%s_lines", names[span]).text);
-    }
-}
-
 static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_phases(print, h, NULL, "phase");
     print_number(print, h->axis[0].step, "step_r");
@@ -599,15 +576,10 @@ static int64_t blocks_at_work(const struct patch *h, const struct device *device
     return items < blocks ? items : blocks;
 }
 
-/* The kernels that join the parts of totals. */
-static weftStatus_t build_totals(struct step *step, const struct patch *h, int64_t blocks, struct arena *arena) {
-    struct cuda_step *state = step->state;
-    for (int span = 0; span < SPANS; span++)
-        if (h->c.finish.totals[span].count > 0)
-            TRY(totals_build(&state->kernels[state->count++], &h->c, (enum span)span,
-                             lines_of(h, (enum span)span, blocks), parts_offset(h, (enum span)span, blocks), arena));
-    step->workspace_bytes = h->c.finish.reducer_count > 0 ? parts_offset(h, SPANS, blocks) : 0;
-    return WEFT_STATUS_SUCCESS;
+/* Where parts of totals go: a line of filters per math warpgroup of blocks that share them; a number per warp. */
+static void plan_totals(struct patch *h, int64_t blocks) {
+    h->total_lines[SPAN_COLUMN] = blocks / h->filter_tiles * MATH_GROUPS;
+    h->total_lines[SPAN_ALL] = blocks * MATH_GROUPS * 4;
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -617,6 +589,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct kernel_print print;
     TRY(analyse(&h, &step->region, device, knobs));
     int64_t blocks = blocks_at_work(&h, device);
+    plan_totals(&h, blocks);
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = h.seconds;
@@ -625,7 +598,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_structure(&print, &h);
     print_maps(&print, &h);
     print_numbers(&print, &h);
-    print_totals(&print, &h, blocks);
+    for (int span = 0; span < SPANS; span++)
+        if (h.c.finish.totals[span].count > 0)
+            totals_print_parts(&print, &h.c, h.total_lines, (enum span)span);
     wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
                 h.g.direction == CONV_DATA ? WGMMA_A_TURNED : WGMMA_A_ALONG, false);
     totals_print_kinds(&print, &h.c);
@@ -643,7 +618,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->block = THREADS;
     kernel->is_dependent = true;
     kernel->shared_bytes = (uint32_t)shared_bytes(&h);
-    TRY(build_totals(step, &h, blocks, arena));
+    TRY(totals_build(step, &h.c, h.total_lines, arena));
     return arena_print(
         arena, &step->detail,
         "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "

@@ -37,9 +37,7 @@ static double product(const int64_t *numbers) { return (double)numbers[0] * (dou
 static weftStatus_t check_tensor(const struct window *w, const struct tensor *tensor) {
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
-    if (tensor->vector_count != 1)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
-             descriptor_label(w->op), descriptor_label(&tensor->base), (long long)tensor->vector_count);
+    TRY(tensor_check_plain(tensor, w->op));
     if (!cuda_type_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
              descriptor_label(w->op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);

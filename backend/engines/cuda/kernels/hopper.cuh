@@ -5,7 +5,7 @@
              of 128 bytes; persistent over tiles
    Turns     ALTERNATES: a tile is one warpgroup's, and two take tiles in turn: one multiplies, at the rate of both, while the other ends its
              tile. multiplied[g]: the last products of a tile of group g are under way, and those of the next tile may follow. One barrier for
-             both would not do: where tiles have no step, a warp may be a tile of its own ahead of others, and took a phase for the one before
+             both would not do: where tiles have no step, a warp may be a tile ahead of its group's others, and would take a phase for the one before
    Cluster   CLUSTER blocks stacked along i share the tile of B: each loads its boxes of it and sends them to all
    Roles     warpgroup 0: load_tiles (one thread);   warpgroups 1 .. MATH_GROUPS: multiply_tile, then stage_block or end_block
    Pipeline  loader  |fill 0|fill 1|fill 2|fill 3|fill 0|...   STAGES slots; arrived[s]: slot s is full
