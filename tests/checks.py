@@ -22,7 +22,7 @@ import weft
 from weft import buffers, dtypes
 from weft.enums import data_type
 
-DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU; needs torch
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")  # "cuda" runs the same cases on the first GPU
 POISON = 0xFF  # as bytes: NaN in every float type, -1 in the signed integers
 FENCE = 256  # bytes around each buffer that nothing may touch
 LAYOUTS = ("packed", "channels_last", "padded")
@@ -183,15 +183,13 @@ class Memory:
         ends = np.concatenate((self._raw[:FENCE], self._raw[FENCE + self.size :]))
         assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
 
-    def to_device(self) -> Any:
-        """A copy of all bytes in device memory, as a torch tensor."""
-        import torch
+    def to_device(self) -> weft.DeviceArray:
+        """A copy of all bytes in device memory."""
+        return on_device(self._raw)
 
-        return torch.from_numpy(self._raw).to(DEVICE)
-
-    def from_device(self, copy: Any) -> None:
+    def from_device(self, copy: weft.DeviceArray) -> None:
         """Takes all bytes back."""
-        self._raw[:] = copy.cpu().numpy()
+        self._raw[:] = copy.numpy()
 
     def snapshot(self) -> np.ndarray[Any, Any]:
         """A copy of all bytes, fences included."""
@@ -382,13 +380,21 @@ def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> No
     if DEVICE == "cpu":
         graph.execute(arrays)
         return
-    import torch
-
     memory = {id(array): array.reshape(-1).view(np.uint8) for array in arrays.values()}
-    copies = {key: torch.from_numpy(each).to(DEVICE) for key, each in memory.items()}
-    graph.execute({tensor: copies[id(array)].data_ptr() for tensor, array in arrays.items()})
+    copies = {key: on_device(each) for key, each in memory.items()}
+    graph.execute({tensor: address(copies[id(array)]) for tensor, array in arrays.items()})
     for key, copy in copies.items():
-        memory[key][:] = copy.cpu().numpy()
+        memory[key][:] = copy.numpy()
+
+
+def on_device(raw: np.ndarray[Any, Any]) -> weft.DeviceArray:
+    """A copy of bytes in the memory of the device under test."""
+    return weft.DeviceArray(raw.shape, "u8", handle=handle()).copy_from(raw)
+
+
+def address(array: weft.DeviceArray) -> int:
+    """Where an array lies in device memory."""
+    return int(array.__cuda_array_interface__["data"][0])
 
 
 def engine_names() -> list[str]:
@@ -496,8 +502,8 @@ class _Case:
             if not tensor.get_is_pass_by_value()
         }
         scratch = workspace.to_device()
-        pack |= {tensor: copy.data_ptr() + FENCE for tensor, copy in copies.items()}
-        self.graph.execute(pack, scratch.data_ptr() + FENCE)
+        pack |= {tensor: address(copy) + FENCE for tensor, copy in copies.items()}
+        self.graph.execute(pack, address(scratch) + FENCE)
         for tensor, copy in copies.items():
             self.memory[tensor].from_device(copy)
         workspace.from_device(scratch)

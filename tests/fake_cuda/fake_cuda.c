@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
+#include "../emulator/emulator.h"
 
 #include <elf.h>
 #include <pthread.h>
@@ -21,6 +22,7 @@ enum {
     NO_BINARY_FOR_GPU = 209,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_IMPLICIT = 906,
@@ -32,7 +34,7 @@ struct context {
 };
 
 struct function {
-    struct module *module;
+    struct item *module;
     char name[64];
     int64_t argument_bytes; /* -1: unknown */
     int static_shared, max_threads, max_dynamic_shared;
@@ -40,21 +42,22 @@ struct function {
 };
 
 /* Modules, events and allocations are of this one kind, so that a handle of another kind is seen. */
-struct module {
-    struct module *next;
+struct item {
+    struct item *next;
     enum { MODULE, EVENT, MEMORY } kind;
     struct context *context;
     size_t bytes;
     int count;
     struct function functions[KERNELS_MAX];
+    struct module *code; /* of PTX: what runs; NULL: launches are recorded alone */
     _Alignas(256) unsigned char memory[];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
-static bool is_set_up, is_started;
+static bool is_set_up, is_started, is_large;
 static int version = 13000, device_count = 2, arch = 90;
 static struct context contexts[DEVICES_MAX];
-static struct module *alive;
+static struct item *alive;
 static int64_t call_count, fail_call, launch_count;
 static int fail_result, misuse_count;
 static bool is_executing;
@@ -79,6 +82,7 @@ static void set_up(void) {
     version = (int)setting("FAKE_CUDA_VERSION", version);
     device_count = (int)setting("FAKE_CUDA_DEVICES", device_count);
     arch = (int)setting("FAKE_CUDA_ARCH", arch);
+    is_large = setting("FAKE_CUDA_LARGE", 0);
     const char *fail = getenv("FAKE_CUDA_FAIL"), *colon = fail ? strchr(fail, ':') : NULL;
     if (colon) {
         fail_call = strtoll(fail, NULL, 10);
@@ -145,16 +149,16 @@ static int leave(int result) {
             return leave(entered);                                                                                     \
     } while (0)
 
-static struct module *find_alive(const void *handle, int kind) {
-    for (struct module *item = alive; item; item = item->next)
+static struct item *find_alive(const void *handle, int kind) {
+    for (struct item *item = alive; item; item = item->next)
         if (item == handle && (int)item->kind == kind)
             return item;
     misuse("%s with a handle that is not alive", last_call);
     return NULL;
 }
 
-static struct module *make_alive(int kind, size_t bytes) {
-    struct module *item = aligned_alloc(256, (sizeof *item + bytes + 255) / 256 * 256);
+static struct item *make_alive(int kind, size_t bytes) {
+    struct item *item = aligned_alloc(256, (sizeof *item + bytes + 255) / 256 * 256);
     if (!item)
         return NULL;
     memset(item, 0, sizeof *item);
@@ -166,13 +170,30 @@ static struct module *make_alive(int kind, size_t bytes) {
     return item;
 }
 
+/* Called by the emulator, without the lock: which allocation holds an address. */
+static bool find_memory(uint64_t address, uint64_t *from, uint64_t *to) {
+    pthread_mutex_lock(&lock);
+    const struct item *item = alive;
+    while (item && !(item->kind == MEMORY && address >= (uintptr_t)item->memory &&
+                     address < (uintptr_t)item->memory + item->bytes))
+        item = item->next;
+    if (item) {
+        *from = (uintptr_t)item->memory;
+        *to = *from + item->bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return item != NULL;
+}
+
 static int end_life(const void *handle, int kind) {
-    struct module *item = find_alive(handle, kind), **at = &alive;
+    struct item *item = find_alive(handle, kind), **at = &alive;
     if (!item)
         return INVALID_HANDLE;
     while (*at != item)
         at = &(*at)->next;
     *at = item->next;
+    if (item->code)
+        ptx_free(item->code);
     free(item);
     return OK;
 }
@@ -252,16 +273,27 @@ static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
 }
 
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    static const int table[][2] = {{1, 1024},       {5, INT32_MAX}, {6, 65535},      {7, 65535},    {13, 1500000},
-                                   {16, 4},         {36, 1000000},  {37, 512},       {38, 8 << 20}, {39, 2048},
-                                   {81, 228 << 10}, {82, 65536},    {97, SHARED_MAX}};
+    /* Beside each other: a small chip, and one like the H200. */
+    static const int table[][3] = {{1, 1024, 1024},
+                                   {5, INT32_MAX, INT32_MAX},
+                                   {6, 65535, 65535},
+                                   {7, 65535, 65535},
+                                   {13, 1500000, 1980000},
+                                   {16, 4, 132},
+                                   {36, 1000000, 3201000},
+                                   {37, 512, 6016},
+                                   {38, 8 << 20, 60 << 20},
+                                   {39, 2048, 2048},
+                                   {81, 228 << 10, 228 << 10},
+                                   {82, 65536, 65536},
+                                   {97, SHARED_MAX, SHARED_MAX}};
     ENTER(false, false);
     if (!is_device(device))
         return leave(INVALID_DEVICE);
     *value = -1;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i][0] == attribute)
-            *value = table[i][1];
+            *value = table[i][is_large ? 2 : 1];
     if (attribute == 75)
         *value = arch / 10;
     if (attribute == 76)
@@ -315,7 +347,7 @@ static int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 /* ---- Modules ----------------------------------------------------------------------------------------------------- */
 
-static struct function *add_function(struct module *module, const char *name, size_t length) {
+static struct function *add_function(struct item *module, const char *name, size_t length) {
     if (module->count == KERNELS_MAX || length >= sizeof module->functions->name)
         return NULL;
     struct function *function = &module->functions[module->count++];
@@ -326,7 +358,7 @@ static struct function *add_function(struct module *module, const char *name, si
 }
 
 /* The text that the fake compiler writes: "FAKECUBIN sm_90a", then "kernel <name> <argument bytes> <static shared>". */
-static int read_fake_cubin(struct module *module, const char *image) {
+static int read_fake_cubin(struct item *module, const char *image) {
     int made_for = 0, offset = 0;
     if (sscanf(image, "FAKECUBIN sm_%d", &made_for) != 1)
         return INVALID_IMAGE;
@@ -347,7 +379,25 @@ static int read_fake_cubin(struct module *module, const char *image) {
     return OK;
 }
 
-static int read_ptx(struct module *module, const char *image) {
+/* What NVRTC wrote is run; the fake compiler's has kernels without text. */
+static int read_ptx(struct item *module, const char *image) {
+    struct emulated_kernel kernel;
+    char error[512];
+    if (strstr(image, ".address_size")) {
+        module->code = emulator_load(image, error);
+        if (!module->code)
+            fprintf(stderr, "fake_cuda: %s\n", error);
+        for (int i = 0; module->code && emulator_tell(module->code, i, &kernel); i++) {
+            struct function *function = add_function(module, kernel.name, strlen(kernel.name));
+            if (!function)
+                return INVALID_IMAGE;
+            function->argument_bytes = (int64_t)kernel.argument_bytes;
+            function->static_shared = (int)kernel.static_shared_bytes;
+            function->max_dynamic_shared -= function->static_shared;
+            function->max_threads = kernel.max_threads;
+        }
+        return module->code ? OK : INVALID_IMAGE;
+    }
     for (const char *at = image; (at = strstr(at, ".entry ")); at++) {
         const char *name = at + strlen(".entry ");
         add_function(module, name, strcspn(name, " (\n"));
@@ -382,7 +432,7 @@ static Elf64_Shdr section_at(const unsigned char *image, int index) {
 }
 
 /* A real cubin: its kernels are the sections .text.<name>. */
-static int read_elf(struct module *module, const unsigned char *image) {
+static int read_elf(struct item *module, const unsigned char *image) {
     Elf64_Ehdr header;
     memcpy(&header, image, sizeof header);
     const char *names = (const char *)image + section_at(image, header.e_shstrndx).sh_offset;
@@ -405,7 +455,7 @@ static int cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
     ENTER(true, true);
     if (capture_mode != 2)
         misuse("cuModuleLoadDataEx would break the capture of another thread's stream");
-    struct module *made = make_alive(MODULE, 0);
+    struct item *made = make_alive(MODULE, 0);
     if (!made)
         return leave(OUT_OF_MEMORY);
     int result = memcmp(image, ELFMAG, SELFMAG) == 0                     ? read_elf(made, image)
@@ -424,7 +474,7 @@ static int cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
 
 static int cuModuleUnload(void *module) {
     ENTER(true, true);
-    const struct module *found = find_alive(module, MODULE);
+    const struct item *found = find_alive(module, MODULE);
     if (found && found->context != stack[depth - 1])
         misuse("cuModuleUnload in another context");
     return leave(end_life(module, MODULE));
@@ -432,7 +482,7 @@ static int cuModuleUnload(void *module) {
 
 static int cuModuleGetFunction(void **function, void *module, const char *name) {
     ENTER(true, true);
-    struct module *found = find_alive(module, MODULE);
+    struct item *found = find_alive(module, MODULE);
     if (!found)
         return leave(INVALID_HANDLE);
     for (int i = 0; i < found->count; i++)
@@ -444,7 +494,7 @@ static int cuModuleGetFunction(void **function, void *module, const char *name) 
 }
 
 static struct function *find_function(const void *handle) {
-    for (struct module *item = alive; item; item = item->next)
+    for (struct item *item = alive; item; item = item->next)
         for (int i = 0; item->kind == MODULE && i < item->count; i++)
             if (handle == &item->functions[i])
                 return &item->functions[i];
@@ -538,6 +588,19 @@ static int check_launch(struct fake_launch *launch, const struct config *config,
                : OK;
 }
 
+static int emulate(const struct function *function, const struct config *config, const struct fake_launch *launch,
+                   void **arguments) {
+    struct launch_shape shape = {.dynamic_shared_bytes = config->shared_bytes};
+    char error[1024];
+    memcpy(shape.grid, launch->grid, sizeof shape.grid);
+    memcpy(shape.block, launch->block, sizeof shape.block);
+    memcpy(shape.cluster, launch->cluster, sizeof shape.cluster);
+    if (emulator_launch(function->module->code, function->name, &shape, arguments[0], find_memory, error))
+        return OK;
+    fprintf(stderr, "fake_cuda: %s\n", error);
+    return LAUNCH_FAILED;
+}
+
 static int cuLaunchKernelEx(const struct config *config, void *handle, void **arguments, void **extra) {
     struct fake_launch launch = {0};
     ENTER(false, true);
@@ -570,7 +633,8 @@ static int cuLaunchKernelEx(const struct config *config, void *handle, void **ar
         }
     }
     launches[launch_count++ % LAUNCHES_KEPT] = launch;
-    return leave(OK);
+    leave(OK);
+    return function->module->code ? emulate(function, config, &launch, arguments) : OK;
 }
 
 static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle, int threads, size_t shared_bytes) {
@@ -587,14 +651,14 @@ static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle
 
 static int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     ENTER(true, true);
-    struct module *made = bytes ? make_alive(MEMORY, bytes) : NULL;
+    struct item *made = bytes ? make_alive(MEMORY, bytes) : NULL;
     *address = made ? (uint64_t)(uintptr_t)made->memory : 0;
     return leave(made ? OK : bytes ? OUT_OF_MEMORY : INVALID_VALUE);
 }
 
 static int cuMemFree_v2(uint64_t address) {
     ENTER(true, true);
-    return leave(end_life((const char *)(uintptr_t)address - offsetof(struct module, memory), MEMORY));
+    return leave(end_life((const char *)(uintptr_t)address - offsetof(struct item, memory), MEMORY));
 }
 
 static int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream) {
@@ -650,49 +714,23 @@ static int cuEventElapsedTime(float *milliseconds, void *start, void *stop) {
     return leave(find_alive(start, EVENT) && find_alive(stop, EVENT) ? OK : INVALID_HANDLE);
 }
 
-/* ---- Tensor maps: the rules, and a map that holds what it was made from --------------------------------------------- */
+/* ---- Tensor maps ----------------------------------------------------------------------------------------------------- */
 
-static int encode(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
-                  const uint64_t *strides, const uint32_t *steps, uint64_t row_elements, int swizzle) {
-    static const uint64_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
-    if (type < 0 || type > 12 || rank < 1 || rank > 5 || address % 16 || (uintptr_t)map % 64)
-        return INVALID_VALUE;
-    for (uint32_t i = 0; i < rank; i++)
-        if (!dims[i] || dims[i] > (uint64_t)1 << 32 || steps[i] < 1 || steps[i] > 8 ||
-            (i + 1 < rank && (strides[i] % 16 || strides[i] >= (uint64_t)1 << 40)))
-            return INVALID_VALUE;
-    if (row_elements * bytes[type] % 16 || (swizzle && row_elements * bytes[type] > 16u << swizzle))
-        return INVALID_VALUE;
-    memset(map, 0, 128);
-    map[0] = address;
-    map[1] = (uint64_t)type << 32 | rank;
-    map[2] = dims[0];
-    return OK;
+static int cuTensorMapEncodeTiled(struct tensor_map *map, int type, uint32_t rank, uint64_t address,
+                                  const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+                                  const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+    ENTER(false, false);
+    return leave(tensor_map_encode_tiled(map, type, rank, address, dims, strides, box, steps, interleave, swizzle,
+                                         promotion, fill));
 }
 
-static int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
-                                  const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
-                                  int swizzle, int promotion, int fill) {
+static int cuTensorMapEncodeIm2col(struct tensor_map *map, int type, uint32_t rank, uint64_t address,
+                                   const uint64_t *dims, const uint64_t *strides, const int *lower, const int *upper,
+                                   uint32_t channels, uint32_t pixels, const uint32_t *steps, int interleave,
+                                   int swizzle, int promotion, int fill) {
     ENTER(false, false);
-    for (uint32_t i = 0; i < rank && i < 5; i++)
-        if (box[i] < 1 || box[i] > 256)
-            return leave(INVALID_VALUE);
-    if (interleave || promotion < 0 || promotion > 3 || fill)
-        return leave(INVALID_VALUE);
-    return leave(encode(map, type, rank, address, dims, strides, steps, box[0], swizzle));
-}
-
-static int cuTensorMapEncodeIm2col(uint64_t *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
-                                   const uint64_t *strides, const int *lower, const int *upper, uint32_t channels,
-                                   uint32_t pixels, const uint32_t *steps, int interleave, int swizzle, int promotion,
-                                   int fill) {
-    ENTER(false, false);
-    if (interleave || promotion < 0 || promotion > 3 || fill || rank < 3 || channels > 256 || pixels > 1024)
-        return leave(INVALID_VALUE);
-    int result = encode(map, type, rank, address, dims, strides, steps, channels, swizzle);
-    if (!result)
-        map[3] = (uint64_t)(uint32_t)lower[0] << 32 | (uint32_t)upper[0];
-    return leave(result);
+    return leave(tensor_map_encode_im2col(map, type, rank, address, dims, strides, lower, upper, channels, pixels,
+                                          steps, interleave, swizzle, promotion, fill));
 }
 
 /* ---- What the library exports ------------------------------------------------------------------------------------ */
@@ -787,7 +825,7 @@ static void tell_counts(struct fake_counts *counts) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < DEVICES_MAX; i++)
         counts->contexts += contexts[i].retained;
-    for (const struct module *item = alive; item; item = item->next) {
+    for (const struct item *item = alive; item; item = item->next) {
         counts->modules += item->kind == MODULE;
         counts->events += item->kind == EVENT;
         counts->allocations += item->kind == MEMORY;

@@ -9,27 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import emulated_gpu
 import pytest
 import weft
 from weft import gpu_health
 from weft.__main__ import main
 
 ROOT = Path(__file__).parents[2]
-FAKES = ROOT / "tests/fake_cuda"
 
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a machine with two GPUs and one compiler, none of them real."""
-    folder = tmp_path_factory.mktemp("fakes")
-    for source, library in (("fake_cuda.c", "libcuda.so.1"), ("fake_nvrtc.c", "libnvrtc.so.13")):
-        line = [os.environ.get("CC", "cc"), "-shared", "-fPIC", f"-I{ROOT}/include", f"-I{ROOT}/backend"]
-        line += [str(FAKES / source), "-o", str(folder / library), "-lpthread", "-ldl"]
-        subprocess.run(line, check=True)
+    folder = emulated_gpu.build()
     return {
         "WEFT_LIBCUDA": str(folder / "libcuda.so.1"),
-        "WEFT_NVRTC": str(folder / "libnvrtc.so.13"),
-        "WEFT_CACHE_DIR": str(folder / "cache"),
+        "WEFT_NVRTC": str(folder / "fake/libnvrtc.so.13"),
+        "WEFT_CACHE_DIR": str(tmp_path_factory.mktemp("fakes") / "cache"),
         "WEFT_DEVICE": "cuda",
     }
 

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "emulator.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct module *emulator_load(const char *text, char error[512]) {
+    struct module *module = ptx_read(text);
+    snprintf(error, 512, "%s", module->error);
+    if (!*error)
+        return module;
+    ptx_free(module);
+    return NULL;
+}
+
+bool emulator_tell(const struct module *module, int index, struct emulated_kernel *told) {
+    const struct kernel *kernel = module->kernels;
+    while (kernel && index--)
+        kernel = kernel->next;
+    if (kernel)
+        *told = (struct emulated_kernel){kernel->name, kernel->parameter_bytes, kernel->static_shared_bytes,
+                                         kernel->max_threads};
+    return kernel != NULL;
+}
+
+bool emulator_launch(const struct module *module, const char *name, const struct launch_shape *shape,
+                     const void *arguments, bool (*find_memory)(uint64_t address, uint64_t *from, uint64_t *to),
+                     char error[1024]) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* arguments lie in the module, one launch's at a time */
+    static uint64_t launches;
+    const char *seed = getenv("EMULATOR_SEED");
+    struct machine *run = calloc(1, sizeof *run);
+    if (!run)
+        abort();
+    pthread_mutex_lock(&lock);
+    run->module = module;
+    run->kernel = ptx_find(module, name);
+    run->shape = *shape;
+    run->find_memory = find_memory;
+    run->random = (seed ? strtoull(seed, NULL, 10) : 1) * UINT64_C(1000003) + launches++;
+    memcpy(run->kernel->parameters, arguments, run->kernel->parameter_bytes);
+    bool is_done = machine_run(run);
+    pthread_mutex_unlock(&lock);
+    snprintf(error, 1024, "%s", run->error);
+    free(run);
+    return is_done;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU's parts as a launch uses them: clusters of blocks of warps, shared memory, barriers, and copies under way. Everything
+   that a real chip leaves open is decided at random, from a seed: which warp goes on and for how long, when a copy arrives.
+   It must not know a driver. */
+#ifndef WEFT_TESTS_EMULATOR_MACHINE_H
+#define WEFT_TESTS_EMULATOR_MACHINE_H
+
+#include "matrix.h"
+#include "ptx.h"
+#include "tensor_map.h"
+
+#include <setjmp.h>
+
+enum { NAMED_BARRIERS = 16, CLUSTER_MAX = 16, WARPS_MAX = 32, PENDING_MAX = 256, GROUP_WARPS = 4 };
+enum { SHARED_ADDRESS_BITS = 24 }; /* above: 1 + the block's rank in its cluster, or 0 for the block itself */
+
+/* Generic addresses at which the windows begin; all others are the host's. */
+#define SHARED_WINDOW (UINT64_C(1) << 60)
+#define LOCAL_WINDOW (UINT64_C(1) << 61)
+
+/* A product that wgmma has begun: what it reads must stay until somebody waits for it. */
+struct pending_product {
+    struct matrix_product product;
+    uint64_t digest;
+    int group; /* the commit that covers it, counted */
+    int line;
+};
+
+/* Four warps that multiply together. */
+struct warpgroup {
+    struct matrix_product product;   /* in the making: each warp adds its registers */
+    const struct instruction *joint; /* the instruction at which its warps meet */
+    int met, committed[GROUP_WARPS];
+    struct pending_product *pending;
+    int pending_count, pending_room;
+};
+
+enum warp_state { WARP_READY, WARP_AT_BARRIER, WARP_AT_CLUSTER, WARP_AT_PRODUCT, WARP_POLLS, WARP_DONE };
+
+/* cp.async of a lane: what to copy when it waits. */
+struct lane_copy {
+    uint32_t to;
+    uint64_t from;
+    int lane, group;
+    uint8_t bytes, read; /* beyond `read` come zeros */
+};
+
+struct warp {
+    unsigned char *files[FILES];
+    uint32_t *predicates;
+    struct block *block;
+    int index;
+    enum warp_state state;
+    uint32_t alive, stuck;   /* lanes: not ended; waiting for others of the warp */
+    uint32_t places[LANES];  /* the next instruction of each lane */
+    int waits_at;            /* the named barrier, the mbarrier's address, the cluster's phase */
+    uint32_t waits_for;      /* the parity */
+    uint32_t cluster_ticket; /* 2 and the phase of the cluster at which it arrived */
+    const struct instruction *now;
+    unsigned char *local;
+    int copy_group[LANES], store_group[LANES];
+    struct lane_copy *copies;
+    int copy_count, copy_room;
+};
+
+struct named_barrier {
+    uint32_t arrived, any, all; /* threads; what bar.red has gathered */
+    uint32_t count;
+};
+
+struct block {
+    struct cluster *cluster;
+    uint32_t rank, index[3];
+    unsigned char *shared;
+    uint32_t shared_bytes;
+    int warp_count, warps_alive;
+    struct warp *warps;
+    struct warpgroup *groups;
+    struct named_barrier barriers[NAMED_BARRIERS];
+    int copies_under_way; /* from or to its shared memory */
+};
+
+struct cluster {
+    struct cluster *next;
+    int block_count, blocks_alive;
+    struct block *blocks;
+    uint32_t threads_alive, arrived;
+    uint32_t phase;
+};
+
+enum copy_kind { COPY_LOAD, COPY_STORE, COPY_BYTES };
+
+/* A copy by the engine that moves boxes, under way. */
+struct copy {
+    struct copy *next;
+    enum copy_kind kind;
+    struct block *block, *arrives; /* whose shared memory; whose barrier */
+    const struct tensor_map *map;  /* NULL: plain bytes */
+    int32_t coordinates[5];
+    uint16_t offsets[3];
+    uint32_t address, barrier, bytes;
+    uint64_t global;
+    uint8_t words[16]; /* st.async: what is stored */
+    bool is_words;
+    const struct warp *warp; /* of a store: whose group it belongs to */
+    int lane, group, line;
+};
+
+struct launch_shape {
+    uint32_t grid[3], block[3], cluster[3], dynamic_shared_bytes;
+};
+
+struct machine {
+    const struct module *module;
+    const struct kernel *kernel;
+    struct launch_shape shape;
+    struct cluster *clusters; /* resident */
+    struct copy *copies;
+    uint64_t next_cluster, cluster_count;
+    uint64_t random;
+    uint64_t progress; /* counts everything that another warp could wait for */
+    uint64_t steps;
+    /* The piece of the device's memory that holds an address; false: none does. */
+    bool (*find_memory)(uint64_t address, uint64_t *from, uint64_t *to);
+    struct {
+        uint64_t from, to;
+    } known[4]; /* the last that it found */
+    int last_known;
+    jmp_buf failed;
+    char error[1024];
+};
+
+extern _Thread_local struct machine *machine; /* of the launch that this thread runs */
+
+/* Runs a launch to its end. False: `error` says what was wrong, and where. */
+bool machine_run(struct machine *run);
+
+void machine_fail(const struct warp *warp, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
+uint64_t machine_random(void);
+
+/* Where a lane's address lies on the host; fails where nothing lies or it is not aligned. */
+unsigned char *machine_memory(const struct warp *warp, int lane, enum ptx_space space, uint64_t address, size_t bytes);
+unsigned char *machine_shared(const struct warp *warp, uint64_t address, size_t bytes);
+struct block *machine_block_of(const struct warp *warp, uint64_t shared_address);
+/* Lets go on whoever waited for a warp that has ended. */
+void machine_wake(struct block *block);
+void machine_add_copy(const struct copy *copy);
+void machine_finish_copy(struct copy **at);
+
+/* Barriers in shared memory. */
+bool barrier_is_over(const unsigned char *barrier, uint32_t parity);
+void barrier_count(const struct warp *warp, unsigned char *barrier, uint32_t arrivals, int64_t expected_bytes);
+
+/* ---- Operands --------------------------------------------------------------------------------------------------------- */
+
+static inline uint32_t *narrow(const struct warp *w, const struct operand *o) {
+    return (uint32_t *)(void *)(w->files[o->file] + o->offset);
+}
+static inline uint64_t *wide(const struct warp *w, const struct operand *o) {
+    return (uint64_t *)(void *)(w->files[o->file] + o->wide_offset);
+}
+/* A value of either width; constants are read wide. */
+static inline uint64_t lane_value(const struct warp *w, const struct operand *o, int lane) {
+    return o->file == FILE_NARROW ? narrow(w, o)[lane] : wide(w, o)[lane];
+}
+static inline uint32_t predicate(const struct warp *w, const struct operand *o) {
+    if (o->kind != OPERAND_PREDICATE)
+        return narrow(w, o)[0] ? ~UINT32_C(0) : 0; /* a constant */
+    return o->is_negated ? ~w->predicates[o->offset] : w->predicates[o->offset];
+}
+static inline void set_predicate(struct warp *w, int number, uint32_t mask, uint32_t bits) {
+    if (number >= 0)
+        w->predicates[number] = (w->predicates[number] & ~mask) | (bits & mask);
+}
+
+#define FOR_LANES(mask, l)                                                                                             \
+    for (int l = 0; l < LANES; l++)                                                                                    \
+        if ((mask) >> l & 1)
+
+/* What each part of the machine runs: the operation of an opcode, or NULL. */
+operation decode_arithmetic(struct instruction *i);
+operation decode_conversion(struct instruction *i);
+operation decode_memory(struct instruction *i);
+operation decode_together(struct instruction *i);
+operation decode_copies(struct instruction *i);
+operation decode_matrices(struct instruction *i);
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instructions of the tensor cores: mma.sync, ldmatrix, stmatrix, and wgmma, at which the four warps of a group meet. A
+   product of wgmma is done at once; that what it reads stays until it is waited for is checked then. */
+#include "machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool begins(const char *text, const char *start) { return strncmp(text, start, strlen(start)) == 0; }
+
+static bool find_matrix_type(const char *name, size_t length, enum matrix_type *type) {
+    static const char *const names[] = {
+        [MATRIX_F16] = "f16",   [MATRIX_BF16] = "bf16", [MATRIX_TF32] = "tf32", [MATRIX_E4M3] = "e4m3",
+        [MATRIX_E5M2] = "e5m2", [MATRIX_S8] = "s8",     [MATRIX_U8] = "u8",
+    };
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+        if (strlen(names[k]) == length && strncmp(names[k], name, length) == 0) {
+            *type = (enum matrix_type)k;
+            return true;
+        }
+    return false;
+}
+
+/* The parts of an opcode from its end: 0 is the last. */
+static const char *part_from_end(const char *opcode, int index, size_t *length) {
+    const char *end = opcode + strlen(opcode), *at = end;
+    for (;; index--) {
+        while (at > opcode && at[-1] != '.')
+            at--;
+        *length = (size_t)(end - at);
+        if (!index || at == opcode)
+            return at;
+        end = --at;
+    }
+}
+
+/* ".f32.bf16.bf16.f32": whether the operands' types, the indexth from the end and the one before it, are known. */
+static bool read_matrix_types(const char *opcode, int index, enum matrix_type *a, enum matrix_type *b) {
+    size_t length;
+    const char *b_name = part_from_end(opcode, index, &length);
+    if (!find_matrix_type(b_name, length, b))
+        return false;
+    const char *a_name = part_from_end(opcode, index + 1, &length);
+    return find_matrix_type(a_name, length, a);
+}
+
+static int number_behind(const char *opcode, const char *shape, char letter) {
+    const char *at = strstr(opcode, shape);
+    at = at ? strchr(at + 1, letter) : NULL;
+    return at ? atoi(at + 1) : 0;
+}
+
+static enum outcome mma(struct warp *w, const struct instruction *i, uint32_t mask) {
+    enum matrix_type a_type, b_type;
+    uint32_t *d[4] = {0};
+    const uint32_t *a[4] = {0}, *b[2] = {0}, *c[4] = {0};
+    (void)mask;
+    read_matrix_types(i->opcode, 1, &a_type, &b_type);
+    for (int k = 0; k < i->operands[0].count && k < 4; k++)
+        d[k] = narrow(w, &i->operands[0].items[k]);
+    for (int k = 0; k < i->operands[1].count && k < 4; k++)
+        a[k] = narrow(w, &i->operands[1].items[k]);
+    for (int k = 0; k < i->operands[2].count && k < 2; k++)
+        b[k] = narrow(w, &i->operands[2].items[k]);
+    for (int k = 0; k < i->operands[3].count && k < 4; k++)
+        c[k] = narrow(w, &i->operands[3].items[k]);
+    matrix_mma(number_behind(i->opcode, ".m16n8k", 'k'), a_type, b_type, d, a, b, c);
+    return NEXT;
+}
+
+/* ---- Blocks of 8 x 8 -------------------------------------------------------------------------------------------------------- */
+
+static int block_count(const struct instruction *i) {
+    return ptx_has(i->opcode, "x4") ? 4 : ptx_has(i->opcode, "x2") ? 2 : 1;
+}
+
+static void find_rows(const struct warp *w, const struct operand *address, int count, unsigned char **rows) {
+    for (int l = 0; l < 8 * count; l++)
+        rows[l] = machine_shared(w, lane_value(w, address, l) + (uint64_t)address->displacement, 16);
+}
+
+static enum outcome load_matrix(struct warp *w, const struct instruction *i, uint32_t mask) {
+    unsigned char *rows[LANES];
+    uint32_t *d[4];
+    (void)mask;
+    find_rows(w, &i->operands[1], block_count(i), rows);
+    for (int k = 0; k < block_count(i); k++)
+        d[k] = narrow(w, i->operands[0].kind == OPERAND_VECTOR ? &i->operands[0].items[k] : &i->operands[0]);
+    matrix_load(block_count(i), ptx_has(i->opcode, "trans"), d, (const unsigned char *const *)rows);
+    return NEXT;
+}
+
+static enum outcome store_matrix(struct warp *w, const struct instruction *i, uint32_t mask) {
+    unsigned char *rows[LANES];
+    const uint32_t *s[4];
+    (void)mask;
+    find_rows(w, &i->operands[0], block_count(i), rows);
+    for (int k = 0; k < block_count(i); k++)
+        s[k] = narrow(w, i->operands[1].kind == OPERAND_VECTOR ? &i->operands[1].items[k] : &i->operands[1]);
+    matrix_store(block_count(i), ptx_has(i->opcode, "trans"), rows, s);
+    machine->progress++;
+    return NEXT;
+}
+
+/* ---- wgmma ------------------------------------------------------------------------------------------------------------------ */
+
+static struct warpgroup *group_of(const struct warp *w) { return &w->block->groups[w->index / GROUP_WARPS]; }
+
+/* d, a, b, scale-d, negate a, negate b {, transpose a, transpose b}: those of a in registers lack its transposition. */
+static void describe(struct matrix_product *product, const struct warp *w, const struct instruction *i) {
+    const struct operand *o = i->operands;
+    product->n = number_behind(i->opcode, ".m64n", 'n');
+    product->k = number_behind(i->opcode, ".m64n", 'k');
+    read_matrix_types(i->opcode, 0, &product->a_type, &product->b_type);
+    product->a_in_registers = o[1].kind == OPERAND_VECTOR;
+    if (!product->a_in_registers)
+        product->a_descriptor = wide(w, &o[1])[0];
+    product->b_descriptor = wide(w, &o[2])[0];
+    product->accumulates = i->operand_count < 4 || (predicate(w, &o[3]) & 1);
+    product->negates_a = i->operand_count > 4 && (int32_t)narrow(w, &o[4])[0] < 0;
+    product->negates_b = i->operand_count > 5 && (int32_t)narrow(w, &o[5])[0] < 0;
+    product->transposes_a = !product->a_in_registers && i->operand_count > 7 && narrow(w, &o[6])[0];
+    product->transposes_b =
+        i->operand_count > (product->a_in_registers ? 6 : 7) && narrow(w, &o[product->a_in_registers ? 6 : 7])[0];
+}
+
+static bool differs(const struct matrix_product *a, const struct matrix_product *b) {
+    return a->a_descriptor != b->a_descriptor || a->b_descriptor != b->b_descriptor || a->accumulates != b->accumulates;
+}
+
+static void finish_product(struct warp *w, struct warpgroup *group, const struct instruction *i) {
+    const struct block *block = w->block;
+    const char *wrong = matrix_multiply(&group->product, block->shared, block->shared_bytes);
+    if (wrong)
+        machine_fail(w, "%s", wrong);
+    if (group->pending_count == group->pending_room) {
+        group->pending_room = group->pending_room ? 2 * group->pending_room : 64;
+        group->pending = realloc(group->pending, (size_t)group->pending_room * sizeof *group->pending);
+        if (!group->pending)
+            abort();
+    }
+    group->pending[group->pending_count++] = (struct pending_product){
+        .product = group->product,
+        .digest = matrix_digest(&group->product, block->shared, block->shared_bytes),
+        .group = group->committed[0],
+        .line = i->line,
+    };
+    group->met = 0;
+    group->joint = NULL;
+    int first = w->index / GROUP_WARPS * GROUP_WARPS;
+    for (int k = first; k < first + GROUP_WARPS; k++)
+        if (&block->warps[k] != w)
+            block->warps[k].state = WARP_READY;
+    machine->progress++;
+}
+
+static enum outcome multiply(struct warp *w, const struct instruction *i, uint32_t mask) {
+    struct warpgroup *group = group_of(w);
+    struct matrix_product product = {0};
+    int rank = w->index % GROUP_WARPS;
+    (void)mask;
+    if (w->index / GROUP_WARPS * GROUP_WARPS + GROUP_WARPS > w->block->warp_count)
+        machine_fail(w, "wgmma in a group of fewer than four warps");
+    describe(&product, w, i);
+    if (!group->met) {
+        group->joint = i;
+        group->product = product;
+    } else if (group->joint != i || differs(&group->product, &product)) {
+        machine_fail(w, "the warps of a group do not multiply the same: line %d and line %d", group->joint->line,
+                     i->line);
+    }
+    for (int k = 0; k < i->operands[0].count; k++)
+        group->product.d[rank][k] = narrow(w, &i->operands[0].items[k]);
+    for (int k = 0; product.a_in_registers && k < i->operands[1].count; k++)
+        group->product.a[rank][k] = narrow(w, &i->operands[1].items[k]);
+    if (++group->met == GROUP_WARPS) {
+        finish_product(w, group, i);
+        return NEXT;
+    }
+    w->state = WARP_AT_PRODUCT;
+    w->now = i;
+    return WAIT;
+}
+
+static enum outcome commit_products(struct warp *w, const struct instruction *i, uint32_t mask) {
+    (void)i;
+    (void)mask;
+    group_of(w)->committed[w->index % GROUP_WARPS]++;
+    return NEXT;
+}
+
+/* Of all groups but the last few nothing may have changed since it was read. */
+static enum outcome wait_products(struct warp *w, const struct instruction *i, uint32_t mask) {
+    struct warpgroup *group = group_of(w);
+    int over = group->committed[w->index % GROUP_WARPS] - (int)narrow(w, &i->operands[0])[0], kept = 0;
+    (void)mask;
+    for (int k = 0; k < group->pending_count; k++) {
+        const struct pending_product *pending = &group->pending[k];
+        if (pending->group >= over)
+            group->pending[kept++] = *pending;
+        else if (matrix_digest(&pending->product, w->block->shared, w->block->shared_bytes) != pending->digest)
+            machine_fail(w, "what the product of line %d reads was overwritten before it was waited for",
+                         pending->line);
+    }
+    group->pending_count = kept;
+    return NEXT;
+}
+
+static enum outcome fence(struct warp *w, const struct instruction *i, uint32_t mask) {
+    (void)w;
+    (void)i;
+    (void)mask;
+    return NEXT;
+}
+
+operation decode_matrices(struct instruction *i) {
+    enum matrix_type a, b;
+    i->meets = MEETS_WARP;
+    if (begins(i->opcode, "ldmatrix.sync.aligned.m8n8."))
+        return load_matrix;
+    if (begins(i->opcode, "stmatrix.sync.aligned.m8n8."))
+        return store_matrix;
+    if (begins(i->opcode, "mma.sync.aligned.m16n8k") && (i->type == TYPE_F32 || i->type == TYPE_S32) &&
+        read_matrix_types(i->opcode, 1, &a, &b))
+        return mma;
+    if (begins(i->opcode, "wgmma.fence"))
+        return fence;
+    if (begins(i->opcode, "wgmma.commit_group"))
+        return commit_products;
+    if (begins(i->opcode, "wgmma.wait_group"))
+        return wait_products;
+    if (begins(i->opcode, "wgmma.mma_async.sync.aligned.m64n") && read_matrix_types(i->opcode, 0, &a, &b))
+        return multiply;
+    i->meets = MEETS_NOBODY;
+    return NULL;
+}
