@@ -3,6 +3,7 @@
 #include "machine.h"
 #include "numbers.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <string.h>
 
@@ -121,6 +122,7 @@ NARROW(max_f32, float, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbi
 NARROW(min_nan_f32, float, isnan(a) || isnan(b) ? NAN : a < b || (a == b && signbit(a)) ? a : b)
 NARROW(max_nan_f32, float, isnan(a) || isnan(b) ? NAN : a > b || (a == b && !signbit(a)) ? a : b)
 NARROW(copysign_f32, float, copysignf(b, a))
+WIDE(copysign_f64, double, copysign(b, a))
 WIDE(add_f64, double, a + b)
 WIDE(sub_f64, double, a - b)
 WIDE(mul_f64, double, a *b)
@@ -133,6 +135,57 @@ WIDE(rcp_f64, double, 1.0 / a)
 WIDE(rsqrt_f64, double, 1.0 / sqrt(a))
 WIDE(min_f64, double, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
 WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
+
+/* Floats that are not rounded to nearest; what they do is the word before the rounding. */
+static enum outcome directed(struct warp *w, const struct instruction *i, uint32_t mask) {
+    static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+    bool is_wide = i->type == TYPE_F64;
+    fesetround(modes[i->rounding]);
+    FOR_LANES(mask, l) {
+        volatile double wide_of[3] = {0};
+        volatile float of[3] = {0};
+        for (int k = 0; k < 3 && k + 1 < i->operand_count; k++) {
+            of[k] = READ(float, narrow(w, &i->operands[k + 1]), l);
+            wide_of[k] = is_wide ? READ(double, wide(w, &i->operands[k + 1]), l) : 0;
+        }
+        double r_wide = i->opcode[0] == 'f'   ? fma(wide_of[0], wide_of[1], wide_of[2])
+                        : i->opcode[0] == 'a' ? wide_of[0] + wide_of[1]
+                        : i->opcode[0] == 's' ? wide_of[0] - wide_of[1]
+                        : i->opcode[0] == 'm' ? wide_of[0] * wide_of[1]
+                                              : wide_of[0] / wide_of[1];
+        float r = i->opcode[0] == 'f'   ? fmaf(of[0], of[1], of[2])
+                  : i->opcode[0] == 'a' ? of[0] + of[1]
+                  : i->opcode[0] == 's' ? of[0] - of[1]
+                  : i->opcode[0] == 'm' ? of[0] * of[1]
+                                        : of[0] / of[1];
+        if (is_wide)
+            memcpy(&wide(w, &i->operands[0])[l], &r_wide, sizeof r_wide);
+        else
+            memcpy(&narrow(w, &i->operands[0])[l], &r, sizeof r);
+    }
+    fesetround(FE_TONEAREST);
+    return NEXT;
+}
+
+/* add, sub and mad in a chain: each takes and leaves a carry (of sub: a borrow) beside its 32 bits. */
+static enum outcome carrying(struct warp *w, const struct instruction *i, uint32_t mask) {
+    bool is_mad = i->opcode[0] == 'm', is_sub = i->opcode[0] == 's', is_high = ptx_has(i->opcode, "hi");
+    bool takes = i->opcode[3] == 'c', leaves = ptx_has(i->opcode, "cc");
+    const uint32_t *x = narrow(w, &i->operands[1]), *y = narrow(w, &i->operands[2]);
+    const uint32_t *z = narrow(w, &i->operands[is_mad ? 3 : 2]);
+    uint32_t *d = narrow(w, &i->operands[0]), carry = w->carry;
+    FOR_LANES(mask, l) {
+        uint64_t product =
+            i->type == TYPE_S32 ? (uint64_t)((int64_t)(int32_t)x[l] * (int32_t)y[l]) : (uint64_t)x[l] * y[l];
+        uint64_t first = !is_mad ? x[l] : is_high ? product >> 32 : (uint32_t)product, in = takes && carry >> l & 1;
+        first = (uint32_t)first;
+        uint64_t whole = is_sub ? first - z[l] - in : first + z[l] + in;
+        d[l] = (uint32_t)whole;
+        if (leaves)
+            w->carry = (w->carry & ~(UINT32_C(1) << l)) | (uint32_t)(whole >> 32 & 1) << l;
+    }
+    return NEXT;
+}
 
 /* Pairs of halves; each result is rounded once. */
 static uint32_t pair(float (*from)(uint16_t), uint16_t (*to)(float), float (*f)(float, float, float), uint32_t a,
@@ -739,6 +792,7 @@ static const struct {
     {"min.NaN.f32", min_nan_f32},
     {"max.NaN.f32", max_nan_f32},
     {"copysign.f32", copysign_f32},
+    {"copysign.f64", copysign_f64},
     {"add.f64", add_f64},
     {"sub.f64", sub_f64},
     {"mul.f64", mul_f64},
@@ -845,6 +899,14 @@ operation decode_arithmetic(struct instruction *i) {
         return pack;
     if (begins(i->opcode, "mov.") && i->type != TYPE_PRED)
         return is_wide ? move_64 : ptx_type_bytes((enum ptx_type)i->type) == 2 ? move_16 : move_32;
+    bool is_chained = begins(i->opcode, "addc.") || begins(i->opcode, "subc.") || begins(i->opcode, "madc.");
+    if ((is_chained || ptx_has(i->opcode, "cc")) && (i->type == TYPE_U32 || i->type == TYPE_S32))
+        return carrying;
+    i->rounding = ptx_has(i->opcode, "rz") ? 1 : ptx_has(i->opcode, "rm") ? 2 : ptx_has(i->opcode, "rp") ? 3 : 0;
+    if (i->rounding && (i->type == TYPE_F32 || i->type == TYPE_F64) &&
+        (begins(i->opcode, "fma.") || begins(i->opcode, "add.") || begins(i->opcode, "sub.") ||
+         begins(i->opcode, "mul.") || begins(i->opcode, "div.")))
+        return directed;
     plain_name(plain, i->opcode);
     for (size_t k = 0; k < sizeof operations / sizeof *operations; k++)
         if (strcmp(operations[k].name, plain) == 0)
