@@ -4,7 +4,7 @@ and NVRTC behind a library that has it compile to PTX.
     python tests/emulated_gpu.py python tests/small_cases.py
     python tests/emulated_gpu.py python -m pytest tests/ops/test_softmax.py
     EMULATOR_SEED=7 python tests/emulated_gpu.py ...     # other turns of warps and copies
-    FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: blocks make more tiles each
+    FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: more tiles for each
 
 It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, what a product
 or a copy still reads) fails with a sentence that names the block, the warp and the line of PTX. Tests run on

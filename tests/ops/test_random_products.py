@@ -291,7 +291,7 @@ def cases_of(number: int) -> Iterator[Case]:
         yield replace(case, **more) if case.op == "matmul" else case
 
 
-# ---- The oracle: NumPy, or torch where there is a real GPU ---------------------------------------------------
+# ---- The oracle: NumPy, or torch where there is a real GPU -------------------------------------------------
 
 
 def _wide(array: Array) -> Any:
