@@ -548,7 +548,8 @@ static void visit(struct reader *r, struct operand *o, int number, bool is_writt
    product writes may be read, too. */
 static void visit_one(struct reader *r, int number, visitor act) {
     struct instruction *i = &r->kernel->instructions[number];
-    bool writes = i->guard < 0 && strncmp(i->opcode, "st", 2) != 0 && strncmp(i->opcode, "wgmma", 5) != 0;
+    bool writes = i->guard < 0 && strncmp(i->opcode, "st", 2) != 0 && strncmp(i->opcode, "wgmma", 5) != 0 &&
+                  strncmp(i->opcode, "bar", 3) != 0 && strncmp(i->opcode, "nanosleep", 9) != 0;
     for (int o = i->operand_count - 1; o >= 0; o--)
         visit(r, &i->operands[o], number, writes && o == 0, act);
 }
