@@ -32,6 +32,7 @@ enum {
     JOIN_THREADS = 256,
     NARROW_THREADS = 256, /* of blocks that only join sums of places */
     MOST_THREADS = 1024,
+    LOOSE_LEAST = 32, /* runs of a row that may have loose elements */
     PARTS_MAX = 1024,
     JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */
 };
@@ -138,6 +139,45 @@ static int run_length(const struct walk *walk) {
             widest = bytes;
     }
     return (int)gcd(length, 16 / widest);
+}
+
+/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. */
+static bool begins_as(const struct walk *walk, int k, int leader) {
+    const struct operand *operand = &walk->operands[k];
+    int64_t offset = dtype_bytes(operand->type, operand->offset);
+    bool is = operand->memory >= 0 && operand->strides[walk->kept] == 1 && offset % 16 == 0 &&
+              walk->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+    for (int i = 0; i < walk->kept; i++)
+        is = is && (operand->strides[i] == walk->operands[leader].strides[i] || walk->extents[i] == 1);
+    return is;
+}
+
+/* Rows that begin anywhere in memory, but alike in all operands: their runs begin where 16 bytes of memory do, and what
+   is before and behind these is loose. What all rows read alike is shifted to their runs. */
+static void loosen(struct walk *walk) {
+    int64_t widest = 1;
+    walk->leader = -1;
+    if (walk->is_columns || walk->rank != walk->kept + 1 || (walk->column_totals && walk->kept > 1))
+        return;
+    for (int k = 0; k < walk->rows->operand_count; k++) {
+        const struct operand *operand = &walk->operands[k];
+        bool is_common = true;
+        for (int i = 0; i < walk->kept; i++)
+            is_common = is_common && operand->strides[i] == 0;
+        if (!is_traffic(walk, k) || operand->strides[walk->kept] == 0 || operand->memory == MEMORY_SCRATCH)
+            continue;
+        if (!begins_as(walk, k, is_common || walk->leader < 0 ? k : walk->leader))
+            return;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        walk->leader = is_common ? walk->leader : k;
+        widest = !is_common && bytes > widest ? bytes : widest;
+    }
+    int64_t run = 16 / widest, length = walk->extents[walk->kept];
+    if (walk->leader < 0 || walk->run * 4 > run || length < LOOSE_LEAST * run)
+        return;
+    walk->run = (int)run;
+    walk->runs = length / run;
+    walk->loose = (int)(2 * run - 2);
 }
 
 /* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
@@ -327,6 +367,7 @@ static bool fit_rows(struct walk *walk, const struct device *device, int64_t wid
         int64_t team = ceiling(walk->runs, wanted * walk->cluster);
         if (team > widest)
             team = ceiling(walk->runs, ceiling(walk->runs, widest * walk->cluster) * walk->cluster);
+        team = walk->loose && team < 32 ? 32 : team;
         round_team(walk, team < 8 ? least(8, power_above(walk->runs, 8)) : team);
         walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
         walk->steps = walk->steps ? walk->steps : 1;
@@ -351,9 +392,9 @@ static int ring_of(const struct walk *walk, const struct device *device) {
 /* Rows whose places are summed over all rows: few blocks, since each leaves sums of every place, that take row after row
    and have the next ones on their way. More than 512 threads leave no registers for these. */
 static bool place_persistent(struct walk *walk, const struct device *device) {
-    if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)))
+    if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)) || (walk->loose && walk->cluster > 2))
         return false;
-    int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
+    int teams = walk->cluster > 1 || walk->loose ? 1 : PERSISTENT_THREADS / walk->team;
     for (walk->across = teams > 1 ? teams : 1; walk->across > 1; walk->across /= 2)
         if (sum_bytes(walk) * walk->team * walk->across <= SHARED_BYTES)
             break;
@@ -412,7 +453,7 @@ static bool fit_piped(struct walk *walk, const struct device *device) {
 static bool place_piped(struct walk *walk, const struct device *device) {
     walk->steps = 1; /* walk_holds asks */
     bool has_passes = walk->passes == 2 && walk->closed == 1 && walk->last_pass == 1;
-    if (!has_passes || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
+    if (!has_passes || walk->loose || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
         !can_ring(walk, device))
         return false;
     for (walk->cluster = walk->column_totals ? 2 : 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
@@ -636,6 +677,8 @@ static void count_blocks(struct walk *walk, const struct device *device) {
         int64_t even = ceiling(walk->tiles, ceiling(walk->tiles, walk->blocks));
         walk->blocks = least(walk->blocks, even);
     }
+    if (walk->is_persistent && walk->loose && walk->blocks < walk->tiles) /* so that all rows of a block begin alike */
+        walk->blocks -= walk->blocks % walk->run;
     walk->is_dependent = device->cuda.major >= 9;
     walk->lets_next = walk->is_dependent && walk->column_totals && !walk->ring ? LETS_WHEN_DONE : LETS_WHEN_BEGUN;
 }
@@ -683,7 +726,7 @@ static void predict(struct walk *walk, const struct device *device) {
 static void count_tiles(struct walk *walk) {
     walk->tiles = ceiling(walk->groups, walk->across);
     walk->parts = walk->store_parts = 1;
-    walk->is_whole = walk->steps && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
+    walk->is_whole = walk->steps && !walk->loose && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
                      walk->groups == walk->tiles * walk->across;
 }
 
@@ -712,7 +755,13 @@ weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
 
 weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(walk_begin(walk, rows));
-    if (!(walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk)))
+    loosen(walk);
+    bool is_resident = walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk);
+    if (!is_resident && walk->loose && walk->column_totals) {
+        TRY(walk_begin(walk, rows));
+        is_resident = walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk);
+    }
+    if (!is_resident)
         place_stream(walk, device);
     while (!totals_fit(walk) && walk->across > 1) {
         walk->across /= 2;

@@ -45,9 +45,12 @@
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
+constexpr int OWN = KEPT + (LOOSE > 0);     // and its loose element
 
 static_assert(!COLUMN_TOTALS || (STEPS > 0 && !COLUMNS), "sums of places need rows in registers");
 static_assert(THREADS == TEAM * ACROSS && THREADS % 32 == 0, "a block is whole warps");
+static_assert(LOOSE == 0 || (!COLUMNS && LOOSE <= TEAM), "a thread has one loose element of a row");
+static_assert(LOOSE == 0 || !COLUMN_TOTALS || ACROSS == 1, "teams of a block would have other places");
 static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && TEAM % 32 == 0), "blocks that share a row have no other");
 
 /* What a thread works on: rows of one team, a part of their runs. */
@@ -63,7 +66,11 @@ struct span {
 /* Whether run `step` of a thread is one of the row's: known beforehand where all rows fill all threads. */
 DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
 DEVICE bool has_run(const arguments& a, const span& s, int step) {
-    return IS_WHOLE || (s.inside && run_of(s, step) < a.runs);
+    return IS_WHOLE || (s.inside && run_of(s, step) < runs_of(a, s.group));
+}
+DEVICE bool has_loose(const arguments& a, const span& s) {
+    return LOOSE > 0 && s.inside && s.rank == 0 && s.part == 0 &&
+           s.lane < a.length - runs_of(a, s.group) * RUN;
 }
 DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
 
@@ -165,7 +172,7 @@ DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS
 /* One thread of a team asks for the block's part of a row. */
 DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
     const span s = span_of(a, job, rank, 0);
-    const position first = rank * SLOTS, rest = (position)a.runs - first; // the last blocks may have none
+    const position first = rank * SLOTS, rest = (position)runs_of(a, s.group) - first; // the last blocks may have none
     const position runs = rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
     if (job < a.jobs && s.inside && s.lane == 0)
         copy_held(slot_of(s, stage), &s_arrivals[s.across][stage], a, place_of(a, s.group), first, runs);
@@ -205,16 +212,25 @@ DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, held* ow
         P::template elements<1>(RING > 0 ? &here : own + step, all + step, in, now, taken, columns + step, a, at,
                                 run_of(s, step));
     }
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) {
+            typename P::inputs in[1];
+            if constexpr (!KEEPS_COMMON) P::template load<1>(in[0], a, at, s.lane);
+            P::template elements<1, 1>(own + (RING > 0 ? 0 : KEPT), all + KEPT, in, now, taken, columns + KEPT, a, at,
+                                       s.lane);
+        }
 }
 
 /* All runs of a thread through one pass, from memory. */
 template <class P>
 DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const row* now, const arguments& a,
                         const place& at) {
-    const position last = s.inside ? (position)a.runs : 0, ends = (position)a.runs - 1;
+    const position last = s.inside ? (position)runs_of(a, s.group) : 0, ends = (position)runs_of(a, s.group) - 1;
     const position advance = UNROLL * TEAM * (IS_SPLIT ? (position)a.parts : 1);
     position i = UNROLL * TEAM * (position)s.part + s.lane;
-    typename P::inputs now_in[UNROLL], next_in[UNROLL];
+    typename P::inputs now_in[UNROLL], next_in[UNROLL], loose_in[1];
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) P::template load<1>(loose_in[0], a, at, s.lane);
     bool is_full = i + (UNROLL - 1) * TEAM < last;
     if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
     while (is_full) { // the next block is on its way while this one is worked on
@@ -232,6 +248,9 @@ DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const 
         P::load(in[0], a, at, q);
         P::template elements<1>(nullptr, nullptr, in, now, taken, nullptr, a, at, q);
     }
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s))
+            P::template elements<1, 1>(nullptr, nullptr, loose_in, now, taken, nullptr, a, at, s.lane);
 }
 
 /* The totals of pass P that parts left in the workspace, joined. */
@@ -293,7 +312,7 @@ DEVICE void run_passes(const span& s, held* own, const common* all, row* now, co
         } else {
             if constexpr (FORGETS && RING == 0 && P > RECALLED)
                 #pragma unroll
-                for (int step = 0; step < STEPS; step++) forget_held(own[step]);
+                for (int step = 0; step < OWN; step++) forget_held(own[step]);
             take<pass<P>>(sum, s, own, all, now, columns, a, at);
             if constexpr (RING > 1 && P == 0) refill_ring(s, a); // all threads are done with the row before
             if constexpr (pass<P>::CLOSES) {
@@ -316,7 +335,7 @@ template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
 /* Teams of a warp by shuffles, then warps (or larger teams) through shared memory, run by run, each added up by another. */
-DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const arguments& a) {
+DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arguments& a) {
     constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP;
     using sums = run<column_t, RUN>;
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
@@ -340,8 +359,11 @@ DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const ar
                 #pragma unroll
                 for (int e = 0; e < RUN; e++) mine.at[e] += s_sums[g][lane].at[e];
         }
-        if (is_first && run_of(s, i % KEPT) < a.runs) store_column(i / KEPT, mine, a, run_of(s, i % KEPT));
+        if (is_first && run_of(s, i % KEPT) < runs_of(a, s.group)) store_column(i / KEPT, mine, a, s.group, run_of(s, i % KEPT));
     }
+    if constexpr (LOOSE > 0)
+        for (int k = 0; k < COLUMN_TOTALS && has_loose(a, s); k++)
+            store_column<1>(k, columns[KEPT].at[k], a, s.group, s.lane);
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -363,7 +385,7 @@ DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
 
 /* What a row needs from memory, all requested before any is used. */
 struct loaded {
-    held runs[RING > 0 ? 1 : KEPT];
+    held runs[RING > 0 ? 1 : OWN];
     entry numbers;
 };
 
@@ -372,21 +394,25 @@ DEVICE void load_job(loaded& in, const arguments& a, const span& s) {
     #pragma unroll
     for (int step = 0; step < STEPS && RING == 0; step++)
         if (has_run(a, s, step)) load_held(in.runs[step], a, at, run_of(s, step));
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) load_held<1>(in.runs[RING > 0 ? 0 : KEPT], a, at, s.lane);
     load_entry(in.numbers, a, at);
 }
 
 /* One thread of a team asks the second cache for the block's part of a row. */
 DEVICE void ask_for(const arguments& a, i64 job, int rank) {
     const span s = span_of(a, job, rank, 0);
-    const position first = rank * (KEPT * TEAM), rest = (position)a.runs - first;
+    const position first = rank * (KEPT * TEAM), rest = (position)runs_of(a, s.group) - first;
     const position runs = IS_WHOLE ? KEPT * TEAM : rest < KEPT * TEAM ? rest : KEPT * TEAM;
     if (job < a.jobs && s.inside && s.lane == 0 && runs > 0) expect_held(a, place_of(a, s.group), first, runs);
 }
 
-DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
+DEVICE void load_all(common (&all)[OWN], const arguments& a, const span& s) {
     #pragma unroll
     for (int step = 0; step < STEPS; step++)
-        if (IS_WHOLE || run_of(s, step) < a.runs) load_common(all[step], a, run_of(s, step));
+        if (IS_WHOLE || run_of(s, step) < runs_of(a, s.group)) load_common(all[step], a, s.group, run_of(s, step));
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) load_common<1>(all[KEPT], a, s.group, s.lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
@@ -396,11 +422,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++) ask_for(a, job + i * step, rank);
     begin_launch<LETS_NEXT>();
     loaded in;
-    common all[KEPT];
-    column columns[KEPT];
+    common all[OWN];
+    column columns[OWN];
     if constexpr (CLUSTER > 1) arrive_at_cluster();
     #pragma unroll
-    for (int i = 0; i < KEPT; i++) clear_column(columns[i]);
+    for (int i = 0; i < OWN; i++) clear_column(columns[i]);
     if constexpr (RING > 1) {
         if (threadIdx.x < ACROSS * RING) make_arrival(&s_arrivals[0][threadIdx.x]);
         __syncthreads();
@@ -437,5 +463,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
     }
     if constexpr (LETS_NEXT == WHEN_DONE) allow_launch_after();
-    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, 0, rank, 0), a);
+    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, LOOSE > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
 }

@@ -40,10 +40,12 @@ template <class T, int N> struct raw {
             for (int w = 0; w < BITS / 32; w++) words[e * BITS / 32 + w] = one.words[w];
     }
 
-    /* ONCE: nobody reads it again soon. */
-    template <bool ONCE> static DEVICE raw load(const T* p) {
+    /* ONCE: nobody reads it again soon. COUNT: how many elements there are. */
+    template <bool ONCE, int COUNT = N> static DEVICE raw load(const T* p) {
         raw r;
-        if constexpr (BYTES % 16 == 0) {
+        if constexpr (COUNT < N) {
+            r = load_each<COUNT>(p);
+        } else if constexpr (BYTES % 16 == 0) {
             #pragma unroll
             for (int i = 0; i < BYTES / 16; i++) {
                 const words4 w = ONCE ? load_words((const words4*)p + i) : ((const words4*)p)[i];
@@ -62,6 +64,37 @@ template <class T, int N> struct raw {
         } else {
             r.words[0] = *(const u8*)p;
         }
+        return r;
+    }
+
+    /* One by one, wherever they lie. */
+    template <int COUNT> static DEVICE raw load_each(const T* p) {
+        raw r;
+        #pragma unroll
+        for (int e = 0; e < COUNT; e++) r.put(e, p[e]);
+        return r;
+    }
+
+    /* Elements that begin anywhere in memory that ends at `end`, out of the aligned 16 bytes they lie in. */
+    template <int COUNT = N> static DEVICE raw load_across(const T* p, const T* end) {
+        constexpr int PIECES = (BYTES + 15) / 16 + 1;
+        const u32 phase = (u32)(u64)p % 16;
+        const words4* from = (const words4*)((u64)p - phase);
+        if (COUNT < N || (u64)(from + PIECES) > (u64)end) return load_each<COUNT>(p);
+        u32 w[4 * PIECES];
+        raw r;
+        #pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const words4 piece = from[i];
+            #pragma unroll
+            for (int k = 0; k < 4; k++) w[4 * i + k] = piece.at[k];
+        }
+        #pragma unroll
+        for (int i = 0; i < WORDS + 2; i++) w[i] = phase & 8 ? w[i + 2] : w[i];
+        #pragma unroll
+        for (int i = 0; i < WORDS + 1 && BITS <= 32; i++) w[i] = phase & 4 ? w[i + 1] : w[i];
+        #pragma unroll
+        for (int i = 0; i < WORDS; i++) r.words[i] = BITS < 32 ? __funnelshift_r(w[i], w[i + 1], phase % 4 * 8) : w[i];
         return r;
     }
 
