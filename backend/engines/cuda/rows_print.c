@@ -140,6 +140,7 @@ static void print_constants(struct printer *p) {
         {"UNROLL", walk->steps && walk->ring != 1 ? walk->steps : walk->unroll},
         {"IS_WHOLE", walk->is_whole && stage->join < 0},
         {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
+        {"MARGIN", walk->margin},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
         {"RING_BEGINS", RING_BEGINS},
@@ -264,7 +265,7 @@ static void print_place(struct printer *p) {
     if (walk->loose)
         text_add(p->code,
                  "    at.head = (position)(-at.b%d & (RUN - 1));\n"
-                 "    at.runs = ((position)a.length - at.head) / RUN;\n",
+                 "    at.runs = ((position)a.length - at.head - MARGIN) / RUN;\n",
                  walk->leader);
     text_add(p->code, "    return at;\n}\n\n");
     print_runs(p);
@@ -309,8 +310,6 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
              is_across ? "load_across" : "load");
     text_add(p->code, is_across ? "N>(" : !stride ? "false>(" : once ? "true, N>(" : "false, N>(");
     print_address(p, k, false);
-    if (is_across)
-        text_add(p->code, ", a.p%d + a.length", k);
     text_add(p->code, ");\n");
 }
 

@@ -155,7 +155,7 @@ static bool begins_as(const struct walk *walk, int k, int leader) {
 /* Rows that begin anywhere in memory, but alike in all operands: their runs begin where 16 bytes of memory do, and what
    is before and behind these is loose. What all rows read alike is shifted to their runs. */
 static void loosen(struct walk *walk) {
-    int64_t widest = 1;
+    int64_t widest = 1, margin = 0;
     walk->leader = -1;
     if (walk->is_columns || walk->rank != walk->kept + 1 || (walk->column_totals && walk->kept > 1))
         return;
@@ -171,13 +171,15 @@ static void loosen(struct walk *walk) {
         int64_t bytes = dtype_bytes(operand->type, 1);
         walk->leader = is_common ? walk->leader : k;
         widest = !is_common && bytes > widest ? bytes : widest;
+        margin = is_common && 16 / bytes > margin ? 16 / bytes : margin;
     }
     int64_t run = 16 / widest, length = walk->extents[walk->kept];
     if (walk->leader < 0 || walk->run * 4 > run || length < LOOSE_LEAST * run)
         return;
     walk->run = (int)run;
-    walk->runs = length / run;
-    walk->loose = (int)(2 * run - 2);
+    walk->runs = (length - margin) / run;
+    walk->loose = (int)(2 * run - 2 + margin);
+    walk->margin = (int)margin;
 }
 
 /* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
@@ -367,7 +369,8 @@ static bool fit_rows(struct walk *walk, const struct device *device, int64_t wid
         int64_t team = ceiling(walk->runs, wanted * walk->cluster);
         if (team > widest)
             team = ceiling(walk->runs, ceiling(walk->runs, widest * walk->cluster) * walk->cluster);
-        team = walk->loose && team < 32 ? 32 : team;
+        if (walk->loose) /* a thread for each loose element, and no other team in its warp */
+            team = team < walk->loose || team < 32 ? 32 * ceiling(walk->loose, 32) : team;
         round_team(walk, team < 8 ? least(8, power_above(walk->runs, 8)) : team);
         walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
         walk->steps = walk->steps ? walk->steps : 1;
@@ -392,9 +395,12 @@ static int ring_of(const struct walk *walk, const struct device *device) {
 /* Rows whose places are summed over all rows: few blocks, since each leaves sums of every place, that take row after row
    and have the next ones on their way. More than 512 threads leave no registers for these. */
 static bool place_persistent(struct walk *walk, const struct device *device) {
-    if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)) || (walk->loose && walk->cluster > 2))
+    if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)))
         return false;
-    int teams = walk->cluster > 1 || walk->loose ? 1 : PERSISTENT_THREADS / walk->team;
+    /* Rows of a block begin alike, so that their places do: a number of blocks that many more leave idle. */
+    if (walk->loose && (walk->cluster > 2 || device->cuda.multiprocessors < walk->cluster * walk->run))
+        return false;
+    int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
     for (walk->across = teams > 1 ? teams : 1; walk->across > 1; walk->across /= 2)
         if (sum_bytes(walk) * walk->team * walk->across <= SHARED_BYTES)
             break;
@@ -658,7 +664,7 @@ static void allot_registers(struct walk *walk, const struct device *device) {
             threads = 768;
     }
     if (threads == 1024 && walk->closed > 1 && walk->threads <= 256)
-        threads = 896; /* a few registers more for a second reduction */
+        threads = walk->loose && walk->across > 1 ? 768 : 896; /* a few registers more for a second reduction */
     walk->min_blocks = threads / walk->threads > 0 && walk->ring != 1 ? threads / walk->threads : 1;
     if (walk->is_piped)
         walk->min_blocks = 1;
@@ -725,6 +731,8 @@ static void predict(struct walk *walk, const struct device *device) {
 
 static void count_tiles(struct walk *walk) {
     walk->tiles = ceiling(walk->groups, walk->across);
+    if (walk->loose && walk->column_totals) /* RUN rows are between those of teams */
+        walk->tiles = ceiling(walk->groups, walk->across * walk->run) * walk->run;
     walk->parts = walk->store_parts = 1;
     walk->is_whole = walk->steps && !walk->loose && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
                      walk->groups == walk->tiles * walk->across;

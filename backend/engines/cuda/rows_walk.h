@@ -21,7 +21,8 @@ struct walk {
     bool is_columns;                            /* the fastest dim is one of the rows' */
     int run, team, across, cluster, threads, min_blocks;
     int loose;  /* elements of a row before and behind its runs, at most; 0: its first run is where it begins */
-    int leader; /* then: an operand that differs from row to row, and begins in memory as all such do */
+    int margin; /* then: elements behind its runs, at least, so that 16 bytes around a run are in memory */
+    int leader; /* and an operand that differs from row to row, and begins in memory as all such do */
     int steps, unroll;              /* steps 0: rows do not stay in registers */
     int column_totals;              /* sums of places */
     bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */

@@ -50,7 +50,6 @@ constexpr int OWN = KEPT + (LOOSE > 0);     // and its loose element
 static_assert(!COLUMN_TOTALS || (STEPS > 0 && !COLUMNS), "sums of places need rows in registers");
 static_assert(THREADS == TEAM * ACROSS && THREADS % 32 == 0, "a block is whole warps");
 static_assert(LOOSE == 0 || (!COLUMNS && LOOSE <= TEAM), "a thread has one loose element of a row");
-static_assert(LOOSE == 0 || !COLUMN_TOTALS || ACROSS == 1, "teams of a block would have other places");
 static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && TEAM % 32 == 0), "blocks that share a row have no other");
 
 /* What a thread works on: rows of one team, a part of their runs. */
@@ -68,9 +67,9 @@ DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) 
 DEVICE bool has_run(const arguments& a, const span& s, int step) {
     return IS_WHOLE || (s.inside && run_of(s, step) < runs_of(a, s.group));
 }
+DEVICE i64 loose_of(const arguments& a, i64 group) { return a.length - runs_of(a, group) * RUN; }
 DEVICE bool has_loose(const arguments& a, const span& s) {
-    return LOOSE > 0 && s.inside && s.rank == 0 && s.part == 0 &&
-           s.lane < a.length - runs_of(a, s.group) * RUN;
+    return s.inside && s.rank == 0 && s.part == 0 && s.lane < loose_of(a, s.group);
 }
 DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
 
@@ -341,8 +340,8 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arg
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
     const bool is_first = threadIdx.x % GROUP < TEAM;
     #pragma unroll
-    for (int i = 0; i < COLUMN_TOTALS * KEPT; i++) {
-        sums mine = columns[i % KEPT].at[i / KEPT];
+    for (int i = 0; i < COLUMN_TOTALS * OWN; i++) {
+        sums mine = columns[i % OWN].at[i / OWN];
         #pragma unroll
         for (int mask = TEAM; mask < 32; mask *= 2)
             #pragma unroll
@@ -359,11 +358,12 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arg
                 #pragma unroll
                 for (int e = 0; e < RUN; e++) mine.at[e] += s_sums[g][lane].at[e];
         }
-        if (is_first && run_of(s, i % KEPT) < runs_of(a, s.group)) store_column(i / KEPT, mine, a, s.group, run_of(s, i % KEPT));
+        if (i % OWN == KEPT) {
+            if (is_first && s.rank == 0 && s.lane < loose_of(a, s.group)) store_column<1>(i / OWN, mine, a, s.group, s.lane);
+        } else if (is_first && run_of(s, i % OWN) < runs_of(a, s.group)) {
+            store_column(i / OWN, mine, a, s.group, run_of(s, i % OWN));
+        }
     }
-    if constexpr (LOOSE > 0)
-        for (int k = 0; k < COLUMN_TOTALS && has_loose(a, s); k++)
-            store_column<1>(k, columns[KEPT].at[k], a, s.group, s.lane);
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -378,6 +378,7 @@ DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
     s.rank = rank;
     s.part = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
     s.group = (job - s.part * a.tiles.value) * ACROSS + s.across;
+    if constexpr (LOOSE > 0 && COLUMN_TOTALS > 0) s.group = (job / RUN * ACROSS + s.across) * RUN + job % RUN;
     s.inside = s.group < a.groups;
     s.turn = turn;
     return s;

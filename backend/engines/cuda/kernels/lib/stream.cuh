@@ -75,17 +75,16 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* Elements that begin anywhere in memory that ends at `end`, out of the aligned 16 bytes they lie in. */
-    template <int COUNT = N> static DEVICE raw load_across(const T* p, const T* end) {
+    /* Elements that begin anywhere in memory, out of the aligned 16 bytes in which they lie. */
+    template <int COUNT = N> static DEVICE raw load_across(const T* p) {
+        if constexpr (COUNT < N) return load_each<COUNT>(p);
         constexpr int PIECES = (BYTES + 15) / 16 + 1;
         const u32 phase = (u32)(u64)p % 16;
-        const words4* from = (const words4*)((u64)p - phase);
-        if (COUNT < N || (u64)(from + PIECES) > (u64)end) return load_each<COUNT>(p);
         u32 w[4 * PIECES];
         raw r;
         #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            const words4 piece = from[i];
+            const words4 piece = *(const words4*)(((u64)p + (16 * i < BYTES ? 16 * i : BYTES - 1)) / 16 * 16);
             #pragma unroll
             for (int k = 0; k < 4; k++) w[4 * i + k] = piece.at[k];
         }
