@@ -141,6 +141,7 @@ static void print_constants(struct printer *p) {
         {"IS_WHOLE", walk->is_whole && stage->join < 0},
         {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
         {"MARGIN", walk->margin},
+        {"SURE", walk->sure},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
         {"RING_BEGINS", RING_BEGINS},
@@ -310,7 +311,7 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
              is_across ? "load_across" : "load");
     text_add(p->code, is_across ? "N>(" : !stride ? "false>(" : once ? "true, N>(" : "false, N>(");
     print_address(p, k, false);
-    text_add(p->code, ");\n");
+    text_add(p->code, is_across ? ", (int)at.head);\n" : ");\n");
 }
 
 static void print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {

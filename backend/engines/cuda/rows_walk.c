@@ -729,6 +729,13 @@ static void predict(struct walk *walk, const struct device *device) {
                                                                                                 : 1));
 }
 
+/* Steps of loose rows in which every thread has a run, however many elements are loose. */
+static int sure_steps(const struct walk *walk) {
+    int64_t before = (int64_t)walk->team * walk->steps * (walk->cluster - 1); /* the last block's */
+    int64_t runs = (walk->extents[walk->kept] - walk->margin - (walk->run - 1)) / walk->run - before;
+    return walk->loose && runs > 0 && walk->groups == walk->tiles * walk->across ? (int)(runs / walk->team) : 0;
+}
+
 static void count_tiles(struct walk *walk) {
     walk->tiles = ceiling(walk->groups, walk->across);
     if (walk->loose && walk->column_totals) /* RUN rows are between those of teams */
@@ -736,6 +743,7 @@ static void count_tiles(struct walk *walk) {
     walk->parts = walk->store_parts = 1;
     walk->is_whole = walk->steps && !walk->loose && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
                      walk->groups == walk->tiles * walk->across;
+    walk->sure = walk->steps ? sure_steps(walk) : 0;
 }
 
 /* Rows that are read once, where they fit. Those that lie side by side want their statistics in one pass when they go

@@ -22,6 +22,7 @@ struct walk {
     int run, team, across, cluster, threads, min_blocks;
     int loose;  /* elements of a row before and behind its runs, at most; 0: its first run is where it begins */
     int margin; /* then: elements behind its runs, at least, so that 16 bytes around a run are in memory */
+    int sure;   /* and steps in which every thread has a run */
     int leader; /* and an operand that differs from row to row, and begins in memory as all such do */
     int steps, unroll;              /* steps 0: rows do not stay in registers */
     int column_totals;              /* sums of places */

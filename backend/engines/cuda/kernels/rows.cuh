@@ -65,7 +65,7 @@ struct span {
 /* Whether run `step` of a thread is one of the row's: known beforehand where all rows fill all threads. */
 DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
 DEVICE bool has_run(const arguments& a, const span& s, int step) {
-    return IS_WHOLE || (s.inside && run_of(s, step) < runs_of(a, s.group));
+    return IS_WHOLE || step < SURE || (s.inside && run_of(s, step) < runs_of(a, s.group));
 }
 DEVICE i64 loose_of(const arguments& a, i64 group) { return a.length - runs_of(a, group) * RUN; }
 DEVICE bool has_loose(const arguments& a, const span& s) {

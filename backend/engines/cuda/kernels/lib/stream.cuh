@@ -75,16 +75,18 @@ template <class T, int N> struct raw {
         return r;
     }
 
-    /* Elements that begin anywhere in memory, out of the aligned 16 bytes in which they lie. */
-    template <int COUNT = N> static DEVICE raw load_across(const T* p) {
+    /* Elements that begin `head` elements, or so many and some 16 bytes, behind aligned memory: out of the 16 bytes in
+       which they lie. */
+    template <int COUNT = N> static DEVICE raw load_across(const T* p, int head) {
         if constexpr (COUNT < N) return load_each<COUNT>(p);
         constexpr int PIECES = (BYTES + 15) / 16 + 1;
-        const u32 phase = (u32)(u64)p % 16;
+        const u32 phase = head * sizeof(T) % 16;
         u32 w[4 * PIECES];
         raw r;
         #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            const words4 piece = *(const words4*)(((u64)p + (16 * i < BYTES ? 16 * i : BYTES - 1)) / 16 * 16);
+            const u32 further = 16 * i < BYTES ? 16 * i : (phase + BYTES - 1) / 16 * 16;
+            const words4 piece = *(const words4*)((const char*)p - phase + further);
             #pragma unroll
             for (int k = 0; k < 4; k++) w[4 * i + k] = piece.at[k];
         }
