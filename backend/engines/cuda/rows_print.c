@@ -94,13 +94,17 @@ static void print_fields(struct printer *p) {
         int64_t number;
     } numbers[] = {
         {"jobs", walk->tiles * p->stage->parts}, {"groups", walk->groups},         {"runs", walk->runs},
-        {"rows", rows_count(p->rows)},           {"length", rows_length(p->rows)}, {"parts", p->stage->parts},
+        {"rows", walk_places(walk)},             {"length", rows_length(p->rows)}, {"parts", p->stage->parts},
     };
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         print_number(p->print, numbers[i].number, numbers[i].name);
     if (p->rows->sampled >= 0)
         print_number(p->print, sample_step(walk), "sample_step");
+    if (walk->overlap) {
+        print_number(p->print, walk->overlap, "overlap");
+        print_number(p->print, walk->last_run, "last_run");
+    }
     print_divisor(p->print, walk->tiles < INT32_MAX ? walk->tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->recalled; pass++) {
@@ -142,6 +146,7 @@ static void print_constants(struct printer *p) {
         {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
         {"MARGIN", walk->margin},
         {"SURE", walk->sure},
+        {"OVERLAPS", walk->overlap > 0},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
         {"RING_BEGINS", RING_BEGINS},
@@ -190,8 +195,11 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
         return;
     }
     if (end - first == 1) {
-        text_add(p->code, "    const i64 c%d = (i64)(%s)%s;\n", first, position,
-                 first == walk_fast_dim(walk) ? " * RUN" : "");
+        text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
+                 first == walk_fast_dim(walk) || (walk->overlap && first == 0) ? " * RUN" : "");
+        if (walk->overlap && first == 0)
+            text_add(p->code, " - (%s * RUN < a.last_run ? 0 : a.overlap)", position);
+        text_add(p->code, ";\n");
         return;
     }
     text_add(p->code, "    %s rest%d = (%s)(%s);\n", type, first, type, position);
@@ -296,6 +304,21 @@ static bool is_broadcast_to_rows(const struct printer *p, int k) {
     return !depends_on(operand_at(p, k), 0, p->walk->kept);
 }
 
+/* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. */
+static void print_load_across(struct printer *p, int k, const char *into) {
+    text_add(p->code, "    %sr%d = raw<%s, RUN>::load_across<N%s>(", into, k, type_of(p, k),
+             p->walk->overlap ? ", IS_LAST" : "");
+    print_address(p, k, false);
+    text_add(p->code, ", (int)(");
+    if (p->walk->overlap) {
+        text_add(p->code, "at.b%d + ", k);
+        print_offset(p, k, p->walk->kept, p->walk->rank);
+    } else {
+        text_add(p->code, "at.head");
+    }
+    text_add(p->code, "));\n");
+}
+
 /* One run of an operand: neighbours at once, a single one, or one by one. What rows that begin anywhere read alike lies
    otherwise than these. */
 static void print_load(struct printer *p, int k, const char *into, bool once) {
@@ -306,17 +329,19 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
         text_add(p->code, ")[e * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
         return;
     }
-    bool is_across = p->walk->loose && stride && is_broadcast_to_rows(p, k);
-    text_add(p->code, "    %sr%d = raw<%s, %s>::%s<", into, k, type_of(p, k), stride ? "RUN" : "1",
-             is_across ? "load_across" : "load");
-    text_add(p->code, is_across ? "N>(" : !stride ? "false>(" : once ? "true, N>(" : "false, N>(");
+    if (p->walk->overlap || (p->walk->loose && stride && is_broadcast_to_rows(p, k))) {
+        print_load_across(p, k, into);
+        return;
+    }
+    text_add(p->code, "    %sr%d = raw<%s, %s>::load<", into, k, type_of(p, k), stride ? "RUN" : "1");
+    text_add(p->code, !stride ? "false>(" : once ? "true, N>(" : "false, N>(");
     print_address(p, k, false);
-    text_add(p->code, is_across ? ", (int)at.head);\n" : ");\n");
+    text_add(p->code, ");\n");
 }
 
 static void print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
-    if (stride == 1) {
+    if (stride == 1 && !p->walk->overlap) {
         text_add(p->code, "    %s<%s, %s>(", function, type_of(p, k), of_row ? "RUN" : "N");
         print_address(p, k, of_row);
         text_add(p->code, ", %s);\n", from);
@@ -325,7 +350,9 @@ static void print_store(struct printer *p, int k, const char *from, bool of_row,
     text_add(p->code, "    for (int e = 0; e < %s; e++) (", of_row ? "RUN" : "N");
     print_address(p, k, of_row);
     text_add(p->code, ")[");
-    if (stride)
+    if (stride == 1)
+        text_add(p->code, "e");
+    else if (stride)
         text_add(p->code, "e * a.s%d_%d", k, walk_fast_dim(p->walk));
     else
         text_add(p->code, "0");
@@ -680,7 +707,7 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
         if (is_loaded_by_pass(p, k, takes_part))
             print_run_field(p, k);
     text_add(p->code,
-             "    };\n    template <int N = RUN>\n"
+             "    };\n    template <int N = RUN, bool IS_LAST = false>\n"
              "    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -907,7 +934,7 @@ static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
 }
 
 weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
-    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = rows_count(walk->rows) * walk_total_bytes(walk);
+    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = walk_places(walk) * walk_total_bytes(walk);
     struct stage stage = {.passes_end = walk->passes,
                           .parts = 1,
                           .join = -1,

@@ -197,6 +197,33 @@ static void narrow_run(struct walk *walk) {
         walk->run /= 2;
 }
 
+/* Rows side by side of which nothing but totals is wanted, in a number that runs do not divide: the last run overlaps the
+   one before, and all are shifted to where they begin. Whoever stops before the last row of memory stays within it. */
+static void let_overlap(struct walk *walk) {
+    int64_t widest = 1, rows = walk->extents[0];
+    bool can = walk->is_columns && walk->kept == 1 && walk->passes == 1 && walk->last_pass < 0;
+    for (int k = 0; k < walk->rows->operand_count && can; k++) {
+        const struct operand *operand = &walk->operands[k];
+        if (operand->is_store || !rows_find(walk->rows, operand->value)->is_needed)
+            continue;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        widest = bytes > widest ? bytes : widest;
+        can = operand->memory >= 0 && operand->strides[0] == 1 &&
+              dtype_bytes(operand->type, operand->offset) % 16 == 0 &&
+              walk->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+        for (int i = 1; i < walk->rank; i++)
+            can = can && (operand->strides[i] >= 16 || walk->extents[i] == 1);
+    }
+    int run = (int)(16 / widest);
+    if (!can || walk->run * 4 > run || rows < LOOSE_LEAST * run)
+        return;
+    walk->run = run;
+    narrow_run(walk);
+    walk->groups = (rows + walk->run - 1) / walk->run;
+    walk->overlap = (int)(walk->groups * walk->run - rows);
+    walk->last_run = (walk->groups - 1) * walk->run;
+}
+
 bool walk_holds(const struct walk *walk, int k) {
     const struct operand *operand = &walk->operands[k];
     if (!walk->steps || operand->is_store || !is_traffic(walk, k) || !rows_find(walk->rows, operand->value)->spans)
@@ -709,7 +736,7 @@ void walk_for_joining(struct walk *walk, int64_t parts) {
     walk->is_columns = walk->is_whole = walk->is_persistent = false;
     walk->run = walk->unroll = walk->min_blocks = 1;
     walk->steps = walk->ring = 0;
-    walk->groups = rows_count(walk->rows);
+    walk->groups = walk_places(walk);
     walk->runs = rows_length(walk->rows);
     walk->team = power_above(ceiling(parts, 4), JOIN_THREADS);
     walk->team = walk->team < 32 ? 32 : walk->team;
@@ -769,6 +796,8 @@ weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
     return WEFT_STATUS_SUCCESS;
 }
 
+int64_t walk_places(const struct walk *walk) { return rows_count(walk->rows) + walk->overlap; }
+
 weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(walk_begin(walk, rows));
     loosen(walk);
@@ -777,8 +806,10 @@ weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct 
         TRY(walk_begin(walk, rows));
         is_resident = walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk);
     }
-    if (!is_resident)
+    if (!is_resident) {
+        let_overlap(walk);
         place_stream(walk, device);
+    }
     while (!totals_fit(walk) && walk->across > 1) {
         walk->across /= 2;
         walk->threads /= 2;

@@ -230,12 +230,12 @@ DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const 
     typename P::inputs now_in[UNROLL], next_in[UNROLL], loose_in[1];
     if constexpr (LOOSE > 0)
         if (has_loose(a, s)) P::template load<1>(loose_in[0], a, at, s.lane);
-    bool is_full = i + (UNROLL - 1) * TEAM < last;
+    bool is_full = i + (UNROLL - 1) * TEAM < last - OVERLAPS;
     if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
     while (is_full) { // the next block is on its way while this one is worked on
         const position q = IS_REVERSED ? ends - i : i;
         i += advance;
-        is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last;
+        is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last - OVERLAPS;
         if (is_full) load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
         P::template elements<UNROLL>(nullptr, nullptr, now_in, now, taken, nullptr, a, at, q);
         #pragma unroll
@@ -244,7 +244,7 @@ DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const 
     for (int u = 0; u < UNROLL && i < last; u++, i += TEAM) {
         const position q = IS_REVERSED ? ends - i : i;
         typename P::inputs in[1];
-        P::load(in[0], a, at, q);
+        P::template load<RUN, OVERLAPS>(in[0], a, at, q);
         P::template elements<1>(nullptr, nullptr, in, now, taken, nullptr, a, at, q);
     }
     if constexpr (LOOSE > 0)

@@ -77,8 +77,8 @@ template <class T, int N> struct raw {
 
     /* Elements that begin `head` elements, or so many and some 16 bytes, behind aligned memory: out of the 16 bytes in
        which they lie. */
-    template <int COUNT = N> static DEVICE raw load_across(const T* p, int head) {
-        if constexpr (COUNT < N) return load_each<COUNT>(p);
+    template <int COUNT = N, bool EACH = false> static DEVICE raw load_across(const T* p, int head) {
+        if constexpr (COUNT < N || EACH) return load_each<COUNT>(p);
         constexpr int PIECES = (BYTES + 15) / 16 + 1;
         const u32 phase = head * sizeof(T) % 16;
         u32 w[4 * PIECES];
