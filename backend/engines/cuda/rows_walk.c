@@ -33,6 +33,7 @@ enum {
     NARROW_THREADS = 256, /* of blocks that only join sums of places */
     MOST_THREADS = 1024,
     LOOSE_LEAST = 32, /* runs of a row that may have loose elements */
+    OVERLAP_LEAST = 4, /* runs of rows side by side that may overlap */
     PARTS_MAX = 1024,
     JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */
 };
@@ -215,7 +216,7 @@ static void let_overlap(struct walk *walk) {
             can = can && (operand->strides[i] >= 16 || walk->extents[i] == 1);
     }
     int run = (int)(16 / widest);
-    if (!can || walk->run * 4 > run || rows < LOOSE_LEAST * run)
+    if (!can || walk->run * 4 > run || rows < OVERLAP_LEAST * run)
         return;
     walk->run = run;
     narrow_run(walk);
