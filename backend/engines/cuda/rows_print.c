@@ -93,8 +93,12 @@ static void print_fields(struct printer *p) {
         const char *name;
         int64_t number;
     } numbers[] = {
-        {"jobs", walk->tiles * p->stage->parts}, {"groups", walk->groups},         {"runs", walk->runs},
-        {"rows", walk_places(walk)},             {"length", rows_length(p->rows)}, {"parts", p->stage->parts},
+        {"jobs", walk->tiles * p->stage->parts},
+        {"groups", walk->groups},
+        {"runs", walk->runs},
+        {"rows", walk_places(walk)},
+        {"length", rows_length(p->rows)},
+        {"parts", p->stage->parts},
     };
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -408,8 +412,7 @@ static void print_slots(struct printer *p, const char *line) {
             else if (*c == '^' || *c == '~') {
                 print_address(p, k, *c == '^');
                 text_add(p->code, *c == '^' && p->walk->loose ? " + at.head" : "");
-            }
-            else
+            } else
                 text_add_chars(p->code, c, 1);
         at += bytes;
     }
@@ -706,9 +709,8 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
             print_run_field(p, k);
-    text_add(p->code,
-             "    };\n    template <int N = RUN, bool IS_LAST = false>\n"
-             "    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
+    text_add(p->code, "    };\n    template <int N = RUN, bool IS_LAST = false>\n"
+                      "    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
@@ -779,7 +781,8 @@ static void print_element_results(struct printer *p, int pass) {
 static void print_elements(struct printer *p, int pass, const bool *takes_part) {
     const struct rows *rows = p->rows;
     text_add(p->code,
-             "    template <int U, int N = RUN>\n    static DEVICE void elements(%sheld* own, const common* all, const inputs* in, "
+             "    template <int U, int N = RUN>\n    static DEVICE void elements(%sheld* own, const common* all, const "
+             "inputs* in, "
              "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
              "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : N;\n",
              p->walk->carries ? "" : "const ");

@@ -32,7 +32,7 @@ enum {
     JOIN_THREADS = 256,
     NARROW_THREADS = 256, /* of blocks that only join sums of places */
     MOST_THREADS = 1024,
-    LOOSE_LEAST = 32, /* runs of a row that may have loose elements */
+    LOOSE_LEAST = 32,  /* runs of a row that may have loose elements */
     OVERLAP_LEAST = 4, /* runs of rows side by side that may overlap */
     PARTS_MAX = 1024,
     JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */

@@ -5,6 +5,14 @@
              threads along the rows' other dims); ACROSS teams in a block; thread i of a block has its runs i, i + TEAM, ...
    Memory    STEPS > 0: a thread loads its STEPS runs once, all before its first arithmetic, and keeps them in registers
              through all passes; STEPS 0: every pass reads the row again, UNROLL runs at a time
+   Loose     rows that begin anywhere in memory, but alike in all operands: runs begin where 16 bytes do, the first of them
+             `head` elements behind the row's begin. Of the LOOSE elements at most that are before and behind runs each
+             thread has one, as a run of 1. What all rows read is loaded across such bytes and shifted, up to MARGIN
+             elements before its end, so that nothing behind it is read. In the first SURE steps every thread has a run.
+             Blocks that sum places take rows that begin alike: RUN lie between those of neighbouring teams, and the
+             number of blocks is a multiple of RUN
+   Overlap   OVERLAPS: an odd number of rows side by side, of which totals alone are wanted: loads across, and the last run
+             of rows has some of the one before it. In the last row of memory elements are loaded one by one
    Reduce    shuffles within a warp, then one exchange through the shared memory of all blocks; the order is fixed
    Next      PREFETCHES: a block has row after row, and loads the next one's runs before it works on one
    Ahead     teams ask the second cache for the row of a block that runs AHEAD blocks later; ASKS_EARLY: and for what they
@@ -24,10 +32,10 @@
    Launches  LETS_NEXT: the next one is let in when this one begins to work, and waits; or when all rows are done, as those
              whose places are summed from registers take 1 to 4 % longer with others in the multiprocessors; or, by a launch
              that only adds up such sums, at once
-   Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
+   Limits    RUN divides the extent that runs lie along, but for LOOSE and OVERLAPS; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
              team of whole warps in a block
-   Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS HELD_BYTES
-             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY
+   Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE LOOSE MARGIN SURE OVERLAPS
+             PREFETCHES RING SLOTS HELD_BYTES KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY
              HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
    Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each;
              runs taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of
