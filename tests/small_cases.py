@@ -425,6 +425,8 @@ CASES = {
     "layer norm of odd rows": Case("rows", "rows", norm("fwd", 9, 517)),
     "layer norm gradient of odd rows": Case("rows", "rows", norm("bwd", 1100, 257)),
     "layer norm gradient of odd rows, in a ring": Case("rows", "rows", norm("bwd", 140, 4097)),
+    "softmax of one long row": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(1, 65536, 1), axis=1))),
+    "layer norm gradient of one row": Case("rows", "rows", norm("bwd", 1, 4096)),
     "sum of odd columns": Case("rows", "rows", sum_of_columns),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),

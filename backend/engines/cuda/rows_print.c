@@ -105,7 +105,7 @@ static void print_fields(struct printer *p) {
         print_number(p->print, numbers[i].number, numbers[i].name);
     if (p->rows->sampled >= 0)
         print_number(p->print, sample_step(walk), "sample_step");
-    if (walk->overlap) {
+    if (walk->overlaps) {
         print_number(p->print, walk->overlap, "overlap");
         print_number(p->print, walk->last_run, "last_run");
     }
@@ -150,7 +150,7 @@ static void print_constants(struct printer *p) {
         {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
         {"MARGIN", walk->margin},
         {"SURE", walk->sure},
-        {"OVERLAPS", walk->overlap > 0},
+        {"OVERLAPS", walk->overlaps},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
         {"RING_BEGINS", RING_BEGINS},
@@ -200,8 +200,8 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
     }
     if (end - first == 1) {
         text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
-                 first == walk_fast_dim(walk) || (walk->overlap && first == 0) ? " * RUN" : "");
-        if (walk->overlap && first == 0)
+                 first == walk_fast_dim(walk) || (walk->overlaps && first == 0) ? " * RUN" : "");
+        if (walk->overlaps && first == 0)
             text_add(p->code, " - (%s * RUN < a.last_run ? 0 : a.overlap)", position);
         text_add(p->code, ";\n");
         return;
@@ -275,11 +275,12 @@ static void print_place(struct printer *p) {
             text_add(p->code, "0");
         text_add(p->code, ";\n");
     }
+    if (walk->loose && depends_on(operand_at(p, walk->leader), 0, walk->kept))
+        text_add(p->code, "    at.head = (position)(-at.b%d & (RUN - 1));\n", walk->leader);
+    else if (walk->loose)
+        text_add(p->code, "    at.head = 0;\n");
     if (walk->loose)
-        text_add(p->code,
-                 "    at.head = (position)(-at.b%d & (RUN - 1));\n"
-                 "    at.runs = ((position)a.length - at.head - MARGIN) / RUN;\n",
-                 walk->leader);
+        text_add(p->code, "    at.runs = ((position)a.length - at.head - MARGIN) / RUN;\n");
     text_add(p->code, "    return at;\n}\n\n");
     print_runs(p);
 }
@@ -311,10 +312,10 @@ static bool is_broadcast_to_rows(const struct printer *p, int k) {
 /* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. */
 static void print_load_across(struct printer *p, int k, const char *into) {
     text_add(p->code, "    %sr%d = raw<%s, RUN>::load_across<N%s>(", into, k, type_of(p, k),
-             p->walk->overlap ? ", IS_LAST" : "");
+             p->walk->overlaps ? ", IS_LAST" : "");
     print_address(p, k, false);
     text_add(p->code, ", (int)(");
-    if (p->walk->overlap) {
+    if (p->walk->overlaps) {
         text_add(p->code, "at.b%d + ", k);
         print_offset(p, k, p->walk->kept, p->walk->rank);
     } else {
@@ -333,7 +334,7 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
         text_add(p->code, ")[e * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
         return;
     }
-    if (p->walk->overlap || (p->walk->loose && stride && is_broadcast_to_rows(p, k))) {
+    if (p->walk->overlaps || (p->walk->loose && p->walk->margin && stride && is_broadcast_to_rows(p, k))) {
         print_load_across(p, k, into);
         return;
     }
@@ -345,7 +346,7 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
 
 static void print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
-    if (stride == 1 && !p->walk->overlap) {
+    if (stride == 1 && !p->walk->overlaps) {
         text_add(p->code, "    %s<%s, %s>(", function, type_of(p, k), of_row ? "RUN" : "N");
         print_address(p, k, of_row);
         text_add(p->code, ", %s);\n", from);

@@ -162,10 +162,12 @@ static void loosen(struct walk *walk) {
         return;
     for (int k = 0; k < walk->rows->operand_count; k++) {
         const struct operand *operand = &walk->operands[k];
-        bool is_common = true;
+        bool is_common = walk->groups > 1;
         for (int i = 0; i < walk->kept; i++)
             is_common = is_common && operand->strides[i] == 0;
-        if (!is_traffic(walk, k) || operand->strides[walk->kept] == 0 || operand->memory == MEMORY_SCRATCH)
+        const struct term *term = rows_find(walk->rows, operand->value);
+        bool is_column = operand->is_store && term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
+        if (!is_traffic(walk, k) || operand->strides[walk->kept] == 0 || is_column)
             continue;
         if (!begins_as(walk, k, is_common || walk->leader < 0 ? k : walk->leader))
             return;
@@ -220,6 +222,7 @@ static void let_overlap(struct walk *walk) {
         return;
     walk->run = run;
     narrow_run(walk);
+    walk->overlaps = true;
     walk->groups = (rows + walk->run - 1) / walk->run;
     walk->overlap = (int)(walk->groups * walk->run - rows);
     walk->last_run = (walk->groups - 1) * walk->run;
@@ -347,14 +350,17 @@ int64_t walk_ring_bytes(const struct walk *walk) {
     return walk_row_bytes(walk) * walk->across * walk->ring + (walk->ring > 1 && !walk->is_piped ? RING_BEGINS : 0);
 }
 
-/* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. */
+/* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. A single row has nothing of its
+   own. */
 static bool can_ring(const struct walk *walk, const struct device *device) {
-    bool can = device->cuda.major >= 9 && walk->rank == walk->kept + 1 && walk->closed > 0;
+    bool can = device->cuda.major >= 9 && walk->rank == walk->kept + 1 && walk->closed > 0, any = false;
     for (int k = 0; k < walk->rows->operand_count; k++)
-        if (walk_holds(walk, k))
+        if (walk_holds(walk, k)) {
+            any = true;
             can = can && walk->operands[k].strides[walk->kept] == 1 && walk_held_bytes(walk, k) % 16 == 0 &&
                   walk->operands[k].memory >= 0;
-    return can;
+        }
+    return can && any;
 }
 
 static void round_team(struct walk *walk, int64_t team) {
@@ -735,6 +741,7 @@ static void ask_ahead(struct walk *walk, const struct device *device) {
 /* Each row's parts are few and rows are many: a warp or a few for each. */
 void walk_for_joining(struct walk *walk, int64_t parts) {
     walk->is_columns = walk->is_whole = walk->is_persistent = false;
+    walk->loose = walk->margin = walk->sure = 0;
     walk->run = walk->unroll = walk->min_blocks = 1;
     walk->steps = walk->ring = 0;
     walk->groups = walk_places(walk);

@@ -24,7 +24,8 @@ struct walk {
     int margin;        /* then: elements behind its runs, at least, so that 16 bytes around a run are in memory */
     int sure;          /* and steps in which every thread has a run */
     int leader;        /* and an operand that differs from row to row, and begins in memory as all such do */
-    int overlap;       /* rows side by side: how many of the last run are in the one before, too */
+    bool overlaps;     /* rows side by side whose runs begin anywhere in memory */
+    int overlap;       /* then: how many of the last run are in the one before, too */
     int64_t last_run;  /* and where it would begin */
     int steps, unroll; /* steps 0: rows do not stay in registers */
     int column_totals; /* sums of places */

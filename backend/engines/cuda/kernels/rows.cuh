@@ -32,11 +32,11 @@
    Launches  LETS_NEXT: the next one is let in when this one begins to work, and waits; or when all rows are done, as those
              whose places are summed from registers take 1 to 4 % longer with others in the multiprocessors; or, by a launch
              that only adds up such sums, at once
-   Limits    RUN divides the extent that runs lie along, but for LOOSE and OVERLAPS; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
-             team of whole warps in a block
+   Limits    RUN divides the extent that runs lie along, but for LOOSE and OVERLAPS; TEAM is a power of two, or whole
+             warps; CLUSTER > 1 wants one team of whole warps in a block
    Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE LOOSE MARGIN SURE OVERLAPS
-             PREFETCHES RING SLOTS HELD_BYTES KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY
-             HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
+             PREFETCHES RING SLOTS HELD_BYTES KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE
+             IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
    Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each;
              runs taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of
              16384 with sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than
