@@ -231,6 +231,10 @@ def norm(kind: str, rows: int, columns: int, dtype: str = "bf16") -> Any:
     return build
 
 
+def sum_of_columns(t: Maker) -> None:
+    t.out(t.g.reduction(t(3001, 67), "ADD", dims=[0]), dtype="f32")
+
+
 def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
     def build(t: Maker) -> None:
         one = (1, dims[1], 1, 1)
@@ -417,6 +421,13 @@ CASES = {
     "layer norm of long rows": Case("rows_pipe", "rows", norm("fwd", 3, 65536)),
     "layer norm gradient": Case("rows", "rows", norm("bwd", 70, 96)),
     "layer norm gradient, pairs that share": Case("rows_pipe", "rows", norm("bwd", 6, 16384)),
+    "softmax of odd rows": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
+    "layer norm of odd rows": Case("rows", "rows", norm("fwd", 9, 517)),
+    "layer norm gradient of odd rows": Case("rows", "rows", norm("bwd", 1100, 257)),
+    "layer norm gradient of odd rows, in a ring": Case("rows", "rows", norm("bwd", 140, 4097)),
+    "softmax of one long row": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(1, 65536, 1), axis=1))),
+    "layer norm gradient of one row": Case("rows", "rows", norm("bwd", 1, 4096)),
+    "sum of odd columns": Case("rows", "rows", sum_of_columns),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),
     # windows

@@ -120,14 +120,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->workspace_bytes = scratch_bytes;
     const struct walk *walk = &sweep.walks[0];
     const char *shape = walk->is_columns ? "rows side by side" : "rows";
+    const char *rest = walk->loose ? " and loose elements" : "";
     if (walk->steps)
         return arena_print(arena, &step->detail,
-                           "%s in %s: %d x %d threads each, %d runs of %d; %d passes, %d launches", shape,
+                           "%s in %s: %d x %d threads each, %d runs of %d%s; %d passes, %d launches", shape,
                            walk->ring ? "shared memory" : "registers", walk->cluster, walk->team, walk->steps,
-                           walk->run, walk->passes, state->count);
+                           walk->run, rest, walk->passes, state->count);
     return arena_print(arena, &step->detail,
-                       "%s streamed in %d passes: %d threads each, runs of %d, %lld parts; %d launches", shape,
-                       walk->passes, walk->team, walk->run, (long long)walk->parts, state->count);
+                       "%s streamed in %d passes: %d threads each, runs of %d%s, %lld parts; %d launches", shape,
+                       walk->passes, walk->team, walk->run, rest, (long long)walk->parts, state->count);
 }
 
 /* Whether elements, or totals of them, depend on a value. */

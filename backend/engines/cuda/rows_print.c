@@ -93,14 +93,22 @@ static void print_fields(struct printer *p) {
         const char *name;
         int64_t number;
     } numbers[] = {
-        {"jobs", walk->tiles * p->stage->parts}, {"groups", walk->groups},         {"runs", walk->runs},
-        {"rows", rows_count(p->rows)},           {"length", rows_length(p->rows)}, {"parts", p->stage->parts},
+        {"jobs", walk->tiles * p->stage->parts},
+        {"groups", walk->groups},
+        {"runs", walk->runs},
+        {"rows", walk_places(walk)},
+        {"length", rows_length(p->rows)},
+        {"parts", p->stage->parts},
     };
     char name[32];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         print_number(p->print, numbers[i].number, numbers[i].name);
     if (p->rows->sampled >= 0)
         print_number(p->print, sample_step(walk), "sample_step");
+    if (walk->overlaps) {
+        print_number(p->print, walk->overlap, "overlap");
+        print_number(p->print, walk->last_run, "last_run");
+    }
     print_divisor(p->print, walk->tiles < INT32_MAX ? walk->tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->recalled; pass++) {
@@ -139,6 +147,10 @@ static void print_constants(struct printer *p) {
         {"STEPS", stage->join >= 0 ? 0 : walk->steps},
         {"UNROLL", walk->steps && walk->ring != 1 ? walk->steps : walk->unroll},
         {"IS_WHOLE", walk->is_whole && stage->join < 0},
+        {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
+        {"MARGIN", walk->margin},
+        {"SURE", walk->sure},
+        {"OVERLAPS", walk->overlaps},
         {"PREFETCHES", walk->prefetches},
         {"RING", walk->ring},
         {"RING_BEGINS", RING_BEGINS},
@@ -173,7 +185,8 @@ static void print_constants(struct printer *p) {
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. */
+/* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. N
+   is the length of a run: RUN, or 1 of what is loose. */
 static void print_coordinates(struct printer *p, int first, int end, const char *position) {
     const struct walk *walk = p->walk;
     int64_t count = 1;
@@ -181,9 +194,16 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
         count *= walk->extents[i];
     bool small = count < INT32_MAX;
     const char *type = small ? "u32" : "i64";
+    if (walk->loose && first == walk->kept) {
+        text_add(p->code, "    const i64 c%d = element_of<N>(at, %s);\n", first, position);
+        return;
+    }
     if (end - first == 1) {
-        text_add(p->code, "    const i64 c%d = (i64)(%s)%s;\n", first, position,
-                 first == walk_fast_dim(walk) ? " * RUN" : "");
+        text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
+                 first == walk_fast_dim(walk) || (walk->overlaps && first == 0) ? " * RUN" : "");
+        if (walk->overlaps && first == 0)
+            text_add(p->code, " - (%s * RUN < a.last_run ? 0 : a.overlap)", position);
+        text_add(p->code, ";\n");
         return;
     }
     text_add(p->code, "    %s rest%d = (%s)(%s);\n", type, first, type, position);
@@ -223,10 +243,20 @@ static void print_offset(struct printer *p, int k, int first, int end) {
         text_add(p->code, "0");
 }
 
-/* Where rows begin: offsets that all elements of a row share. */
+/* Runs of a row; and where it has loose elements, the place in the row of one of them, or of a run. */
+static void print_runs(struct printer *p) {
+    text_add(p->code, "DEVICE i64 runs_of(const arguments& a, i64 group) { return %s; }\n\n",
+             p->walk->loose ? "place_of(a, group).runs" : "a.runs");
+    if (p->walk->loose)
+        text_add(p->code,
+                 "template <int N> DEVICE i64 element_of(const place& at, position q) {\n"
+                 "    return N > 1 ? at.head + (i64)q * RUN : q < at.head ? (i64)q : q + (i64)at.runs * RUN;\n}\n\n");
+}
+
+/* Where rows begin: offsets that all elements of a row share; and the loose elements before the first run. */
 static void print_place(struct printer *p) {
     const struct walk *walk = p->walk;
-    text_add(p->code, "struct place {\n    i64 group;\n");
+    text_add(p->code, "struct place {\n    i64 group;\n%s", walk->loose ? "    position head, runs;\n" : "");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (depends_on(operand_at(p, k), 0, walk->kept))
             text_add(p->code, "    i64 b%d;\n", k);
@@ -245,7 +275,14 @@ static void print_place(struct printer *p) {
             text_add(p->code, "0");
         text_add(p->code, ";\n");
     }
+    if (walk->loose && depends_on(operand_at(p, walk->leader), 0, walk->kept))
+        text_add(p->code, "    at.head = (position)(-at.b%d & (RUN - 1));\n", walk->leader);
+    else if (walk->loose)
+        text_add(p->code, "    at.head = 0;\n");
+    if (walk->loose)
+        text_add(p->code, "    at.runs = ((position)a.length - at.head - MARGIN) / RUN;\n");
     text_add(p->code, "    return at;\n}\n\n");
+    print_runs(p);
 }
 
 /* The address of a row's first element, or of the element at the coordinates in scope. */
@@ -268,7 +305,27 @@ static void print_run_field(struct printer *p, int k) {
     text_add(p->code, "    raw<%s, %s> r%d;\n", type_of(p, k), fast_stride(p, k) ? "RUN" : "1", k);
 }
 
-/* One run of an operand: neighbours at once, a single one, or one by one. */
+static bool is_broadcast_to_rows(const struct printer *p, int k) {
+    return !depends_on(operand_at(p, k), 0, p->walk->kept);
+}
+
+/* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. */
+static void print_load_across(struct printer *p, int k, const char *into) {
+    text_add(p->code, "    %sr%d = raw<%s, RUN>::load_across<N%s>(", into, k, type_of(p, k),
+             p->walk->overlaps ? ", IS_LAST" : "");
+    print_address(p, k, false);
+    text_add(p->code, ", (int)(");
+    if (p->walk->overlaps) {
+        text_add(p->code, "at.b%d + ", k);
+        print_offset(p, k, p->walk->kept, p->walk->rank);
+    } else {
+        text_add(p->code, "at.head");
+    }
+    text_add(p->code, "));\n");
+}
+
+/* One run of an operand: neighbours at once, a single one, or one by one. What rows that begin anywhere read alike lies
+   otherwise than these. */
 static void print_load(struct printer *p, int k, const char *into, bool once) {
     int64_t stride = fast_stride(p, k);
     if (stride > 1) {
@@ -277,32 +334,34 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
         text_add(p->code, ")[e * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
         return;
     }
-    text_add(p->code, "    %sr%d = raw<%s, %s>::load<%s>(", into, k, type_of(p, k), stride ? "RUN" : "1",
-             once && stride ? "true" : "false");
+    if (p->walk->overlaps || (p->walk->loose && p->walk->margin && stride && is_broadcast_to_rows(p, k))) {
+        print_load_across(p, k, into);
+        return;
+    }
+    text_add(p->code, "    %sr%d = raw<%s, %s>::load<", into, k, type_of(p, k), stride ? "RUN" : "1");
+    text_add(p->code, !stride ? "false>(" : once ? "true, N>(" : "false, N>(");
     print_address(p, k, false);
     text_add(p->code, ");\n");
 }
 
 static void print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
-    if (stride == 1) {
-        text_add(p->code, "    %s<%s, RUN>(", function, type_of(p, k));
+    if (stride == 1 && !p->walk->overlaps) {
+        text_add(p->code, "    %s<%s, %s>(", function, type_of(p, k), of_row ? "RUN" : "N");
         print_address(p, k, of_row);
         text_add(p->code, ", %s);\n", from);
         return;
     }
-    text_add(p->code, "    for (int e = 0; e < RUN; e++) (");
+    text_add(p->code, "    for (int e = 0; e < %s; e++) (", of_row ? "RUN" : "N");
     print_address(p, k, of_row);
     text_add(p->code, ")[");
-    if (stride)
+    if (stride == 1)
+        text_add(p->code, "e");
+    else if (stride)
         text_add(p->code, "e * a.s%d_%d", k, walk_fast_dim(p->walk));
     else
         text_add(p->code, "0");
     text_add(p->code, "] = %s.at[e];\n", from);
-}
-
-static bool is_broadcast_to_rows(const struct printer *p, int k) {
-    return !depends_on(operand_at(p, k), 0, p->walk->kept);
 }
 
 static bool is_held(const struct printer *p, int k) { return walk_holds(p->walk, k) && is_element_load(p, k); }
@@ -313,7 +372,7 @@ static bool is_common(const struct printer *p, int k) {
 }
 
 static void print_loader(struct printer *p, const char *name, bool (*takes)(const struct printer *, int),
-                         const char *parameters, bool once) {
+                         const char *row, bool once) {
     text_add(p->code, "struct %s {\n", name);
     for (int k = 0; k < p->rows->operand_count; k++)
         if (takes(p, k))
@@ -321,8 +380,11 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
     for (int i = 0; i < p->rows->term_count && takes == is_held; i++)
         if (p->rows->terms[i].is_needed && walk_carries(p->walk, &p->rows->terms[i]))
             text_add(p->code, "    float e%d[RUN];\n", p->rows->terms[i].name);
-    text_add(p->code, "};\n\nDEVICE void load_%s(%s& in, const arguments& a, %sposition q) {\n", name, name,
-             parameters);
+    text_add(p->code,
+             "};\n\ntemplate <int N = RUN> DEVICE void load_%s(%s& in, const arguments& a, %s, position q) {\n", name,
+             name, row);
+    if (p->walk->loose && takes == is_common)
+        text_add(p->code, "    const place at = place_of(a, group);\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (takes(p, k))
@@ -331,8 +393,8 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
 }
 
 /* Shared memory: a slot has the runs of one operand behind those of another, SLOTS each. `line` is printed for each:
-   # its number, $ its type, @ where it begins in a slot, % bytes of a run, ^ the row's first address, ~ the address at
-   the coordinates in scope. */
+   # its number, $ its type, @ where it begins in a slot, % bytes of a run, ^ the address of the row's first run, ~ the
+   address at the coordinates in scope. */
 static void print_slots(struct printer *p, const char *line) {
     int64_t at = 0;
     for (int k = 0; k < p->rows->operand_count; k++) {
@@ -348,9 +410,10 @@ static void print_slots(struct printer *p, const char *line) {
                 text_add(p->code, "%lld * SLOTS", (long long)at);
             else if (*c == '%')
                 text_add(p->code, "%lld", (long long)bytes);
-            else if (*c == '^' || *c == '~')
+            else if (*c == '^' || *c == '~') {
                 print_address(p, k, *c == '^');
-            else
+                text_add(p->code, *c == '^' && p->walk->loose ? " + at.head" : "");
+            } else
                 text_add_chars(p->code, c, 1);
         at += bytes;
     }
@@ -369,9 +432,10 @@ static void print_ring(struct printer *p) {
         print_slots(p, "    expect(^ + (i64)first * RUN, (u32)runs * %);\n");
     text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
                       "position q) {\n");
-    print_coordinates(p, p->walk->kept, p->walk->rank, "q");
-    if (p->walk->ring == 1 && !p->walk->is_piped)
+    if (p->walk->ring == 1 && !p->walk->is_piped) {
+        print_coordinates(p, p->walk->kept, p->walk->rank, "q");
         print_slots(p, "    copy_pieces<%>(slot + @ + index * %, ~);\n");
+    }
     text_add(p->code, "}\n\nDEVICE void take_held(held& in, const char* slot, int index) {\n");
     if (p->walk->ring)
         print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
@@ -379,8 +443,8 @@ static void print_ring(struct printer *p) {
 }
 
 static void print_held(struct printer *p) {
-    print_loader(p, "held", is_held, "const place& at, ", true);
-    print_loader(p, "common", is_common, "", false);
+    print_loader(p, "held", is_held, "const place& at", true);
+    print_loader(p, "common", is_common, "i64 group", false);
     print_ring(p);
     text_add(p->code, "DEVICE void forget_held(held& in) {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -646,8 +710,8 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
             print_run_field(p, k);
-    text_add(p->code,
-             "    };\n    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
+    text_add(p->code, "    };\n    template <int N = RUN, bool IS_LAST = false>\n"
+                      "    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
@@ -718,14 +782,15 @@ static void print_element_results(struct printer *p, int pass) {
 static void print_elements(struct printer *p, int pass, const bool *takes_part) {
     const struct rows *rows = p->rows;
     text_add(p->code,
-             "    template <int U>\n    static DEVICE void elements(%sheld* own, const common* all, const inputs* in, "
+             "    template <int U, int N = RUN>\n    static DEVICE void elements(%sheld* own, const common* all, const "
+             "inputs* in, "
              "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
-             "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : RUN;\n",
+             "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : N;\n",
              p->walk->carries ? "" : "const ");
     print_index_offsets(p, takes_part);
     for (int k = 0; k < rows->operand_count; k++)
         if (stores_elements(p, k, pass))
-            text_add(p->code, "    run<%s, RUN> w%d[U];\n", type_of(p, k), k);
+            text_add(p->code, "    run<%s, N> w%d[U];\n", type_of(p, k), k);
     text_add(p->code, "    #pragma unroll\n    for (int outer = 0; outer < OUTER; outer++) {\n");
     for (int i = 0; i < rows->term_count; i++)
         if (closes(&rows->terms[i], pass))
@@ -788,8 +853,11 @@ static void print_columns(struct printer *p) {
         "using column_t = %s;\nstruct column { run<column_t, RUN> at[COLUMN_TOTALS > 0 ? COLUMN_TOTALS : 1]; };\n\n"
         "DEVICE void clear_column(column& c) {\n    #pragma unroll\n    for (int k = 0; k < COLUMN_TOTALS; k++)\n"
         "        for (int e = 0; e < RUN; e++) c.at[k].at[e] = 0;\n}\n\n"
-        "DEVICE void store_column(int k, const run<column_t, RUN>& from, const arguments& a, position q) {\n",
+        "template <int N = RUN>\nDEVICE void store_column(int k, const run<column_t, RUN>& from, const arguments& a, "
+        "i64 group, position q) {\n",
         type);
+    if (p->walk->loose)
+        text_add(p->code, "    const place at = place_of(a, group);\n");
     print_coordinates(p, p->walk->kept, p->walk->rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
@@ -800,6 +868,8 @@ static void print_columns(struct printer *p) {
         if (fast_stride(p, k) > 1)
             text_add(p->code, ";\n    for (int e = 0; e < RUN; e++) to[e * a.s%d_%d] = from.at[e];\n    }\n", k,
                      walk_fast_dim(p->walk));
+        else if (p->walk->loose)
+            text_add(p->code, ";\n    for (int e = 0; e < N; e++) to[e] = from.at[e];\n    }\n");
         else
             text_add(p->code, ";\n    store_run<column_t, RUN>(to, from);\n    }\n");
     }
@@ -868,7 +938,7 @@ static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
 }
 
 weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
-    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = rows_count(walk->rows) * walk_total_bytes(walk);
+    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = walk_places(walk) * walk_total_bytes(walk);
     struct stage stage = {.passes_end = walk->passes,
                           .parts = 1,
                           .join = -1,

@@ -32,6 +32,8 @@ enum {
     JOIN_THREADS = 256,
     NARROW_THREADS = 256, /* of blocks that only join sums of places */
     MOST_THREADS = 1024,
+    LOOSE_LEAST = 32,  /* runs of a row that may have loose elements */
+    OVERLAP_LEAST = 4, /* runs of rows side by side that may overlap */
     PARTS_MAX = 1024,
     JOINED_PARTS = 4, /* more parts than these are joined before many blocks read them */
 };
@@ -140,6 +142,49 @@ static int run_length(const struct walk *walk) {
     return (int)gcd(length, 16 / widest);
 }
 
+/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. */
+static bool begins_as(const struct walk *walk, int k, int leader) {
+    const struct operand *operand = &walk->operands[k];
+    int64_t offset = dtype_bytes(operand->type, operand->offset);
+    bool is = operand->memory >= 0 && operand->strides[walk->kept] == 1 && offset % 16 == 0 &&
+              walk->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+    for (int i = 0; i < walk->kept; i++)
+        is = is && (operand->strides[i] == walk->operands[leader].strides[i] || walk->extents[i] == 1);
+    return is;
+}
+
+/* Rows that begin anywhere in memory, but alike in all operands: their runs begin where 16 bytes of memory do, and what
+   is before and behind these is loose. What all rows read alike is shifted to their runs. */
+static void loosen(struct walk *walk) {
+    int64_t widest = 1, margin = 0;
+    walk->leader = -1;
+    if (walk->is_columns || walk->rank != walk->kept + 1 || (walk->column_totals && walk->kept > 1))
+        return;
+    for (int k = 0; k < walk->rows->operand_count; k++) {
+        const struct operand *operand = &walk->operands[k];
+        bool is_common = walk->groups > 1;
+        for (int i = 0; i < walk->kept; i++)
+            is_common = is_common && operand->strides[i] == 0;
+        const struct term *term = rows_find(walk->rows, operand->value);
+        bool is_column = operand->is_store && term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
+        if (!is_traffic(walk, k) || operand->strides[walk->kept] == 0 || is_column)
+            continue;
+        if (!begins_as(walk, k, is_common || walk->leader < 0 ? k : walk->leader))
+            return;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        walk->leader = is_common ? walk->leader : k;
+        widest = !is_common && bytes > widest ? bytes : widest;
+        margin = is_common && 16 / bytes > margin ? 16 / bytes : margin;
+    }
+    int64_t run = 16 / widest, length = walk->extents[walk->kept];
+    if (walk->leader < 0 || walk->run * 4 > run || length < LOOSE_LEAST * run)
+        return;
+    walk->run = (int)run;
+    walk->runs = (length - margin) / run;
+    walk->loose = (int)(2 * run - 2 + margin);
+    walk->margin = (int)margin;
+}
+
 /* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
 static void narrow_run(struct walk *walk) {
     int most = 0;
@@ -153,6 +198,34 @@ static void narrow_run(struct walk *walk) {
     }
     while (walk->run > 4 && walk->run * most > ROW_NUMBERS)
         walk->run /= 2;
+}
+
+/* Rows side by side of which nothing but totals is wanted, in a number that runs do not divide: the last run overlaps the
+   one before, and all are shifted to where they begin. Whoever stops before the last row of memory stays within it. */
+static void let_overlap(struct walk *walk) {
+    int64_t widest = 1, rows = walk->extents[0];
+    bool can = walk->is_columns && walk->kept == 1 && walk->passes == 1 && walk->last_pass < 0;
+    for (int k = 0; k < walk->rows->operand_count && can; k++) {
+        const struct operand *operand = &walk->operands[k];
+        if (operand->is_store || !rows_find(walk->rows, operand->value)->is_needed)
+            continue;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        widest = bytes > widest ? bytes : widest;
+        can = operand->memory >= 0 && operand->strides[0] == 1 &&
+              dtype_bytes(operand->type, operand->offset) % 16 == 0 &&
+              walk->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+        for (int i = 1; i < walk->rank; i++)
+            can = can && (operand->strides[i] >= 16 || walk->extents[i] == 1);
+    }
+    int run = (int)(16 / widest);
+    if (!can || walk->run * 4 > run || rows < OVERLAP_LEAST * run)
+        return;
+    walk->run = run;
+    narrow_run(walk);
+    walk->overlaps = true;
+    walk->groups = (rows + walk->run - 1) / walk->run;
+    walk->overlap = (int)(walk->groups * walk->run - rows);
+    walk->last_run = (walk->groups - 1) * walk->run;
 }
 
 bool walk_holds(const struct walk *walk, int k) {
@@ -277,14 +350,17 @@ int64_t walk_ring_bytes(const struct walk *walk) {
     return walk_row_bytes(walk) * walk->across * walk->ring + (walk->ring > 1 && !walk->is_piped ? RING_BEGINS : 0);
 }
 
-/* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. */
+/* Whether the copy engine can bring rows: each whole in memory, in pieces of 16 bytes. A single row has nothing of its
+   own. */
 static bool can_ring(const struct walk *walk, const struct device *device) {
-    bool can = device->cuda.major >= 9 && walk->rank == walk->kept + 1 && walk->closed > 0;
+    bool can = device->cuda.major >= 9 && walk->rank == walk->kept + 1 && walk->closed > 0, any = false;
     for (int k = 0; k < walk->rows->operand_count; k++)
-        if (walk_holds(walk, k))
+        if (walk_holds(walk, k)) {
+            any = true;
             can = can && walk->operands[k].strides[walk->kept] == 1 && walk_held_bytes(walk, k) % 16 == 0 &&
                   walk->operands[k].memory >= 0;
-    return can;
+        }
+    return can && any;
 }
 
 static void round_team(struct walk *walk, int64_t team) {
@@ -327,6 +403,8 @@ static bool fit_rows(struct walk *walk, const struct device *device, int64_t wid
         int64_t team = ceiling(walk->runs, wanted * walk->cluster);
         if (team > widest)
             team = ceiling(walk->runs, ceiling(walk->runs, widest * walk->cluster) * walk->cluster);
+        if (walk->loose) /* a thread for each loose element, and no other team in its warp */
+            team = team < walk->loose || team < 32 ? 32 * ceiling(walk->loose, 32) : team;
         round_team(walk, team < 8 ? least(8, power_above(walk->runs, 8)) : team);
         walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
         walk->steps = walk->steps ? walk->steps : 1;
@@ -352,6 +430,9 @@ static int ring_of(const struct walk *walk, const struct device *device) {
    and have the next ones on their way. More than 512 threads leave no registers for these. */
 static bool place_persistent(struct walk *walk, const struct device *device) {
     if (!fit_rows(walk, device, PERSISTENT_THREADS, most_steps(walk)))
+        return false;
+    /* Rows of a block begin alike, so that their places do: a number of blocks that many more leave idle. */
+    if (walk->loose && (walk->cluster > 2 || device->cuda.multiprocessors < walk->cluster * walk->run))
         return false;
     int teams = walk->cluster > 1 ? 1 : PERSISTENT_THREADS / walk->team;
     for (walk->across = teams > 1 ? teams : 1; walk->across > 1; walk->across /= 2)
@@ -412,7 +493,7 @@ static bool fit_piped(struct walk *walk, const struct device *device) {
 static bool place_piped(struct walk *walk, const struct device *device) {
     walk->steps = 1; /* walk_holds asks */
     bool has_passes = walk->passes == 2 && walk->closed == 1 && walk->last_pass == 1;
-    if (!has_passes || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
+    if (!has_passes || walk->loose || walk->runs == 0 || walk->groups == 0 || walk_calculates_in_double(walk) ||
         !can_ring(walk, device))
         return false;
     for (walk->cluster = walk->column_totals ? 2 : 1; walk->cluster <= CLUSTER_MOST; walk->cluster *= 2)
@@ -617,7 +698,7 @@ static void allot_registers(struct walk *walk, const struct device *device) {
             threads = 768;
     }
     if (threads == 1024 && walk->closed > 1 && walk->threads <= 256)
-        threads = 896; /* a few registers more for a second reduction */
+        threads = walk->loose && walk->across > 1 ? 768 : 896; /* a few registers more for a second reduction */
     walk->min_blocks = threads / walk->threads > 0 && walk->ring != 1 ? threads / walk->threads : 1;
     if (walk->is_piped)
         walk->min_blocks = 1;
@@ -636,6 +717,8 @@ static void count_blocks(struct walk *walk, const struct device *device) {
         int64_t even = ceiling(walk->tiles, ceiling(walk->tiles, walk->blocks));
         walk->blocks = least(walk->blocks, even);
     }
+    if (walk->is_persistent && walk->loose && walk->blocks < walk->tiles) /* so that all rows of a block begin alike */
+        walk->blocks -= walk->blocks % walk->run;
     walk->is_dependent = device->cuda.major >= 9;
     walk->lets_next = walk->is_dependent && walk->column_totals && !walk->ring ? LETS_WHEN_DONE : LETS_WHEN_BEGUN;
 }
@@ -658,9 +741,10 @@ static void ask_ahead(struct walk *walk, const struct device *device) {
 /* Each row's parts are few and rows are many: a warp or a few for each. */
 void walk_for_joining(struct walk *walk, int64_t parts) {
     walk->is_columns = walk->is_whole = walk->is_persistent = false;
+    walk->loose = walk->margin = walk->sure = 0;
     walk->run = walk->unroll = walk->min_blocks = 1;
     walk->steps = walk->ring = 0;
-    walk->groups = rows_count(walk->rows);
+    walk->groups = walk_places(walk);
     walk->runs = rows_length(walk->rows);
     walk->team = power_above(ceiling(parts, 4), JOIN_THREADS);
     walk->team = walk->team < 32 ? 32 : walk->team;
@@ -680,11 +764,21 @@ static void predict(struct walk *walk, const struct device *device) {
                                                                                                 : 1));
 }
 
+/* Steps of loose rows in which every thread has a run, however many elements are loose. */
+static int sure_steps(const struct walk *walk) {
+    int64_t before = (int64_t)walk->team * walk->steps * (walk->cluster - 1); /* the last block's */
+    int64_t runs = (walk->extents[walk->kept] - walk->margin - (walk->run - 1)) / walk->run - before;
+    return walk->loose && runs > 0 && walk->groups == walk->tiles * walk->across ? (int)(runs / walk->team) : 0;
+}
+
 static void count_tiles(struct walk *walk) {
     walk->tiles = ceiling(walk->groups, walk->across);
+    if (walk->loose && walk->column_totals) /* RUN rows are between those of teams */
+        walk->tiles = ceiling(walk->groups, walk->across * walk->run) * walk->run;
     walk->parts = walk->store_parts = 1;
-    walk->is_whole = walk->steps && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
+    walk->is_whole = walk->steps && !walk->loose && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
                      walk->groups == walk->tiles * walk->across;
+    walk->sure = walk->steps ? sure_steps(walk) : 0;
 }
 
 /* Rows that are read once, where they fit. Those that lie side by side want their statistics in one pass when they go
@@ -710,10 +804,20 @@ weftStatus_t walk_begin(struct walk *walk, const struct rows *rows) {
     return WEFT_STATUS_SUCCESS;
 }
 
+int64_t walk_places(const struct walk *walk) { return rows_count(walk->rows) + walk->overlap; }
+
 weftStatus_t walk_plan(struct walk *walk, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(walk_begin(walk, rows));
-    if (!(walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk)))
+    loosen(walk);
+    bool is_resident = walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk);
+    if (!is_resident && walk->loose && walk->column_totals) {
+        TRY(walk_begin(walk, rows));
+        is_resident = walk->passes > 0 && place_resident(walk, device, must_stream) && totals_fit(walk);
+    }
+    if (!is_resident) {
+        let_overlap(walk);
         place_stream(walk, device);
+    }
     while (!totals_fit(walk) && walk->across > 1) {
         walk->across /= 2;
         walk->threads /= 2;

@@ -20,8 +20,15 @@ struct walk {
     struct operand operands[ROWS_OPERANDS_MAX]; /* strides over these dims */
     bool is_columns;                            /* the fastest dim is one of the rows' */
     int run, team, across, cluster, threads, min_blocks;
-    int steps, unroll;              /* steps 0: rows do not stay in registers */
-    int column_totals;              /* sums of places */
+    int loose;         /* elements of a row before and behind its runs, at most; 0: its first run is where it begins */
+    int margin;        /* then: elements behind its runs, at least, so that 16 bytes around a run are in memory */
+    int sure;          /* and steps in which every thread has a run */
+    int leader;        /* and an operand that differs from row to row, and begins in memory as all such do */
+    bool overlaps;     /* rows side by side whose runs begin anywhere in memory */
+    int overlap;       /* then: how many of the last run are in the one before, too */
+    int64_t last_run;  /* and where it would begin */
+    int steps, unroll; /* steps 0: rows do not stay in registers */
+    int column_totals; /* sums of places */
     bool is_persistent, prefetches; /* blocks that take row after row, and load one while they work on another */
     bool is_piped;                  /* passes of one row lie between those of the next: kernels/rows_pipe.cuh */
     int ring;                       /* rows of a team in shared memory; 0: none */
@@ -72,6 +79,8 @@ bool walk_calculates_in_double(const struct walk *walk);
 
 /* Launches that a program takes. */
 int walk_kernel_count(const struct walk *walk);
+/* Rows as totals in the workspace count them: those of runs that overlap have two places. */
+int64_t walk_places(const struct walk *walk);
 /* Whether the parts' totals of a pass are joined by a launch of their own. */
 bool walk_joins(const struct walk *walk, int pass);
 /* Bytes of the totals of one row in one pass, at most. */

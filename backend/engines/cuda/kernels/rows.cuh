@@ -5,6 +5,14 @@
              threads along the rows' other dims); ACROSS teams in a block; thread i of a block has its runs i, i + TEAM, ...
    Memory    STEPS > 0: a thread loads its STEPS runs once, all before its first arithmetic, and keeps them in registers
              through all passes; STEPS 0: every pass reads the row again, UNROLL runs at a time
+   Loose     rows that begin anywhere in memory, but alike in all operands: runs begin where 16 bytes do, the first of them
+             `head` elements behind the row's begin. Of the LOOSE elements at most that are before and behind runs each
+             thread has one, as a run of 1. What all rows read is loaded across such bytes and shifted, up to MARGIN
+             elements before its end, so that nothing behind it is read. In the first SURE steps every thread has a run.
+             Blocks that sum places take rows that begin alike: RUN lie between those of neighbouring teams, and the
+             number of blocks is a multiple of RUN
+   Overlap   OVERLAPS: an odd number of rows side by side, of which totals alone are wanted: loads across, and the last run
+             of rows has some of the one before it. In the last row of memory elements are loaded one by one
    Reduce    shuffles within a warp, then one exchange through the shared memory of all blocks; the order is fixed
    Next      PREFETCHES: a block has row after row, and loads the next one's runs before it works on one
    Ahead     teams ask the second cache for the row of a block that runs AHEAD blocks later; ASKS_EARLY: and for what they
@@ -24,11 +32,11 @@
    Launches  LETS_NEXT: the next one is let in when this one begins to work, and waits; or when all rows are done, as those
              whose places are summed from registers take 1 to 4 % longer with others in the multiprocessors; or, by a launch
              that only adds up such sums, at once
-   Limits    RUN divides the extent that runs lie along; TEAM is a power of two, or whole warps; CLUSTER > 1 wants one
-             team of whole warps in a block
-   Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE PREFETCHES RING SLOTS HELD_BYTES
-             KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY
-             HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
+   Limits    RUN divides the extent that runs lie along, but for LOOSE and OVERLAPS; TEAM is a power of two, or whole
+             warps; CLUSTER > 1 wants one team of whole warps in a block
+   Params    RUN COLUMNS TEAM ACROSS CLUSTER THREADS MIN_BLOCKS STEPS UNROLL IS_WHOLE LOOSE MARGIN SURE OVERLAPS
+             PREFETCHES RING SLOTS HELD_BYTES KEEPS_COMMON SOME RECALLED PASSES_END JOIN IS_SPLIT IS_SINGLE
+             IS_REVERSED LETS_NEXT AHEAD ASKS_EARLY HAS_ROW_STORES COLUMN_TOTALS FORGETS position BETWEEN
    Tried     (H200) blocks that take row after row where nothing is summed over rows: 10 % slower than one row each;
              runs taken apart as they are loaded: threads wait for the next row before they need it, 10 %; rows of
              16384 with sums of places on two blocks: 139 us, 122 on one; common runs in shared memory: 2 % slower than
@@ -45,9 +53,11 @@
 
 constexpr int LANES = COLUMNS ? RUN : 1;    // rows of a thread
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // runs of a thread
+constexpr int OWN = KEPT + (LOOSE > 0);     // and its loose element
 
 static_assert(!COLUMN_TOTALS || (STEPS > 0 && !COLUMNS), "sums of places need rows in registers");
 static_assert(THREADS == TEAM * ACROSS && THREADS % 32 == 0, "a block is whole warps");
+static_assert(LOOSE == 0 || (!COLUMNS && LOOSE <= TEAM), "a thread has one loose element of a row");
 static_assert(CLUSTER == 1 || COLUMNS || (ACROSS == 1 && TEAM % 32 == 0), "blocks that share a row have no other");
 
 /* What a thread works on: rows of one team, a part of their runs. */
@@ -63,7 +73,11 @@ struct span {
 /* Whether run `step` of a thread is one of the row's: known beforehand where all rows fill all threads. */
 DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
 DEVICE bool has_run(const arguments& a, const span& s, int step) {
-    return IS_WHOLE || (s.inside && run_of(s, step) < a.runs);
+    return IS_WHOLE || step < SURE || (s.inside && run_of(s, step) < runs_of(a, s.group));
+}
+DEVICE i64 loose_of(const arguments& a, i64 group) { return a.length - runs_of(a, group) * RUN; }
+DEVICE bool has_loose(const arguments& a, const span& s) {
+    return s.inside && s.rank == 0 && s.part == 0 && s.lane < loose_of(a, s.group);
 }
 DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
 
@@ -165,7 +179,7 @@ DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS
 /* One thread of a team asks for the block's part of a row. */
 DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
     const span s = span_of(a, job, rank, 0);
-    const position first = rank * SLOTS, rest = (position)a.runs - first; // the last blocks may have none
+    const position first = rank * SLOTS, rest = (position)runs_of(a, s.group) - first; // the last blocks may have none
     const position runs = rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
     if (job < a.jobs && s.inside && s.lane == 0)
         copy_held(slot_of(s, stage), &s_arrivals[s.across][stage], a, place_of(a, s.group), first, runs);
@@ -205,22 +219,31 @@ DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, held* ow
         P::template elements<1>(RING > 0 ? &here : own + step, all + step, in, now, taken, columns + step, a, at,
                                 run_of(s, step));
     }
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) {
+            typename P::inputs in[1];
+            if constexpr (!KEEPS_COMMON) P::template load<1>(in[0], a, at, s.lane);
+            P::template elements<1, 1>(own + (RING > 0 ? 0 : KEPT), all + KEPT, in, now, taken, columns + KEPT, a, at,
+                                       s.lane);
+        }
 }
 
 /* All runs of a thread through one pass, from memory. */
 template <class P>
 DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const row* now, const arguments& a,
                         const place& at) {
-    const position last = s.inside ? (position)a.runs : 0, ends = (position)a.runs - 1;
+    const position last = s.inside ? (position)runs_of(a, s.group) : 0, ends = (position)runs_of(a, s.group) - 1;
     const position advance = UNROLL * TEAM * (IS_SPLIT ? (position)a.parts : 1);
     position i = UNROLL * TEAM * (position)s.part + s.lane;
-    typename P::inputs now_in[UNROLL], next_in[UNROLL];
-    bool is_full = i + (UNROLL - 1) * TEAM < last;
+    typename P::inputs now_in[UNROLL], next_in[UNROLL], loose_in[1];
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) P::template load<1>(loose_in[0], a, at, s.lane);
+    bool is_full = i + (UNROLL - 1) * TEAM < last - OVERLAPS;
     if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
     while (is_full) { // the next block is on its way while this one is worked on
         const position q = IS_REVERSED ? ends - i : i;
         i += advance;
-        is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last;
+        is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last - OVERLAPS;
         if (is_full) load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
         P::template elements<UNROLL>(nullptr, nullptr, now_in, now, taken, nullptr, a, at, q);
         #pragma unroll
@@ -229,9 +252,12 @@ DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const 
     for (int u = 0; u < UNROLL && i < last; u++, i += TEAM) {
         const position q = IS_REVERSED ? ends - i : i;
         typename P::inputs in[1];
-        P::load(in[0], a, at, q);
+        P::template load<RUN, OVERLAPS>(in[0], a, at, q);
         P::template elements<1>(nullptr, nullptr, in, now, taken, nullptr, a, at, q);
     }
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s))
+            P::template elements<1, 1>(nullptr, nullptr, loose_in, now, taken, nullptr, a, at, s.lane);
 }
 
 /* The totals of pass P that parts left in the workspace, joined. */
@@ -293,7 +319,7 @@ DEVICE void run_passes(const span& s, held* own, const common* all, row* now, co
         } else {
             if constexpr (FORGETS && RING == 0 && P > RECALLED)
                 #pragma unroll
-                for (int step = 0; step < STEPS; step++) forget_held(own[step]);
+                for (int step = 0; step < OWN; step++) forget_held(own[step]);
             take<pass<P>>(sum, s, own, all, now, columns, a, at);
             if constexpr (RING > 1 && P == 0) refill_ring(s, a); // all threads are done with the row before
             if constexpr (pass<P>::CLOSES) {
@@ -316,14 +342,14 @@ template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
 /* Teams of a warp by shuffles, then warps (or larger teams) through shared memory, run by run, each added up by another. */
-DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const arguments& a) {
+DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arguments& a) {
     constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP;
     using sums = run<column_t, RUN>;
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
     const bool is_first = threadIdx.x % GROUP < TEAM;
     #pragma unroll
-    for (int i = 0; i < COLUMN_TOTALS * KEPT; i++) {
-        sums mine = columns[i % KEPT].at[i / KEPT];
+    for (int i = 0; i < COLUMN_TOTALS * OWN; i++) {
+        sums mine = columns[i % OWN].at[i / OWN];
         #pragma unroll
         for (int mask = TEAM; mask < 32; mask *= 2)
             #pragma unroll
@@ -340,7 +366,11 @@ DEVICE void leave_columns(const column (&columns)[KEPT], const span& s, const ar
                 #pragma unroll
                 for (int e = 0; e < RUN; e++) mine.at[e] += s_sums[g][lane].at[e];
         }
-        if (is_first && run_of(s, i % KEPT) < a.runs) store_column(i / KEPT, mine, a, run_of(s, i % KEPT));
+        if (i % OWN == KEPT) {
+            if (is_first && s.rank == 0 && s.lane < loose_of(a, s.group)) store_column<1>(i / OWN, mine, a, s.group, s.lane);
+        } else if (is_first && run_of(s, i % OWN) < runs_of(a, s.group)) {
+            store_column(i / OWN, mine, a, s.group, run_of(s, i % OWN));
+        }
     }
 }
 
@@ -356,6 +386,7 @@ DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
     s.rank = rank;
     s.part = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
     s.group = (job - s.part * a.tiles.value) * ACROSS + s.across;
+    if constexpr (LOOSE > 0 && COLUMN_TOTALS > 0) s.group = (job / RUN * ACROSS + s.across) * RUN + job % RUN;
     s.inside = s.group < a.groups;
     s.turn = turn;
     return s;
@@ -363,7 +394,7 @@ DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
 
 /* What a row needs from memory, all requested before any is used. */
 struct loaded {
-    held runs[RING > 0 ? 1 : KEPT];
+    held runs[RING > 0 ? 1 : OWN];
     entry numbers;
 };
 
@@ -372,21 +403,25 @@ DEVICE void load_job(loaded& in, const arguments& a, const span& s) {
     #pragma unroll
     for (int step = 0; step < STEPS && RING == 0; step++)
         if (has_run(a, s, step)) load_held(in.runs[step], a, at, run_of(s, step));
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) load_held<1>(in.runs[RING > 0 ? 0 : KEPT], a, at, s.lane);
     load_entry(in.numbers, a, at);
 }
 
 /* One thread of a team asks the second cache for the block's part of a row. */
 DEVICE void ask_for(const arguments& a, i64 job, int rank) {
     const span s = span_of(a, job, rank, 0);
-    const position first = rank * (KEPT * TEAM), rest = (position)a.runs - first;
+    const position first = rank * (KEPT * TEAM), rest = (position)runs_of(a, s.group) - first;
     const position runs = IS_WHOLE ? KEPT * TEAM : rest < KEPT * TEAM ? rest : KEPT * TEAM;
     if (job < a.jobs && s.inside && s.lane == 0 && runs > 0) expect_held(a, place_of(a, s.group), first, runs);
 }
 
-DEVICE void load_all(common (&all)[KEPT], const arguments& a, const span& s) {
+DEVICE void load_all(common (&all)[OWN], const arguments& a, const span& s) {
     #pragma unroll
     for (int step = 0; step < STEPS; step++)
-        if (IS_WHOLE || run_of(s, step) < a.runs) load_common(all[step], a, run_of(s, step));
+        if (IS_WHOLE || run_of(s, step) < runs_of(a, s.group)) load_common(all[step], a, s.group, run_of(s, step));
+    if constexpr (LOOSE > 0)
+        if (has_loose(a, s)) load_common<1>(all[KEPT], a, s.group, s.lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
@@ -396,11 +431,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++) ask_for(a, job + i * step, rank);
     begin_launch<LETS_NEXT>();
     loaded in;
-    common all[KEPT];
-    column columns[KEPT];
+    common all[OWN];
+    column columns[OWN];
     if constexpr (CLUSTER > 1) arrive_at_cluster();
     #pragma unroll
-    for (int i = 0; i < KEPT; i++) clear_column(columns[i]);
+    for (int i = 0; i < OWN; i++) clear_column(columns[i]);
     if constexpr (RING > 1) {
         if (threadIdx.x < ACROSS * RING) make_arrival(&s_arrivals[0][threadIdx.x]);
         __syncthreads();
@@ -437,5 +472,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
     }
     if constexpr (LETS_NEXT == WHEN_DONE) allow_launch_after();
-    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, 0, rank, 0), a);
+    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, LOOSE > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
 }

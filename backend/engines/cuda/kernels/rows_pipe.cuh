@@ -149,7 +149,7 @@ DEVICE void walk(typename P::taken (&taken)[1], const worker& w, const char* slo
 DEVICE void leave_columns(const column (&columns)[STEPS], const worker& w, const arguments& a) {
     #pragma unroll
     for (int i = 0; i < COLUMN_TOTALS * STEPS; i++)
-        if (has_run(w, a, i % STEPS)) store_column(i / STEPS, columns[i % STEPS].at[i / STEPS], a, run_of(w, i % STEPS));
+        if (has_run(w, a, i % STEPS)) store_column(i / STEPS, columns[i % STEPS].at[i / STEPS], a, 0, run_of(w, i % STEPS));
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     column columns[STEPS];
     #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        if (has_run(w, a, step)) load_common(all[step], a, run_of(w, step));
+        if (has_run(w, a, step)) load_common(all[step], a, 0, run_of(w, step));
         clear_column(columns[step]);
     }
     row now, next;

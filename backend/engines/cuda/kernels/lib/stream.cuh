@@ -40,10 +40,12 @@ template <class T, int N> struct raw {
             for (int w = 0; w < BITS / 32; w++) words[e * BITS / 32 + w] = one.words[w];
     }
 
-    /* ONCE: nobody reads it again soon. */
-    template <bool ONCE> static DEVICE raw load(const T* p) {
+    /* ONCE: nobody reads it again soon. COUNT: how many elements there are. */
+    template <bool ONCE, int COUNT = N> static DEVICE raw load(const T* p) {
         raw r;
-        if constexpr (BYTES % 16 == 0) {
+        if constexpr (COUNT < N) {
+            r = load_each<COUNT>(p);
+        } else if constexpr (BYTES % 16 == 0) {
             #pragma unroll
             for (int i = 0; i < BYTES / 16; i++) {
                 const words4 w = ONCE ? load_words((const words4*)p + i) : ((const words4*)p)[i];
@@ -62,6 +64,38 @@ template <class T, int N> struct raw {
         } else {
             r.words[0] = *(const u8*)p;
         }
+        return r;
+    }
+
+    /* One by one, wherever they lie. */
+    template <int COUNT> static DEVICE raw load_each(const T* p) {
+        raw r;
+        #pragma unroll
+        for (int e = 0; e < COUNT; e++) r.put(e, p[e]);
+        return r;
+    }
+
+    /* Elements that begin `head` elements, or so many and some 16 bytes, behind aligned memory: out of the 16 bytes in
+       which they lie. */
+    template <int COUNT = N, bool EACH = false> static DEVICE raw load_across(const T* p, int head) {
+        if constexpr (COUNT < N || EACH) return load_each<COUNT>(p);
+        constexpr int PIECES = (BYTES + 15) / 16 + 1;
+        const u32 phase = head * sizeof(T) % 16;
+        u32 w[4 * PIECES];
+        raw r;
+        #pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const u32 further = 16 * i < BYTES ? 16 * i : (phase + BYTES - 1) / 16 * 16;
+            const words4 piece = *(const words4*)((const char*)p - phase + further);
+            #pragma unroll
+            for (int k = 0; k < 4; k++) w[4 * i + k] = piece.at[k];
+        }
+        #pragma unroll
+        for (int i = 0; i < WORDS + 2; i++) w[i] = phase & 8 ? w[i + 2] : w[i];
+        #pragma unroll
+        for (int i = 0; i < WORDS + 1 && BITS <= 32; i++) w[i] = phase & 4 ? w[i + 1] : w[i];
+        #pragma unroll
+        for (int i = 0; i < WORDS; i++) r.words[i] = BITS < 32 ? __funnelshift_r(w[i], w[i + 1], phase % 4 * 8) : w[i];
         return r;
     }
 
