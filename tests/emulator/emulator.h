@@ -23,7 +23,6 @@ bool emulator_tell(const struct module *module, int index, struct emulated_kerne
 /* Runs a launch to its end. False: what was wrong, and where, in `error`. EMULATOR_SEED sets what happens at random, with the
    number of the launch. */
 bool emulator_launch(const struct module *module, const char *kernel, const struct launch_shape *shape,
-                     const void *arguments, bool (*find_memory)(uint64_t address, uint64_t *from, uint64_t *to),
-                     char error[1024]);
+                     const void *arguments, memory_finder *find_memory, char error[1024]);
 
 #endif
