@@ -119,7 +119,7 @@ static bool find_piece(uint64_t address, struct memory_piece *piece) {
 
 /* NULL, or what is wrong with an access. */
 static const char *check_global(void *context, uint64_t address, size_t bytes) {
-    enum { NEAR = 4096 }; /* so far behind an allocation it is told of */
+    enum { NEAR = 1024 }; /* so far behind an allocation it is told of */
     static _Thread_local char words[128];
     struct memory_piece piece;
     (void)context;
@@ -152,7 +152,11 @@ unsigned char *machine_memory(const struct warp *w, int lane, enum ptx_space spa
                          machine->kernel->local_bytes);
         return w->local + (size_t)lane * machine->kernel->local_bytes + offset;
     }
-    const char *wrong = check_global(NULL, address, bytes);
+    uint64_t argument = address - (uintptr_t)machine->kernel->parameters;
+    if (space == SPACE_PARAMETERS && argument + bytes > machine->kernel->parameter_bytes)
+        machine_fail(w, "%zu bytes at byte %lld of %zu of arguments", bytes, (long long)argument,
+                     machine->kernel->parameter_bytes);
+    const char *wrong = space == SPACE_PARAMETERS ? NULL : check_global(NULL, address, bytes);
     if (wrong)
         machine_fail(w, "%s", wrong);
     if (address % bytes)
@@ -417,9 +421,9 @@ enum step { GOES_ON, PARTS, STOPS };
 
 /* Runs what is not a branch or an end for lanes that are together. */
 static enum step run_one(struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active, uint32_t place) {
-    uint32_t ready = find_ready(w, i, mask, active), idle = mask & ~active;
     set_places(w, mask, place);
     w->now = i;
+    uint32_t ready = find_ready(w, i, mask, active), idle = mask & ~active;
     if (ready) {
         enum outcome outcome = i->run(w, i, ready);
         if (outcome == WAIT || (outcome == YIELD && machine_random() % 4 == 0)) {

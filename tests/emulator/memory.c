@@ -151,6 +151,7 @@ static enum ptx_space space_of(const char *opcode) {
     return is_shared                   ? SPACE_SHARED
            : ptx_has(opcode, "local")  ? SPACE_LOCAL
            : ptx_has(opcode, "global") ? SPACE_GLOBAL
+           : ptx_has(opcode, "param")  ? SPACE_PARAMETERS
                                        : SPACE_GENERIC;
 }
 
