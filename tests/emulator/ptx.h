@@ -79,9 +79,9 @@ struct instruction {
     struct operand operands[OPERANDS_MAX];
     uint8_t operand_count, meets;
     bool is_branch, is_end, is_guard_negated;
-    int16_t guard;        /* a predicate, or -1 */
-    uint8_t type, from;   /* the last type in the opcode, and the one before it for conversions: "cvt.type.from" */
-    uint8_t space, width; /* width: of a vector access */
+    int16_t guard;         /* a predicate, or -1 */
+    uint8_t type, from;    /* the last type in the opcode, and the one before it for conversions: "cvt.type.from" */
+    uint8_t space, width;  /* width: of a vector access */
     uint8_t mode, combine; /* which of its kind: a comparison, a rounding, an atomic operation */
     bool is_saturating, has_relu;
     int line; /* in the text */
