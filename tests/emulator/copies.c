@@ -27,7 +27,9 @@ bool barrier_is_over(const struct warp *w, const unsigned char *at, uint32_t par
     return read_barrier(w, at).phase != (parity & 1);
 }
 
-void barrier_count(const struct warp *w, unsigned char *at, uint32_t arrivals, int64_t expected_bytes) {
+void barrier_count(const struct warp *w, struct block *block, uint32_t address, uint32_t arrivals,
+                   int64_t expected_bytes) {
+    unsigned char *at = block->shared + address;
     struct barrier_state state = read_barrier(w, at);
     int64_t bytes = state.bytes + expected_bytes;
     if (arrivals > state.pending)
@@ -39,6 +41,7 @@ void barrier_count(const struct warp *w, unsigned char *at, uint32_t arrivals, i
     if (!state.pending && !state.bytes) {
         state.phase ^= 1;
         state.pending = state.expected;
+        order_end_phase(block, address);
     }
     memcpy(at, &state, sizeof state);
     machine->progress++;
@@ -67,9 +70,13 @@ static enum outcome barrier_arrive(struct warp *w, const struct instruction *i, 
     const struct operand *address = &i->operands[arrives];
     FOR_LANES(mask, l) {
         uint32_t number = i->operand_count > arrives + 1 ? narrow(w, address + 1)[l] : 1;
-        unsigned char *at = machine_shared(w, address_of(w, address, l), 8);
-        barrier_count(w, at, 0, announces ? number : 0); /* before the arrival, which could end the phase */
-        barrier_count(w, at, !arrives ? 0 : announces ? 1 : number, 0);
+        uint32_t at = (uint32_t)address_of(w, address, l);
+        struct block *block = machine_block_of(w, at);
+        machine_shared(w, at, 8);
+        at &= OWN_ADDRESS;
+        barrier_count(w, block, at, 0, announces ? number : 0); /* before the arrival, which could end the phase */
+        order_arrive_at(w, block, at);
+        barrier_count(w, block, at, !arrives ? 0 : announces ? 1 : number, 0);
     }
     return YIELD;
 }
@@ -82,7 +89,9 @@ static enum outcome barrier_try(struct warp *w, const struct instruction *i, uin
             machine_fail(w, "waits for a barrier of another block");
         bool is_over = barrier_is_over(w, machine_shared(w, address, 8), parity);
         set_predicate(w, result_number(&i->operands[0]), UINT32_C(1) << l, is_over ? ~UINT32_C(0) : 0);
-        if (!is_over) {
+        if (is_over)
+            order_pass(w, address & OWN_ADDRESS);
+        else {
             waits = true;
             w->waits_at = (int)(address & OWN_ADDRESS);
             w->waits_for = parity & 1;
@@ -115,6 +124,7 @@ static enum outcome lane_copy(struct warp *w, const struct instruction *i, uint3
         if ((bytes != 16 && (is_wide || (bytes != 4 && bytes != 8))) || read > bytes || copy.from % bytes)
             machine_fail(w, "cp.async of %u of %u bytes from 0x%llx", read, bytes, (unsigned long long)copy.from);
         memset(machine_shared(w, copy.to, bytes), 0xFF, bytes);
+        order_write(w, machine_block_of(w, copy.to), copy.to & OWN_ADDRESS, (uint32_t)i->line);
         if (read) {
             machine_memory(w, l, SPACE_GLOBAL, copy.from, 1);
             machine_memory(w, l, SPACE_GLOBAL, copy.from + read - 1, 1);
@@ -192,6 +202,8 @@ static void begin_load(struct warp *w, struct copy copy, struct block *block) {
     if (copy.barrier + 8 > block->shared_bytes || copy.barrier % 8)
         machine_fail(w, "a barrier at shared address %u of %u", copy.barrier, block->shared_bytes);
     read_barrier(w, block->shared + copy.barrier);
+    order_engine_write(w, block, copy.address, copy.bytes, (uint32_t)copy.line);
+    copy.clock = order_copy_clock(w);
     memset(block->shared + copy.address, 0xFF, copy.bytes);
     machine_add_copy(&copy);
 }
@@ -289,13 +301,19 @@ static struct copy new_store(struct warp *w, const struct instruction *i, int la
                          .address = (uint32_t)address_of(w, &i->operands[1], lane)};
 }
 
+static void begin_store(struct warp *w, const struct copy *copy) {
+    check_range(w, w->block, copy, "from");
+    for (uint32_t at = 0; at < copy->bytes; at += 16)
+        order_engine_read(w, w->block, copy->address + at, (uint32_t)copy->line);
+    machine_add_copy(copy);
+}
+
 /* cp.async.bulk.tensor.Nd.global.shared::cta... [map, {...}], [from]. */
 static enum outcome store_box(struct warp *w, const struct instruction *i, uint32_t mask) {
     FOR_LANES(mask, l) {
         struct copy copy = new_store(w, i, l);
         read_box(w, &copy, &i->operands[0], l);
-        check_range(w, w->block, &copy, "from");
-        machine_add_copy(&copy);
+        begin_store(w, &copy);
     }
     return YIELD;
 }
@@ -307,8 +325,7 @@ static enum outcome store_bytes(struct warp *w, const struct instruction *i, uin
         copy.global = address_of(w, &i->operands[0], l);
         copy.bytes = narrow(w, &i->operands[2])[l];
         check_alignment(w, &copy);
-        check_range(w, w->block, &copy, "from");
-        machine_add_copy(&copy);
+        begin_store(w, &copy);
     }
     return YIELD;
 }

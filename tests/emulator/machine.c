@@ -204,6 +204,11 @@ static const char *move(const struct copy *copy) {
     return NULL;
 }
 
+static void land(const struct copy *copy) {
+    order_land_at(copy->clock, copy->block, copy->barrier);
+    barrier_count(NULL, copy->block, copy->barrier, 0, -(int64_t)copy->bytes);
+}
+
 void machine_finish_copy(struct copy **at) {
     struct copy *copy = *at;
     *at = copy->next;
@@ -214,7 +219,8 @@ void machine_finish_copy(struct copy **at) {
     const char *wrong = move(copy);
     int line = copy->line;
     if (!wrong && copy->kind != COPY_STORE)
-        barrier_count(NULL, copy->block->shared + copy->barrier, 0, -(int64_t)copy->bytes);
+        land(copy);
+    free(copy->clock);
     free(copy->taken);
     free(copy);
     machine->progress++;
@@ -325,12 +331,15 @@ static void begin_cluster(void) {
     cluster->blocks = calloc((size_t)cluster->block_count, sizeof *cluster->blocks);
     for (uint32_t rank = 0; rank < (uint32_t)cluster->block_count; rank++)
         begin_block(cluster, rank, origin);
+    cluster->warp_count = cluster->block_count * cluster->blocks->warp_count;
+    order_begin(cluster);
     cluster->next = machine->clusters;
     machine->clusters = cluster;
     machine->progress++;
 }
 
 static void free_cluster(struct cluster *cluster) {
+    order_end(cluster);
     for (int b = 0; b < cluster->block_count; b++) {
         struct block *block = &cluster->blocks[b];
         for (int k = 0; k < block->warp_count; k++) {
@@ -595,6 +604,7 @@ bool machine_run(struct machine *run) {
     while (run->copies) {
         struct copy *copy = run->copies;
         run->copies = copy->next;
+        free(copy->clock);
         free(copy->taken);
         free(copy);
     }

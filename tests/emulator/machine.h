@@ -59,6 +59,9 @@ struct warp {
     uint32_t cluster_ticket; /* 2 and the phase of the cluster at which it arrived */
     const struct instruction *now;
     unsigned char *local;
+    uint32_t *clock; /* how far it knows each warp of the cluster to have come */
+    uint16_t number; /* in the cluster */
+    uint32_t last_fence;
     int copy_group[LANES], store_group[LANES];
     struct lane_copy *copies;
     int copy_count, copy_room;
@@ -79,6 +82,9 @@ struct block {
     struct warpgroup *groups;
     struct named_barrier barriers[NAMED_BARRIERS];
     int copies_under_way; /* from or to its shared memory */
+    struct access *accesses;
+    struct barrier_clock *barrier_clocks;
+    uint32_t *gathered; /* the clocks of named barriers */
 };
 
 struct cluster {
@@ -87,6 +93,8 @@ struct cluster {
     struct block *blocks;
     uint32_t threads_alive, arrived;
     uint32_t phase;
+    int warp_count;
+    uint32_t *gathered, *told, *flags; /* clocks: of its barrier, and of flags in memory */
 };
 
 enum copy_kind { COPY_LOAD, COPY_STORE, COPY_BYTES };
@@ -104,6 +112,7 @@ struct copy {
     uint8_t words[16]; /* st.async: what is stored */
     bool is_words;
     unsigned char *taken;    /* of a store: what it has read, while it has not written it */
+    uint32_t *clock;         /* of a load: of the warp that began it */
     const struct warp *warp; /* of a store: whose group it belongs to */
     int lane, group, line;
 };
@@ -130,6 +139,7 @@ struct machine {
     uint64_t next_cluster, cluster_count;
     uint64_t random;
     uint64_t progress; /* counts everything that another warp could wait for */
+    uint32_t fences;   /* fence.proxy.async, so far */
     memory_finder *find_memory;
     struct memory_piece known[4]; /* the last that were found */
     int last_known;
@@ -158,7 +168,32 @@ void machine_take_source(struct copy *copy);
 
 /* Barriers in shared memory. */
 bool barrier_is_over(const struct warp *warp, const unsigned char *barrier, uint32_t parity);
-void barrier_count(const struct warp *warp, unsigned char *barrier, uint32_t arrivals, int64_t expected_bytes);
+void barrier_count(const struct warp *warp, struct block *block, uint32_t address, uint32_t arrivals,
+                   int64_t expected_bytes);
+
+/* What comes before what: see order.c. A barrier's clock gathers what those who arrive know, and tells those who leave. */
+void order_begin(struct cluster *cluster);
+void order_end(struct cluster *cluster);
+void order_arrive(struct warp *warp, int named_barrier);
+void order_leave(struct warp *warp, int named_barrier);
+void order_reset(struct block *block, int named_barrier);
+void order_arrive_cluster(struct warp *warp);
+void order_leave_cluster(struct warp *warp);
+void order_tell_cluster(struct cluster *cluster);
+void order_arrive_at(struct warp *warp, struct block *block, uint32_t barrier);
+void order_land_at(const uint32_t *clock, struct block *block, uint32_t barrier);
+void order_end_phase(struct block *block, uint32_t barrier);
+void order_pass(struct warp *warp, uint32_t barrier);
+void order_flag(struct warp *warp, uint64_t address, bool reads, bool writes);
+void order_meet(struct warp *first, int count);
+void order_part(struct warp *first, int count);
+uint32_t *order_copy_clock(struct warp *warp);
+void order_fence(struct warp *warp);
+/* Accesses to shared memory, each of one thread; by the engine and products: of 16 bytes. */
+void order_read(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
+void order_write(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
+void order_engine_write(struct warp *warp, struct block *block, uint32_t address, uint32_t bytes, uint32_t line);
+void order_engine_read(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
 
 /* ---- Operands --------------------------------------------------------------------------------------------------------- */
 

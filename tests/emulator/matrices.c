@@ -82,16 +82,21 @@ static int block_count(const struct instruction *i) {
     return ptx_has(i->opcode, "x4") ? 4 : ptx_has(i->opcode, "x2") ? 2 : 1;
 }
 
-static void find_rows(const struct warp *w, const struct operand *address, int count, unsigned char **rows) {
-    for (int l = 0; l < 8 * count; l++)
-        rows[l] = machine_shared(w, address_of(w, address, l), 16);
+typedef void noting(struct warp *w, struct block *block, uint32_t address, uint32_t line);
+
+static void find_rows(struct warp *w, const struct instruction *i, int operand, noting *note, unsigned char **rows) {
+    for (int l = 0; l < 8 * block_count(i); l++) {
+        uint32_t address = (uint32_t)address_of(w, &i->operands[operand], l);
+        rows[l] = machine_shared(w, address, 16);
+        note(w, machine_block_of(w, address), address & OWN_ADDRESS, (uint32_t)i->line);
+    }
 }
 
 static enum outcome load_matrix(struct warp *w, const struct instruction *i, uint32_t mask) {
     unsigned char *rows[LANES];
     uint32_t *d[4];
     (void)mask;
-    find_rows(w, &i->operands[1], block_count(i), rows);
+    find_rows(w, i, 1, order_read, rows);
     for (int k = 0; k < block_count(i); k++)
         d[k] = narrow(w, i->operands[0].kind == OPERAND_VECTOR ? &i->operands[0].items[k] : &i->operands[0]);
     matrix_load(block_count(i), ptx_has(i->opcode, "trans"), d, (const unsigned char *const *)rows);
@@ -102,7 +107,7 @@ static enum outcome store_matrix(struct warp *w, const struct instruction *i, ui
     unsigned char *rows[LANES];
     const uint32_t *s[4];
     (void)mask;
-    find_rows(w, &i->operands[0], block_count(i), rows);
+    find_rows(w, i, 0, order_write, rows);
     for (int k = 0; k < block_count(i); k++)
         s[k] = narrow(w, i->operands[1].kind == OPERAND_VECTOR ? &i->operands[1].items[k] : &i->operands[1]);
     matrix_store(block_count(i), ptx_has(i->opcode, "trans"), rows, s);
@@ -143,11 +148,18 @@ static bool differs(const struct matrix_product *a, const struct matrix_product 
     return a->a_descriptor != b->a_descriptor || a->b_descriptor != b->b_descriptor || a->accumulates != b->accumulates;
 }
 
+static void note_operand(void *warp, uint32_t address) {
+    struct warp *w = warp;
+    order_engine_read(w, w->block, address, (uint32_t)w->now->line);
+}
+
 static void finish_product(struct warp *w, struct warpgroup *group, const struct instruction *i) {
     const struct block *block = w->block;
     const char *wrong = matrix_multiply(&group->product, block->shared, block->shared_bytes);
     if (wrong)
         machine_fail(w, "%s", wrong);
+    struct warp *first = &block->warps[w->index / GROUP_WARPS * GROUP_WARPS];
+    order_meet(first, GROUP_WARPS);
     if (group->pending_count == group->pending_room) {
         group->pending_room = group->pending_room ? 2 * group->pending_room : 64;
         group->pending = realloc(group->pending, (size_t)group->pending_room * sizeof *group->pending);
@@ -156,16 +168,15 @@ static void finish_product(struct warp *w, struct warpgroup *group, const struct
     }
     group->pending[group->pending_count++] = (struct pending_product){
         .product = group->product,
-        .digest = matrix_digest(&group->product, block->shared, block->shared_bytes),
+        .digest = matrix_digest(&group->product, block->shared, block->shared_bytes, note_operand, w),
         .group = group->committed[0],
         .line = i->line,
     };
     group->met = 0;
     group->joint = NULL;
-    int first = w->index / GROUP_WARPS * GROUP_WARPS;
-    for (int k = first; k < first + GROUP_WARPS; k++)
-        if (&block->warps[k] != w)
-            block->warps[k].state = WARP_READY;
+    order_part(first, GROUP_WARPS);
+    for (int k = 0; k < GROUP_WARPS; k++)
+        first[k].state = WARP_READY;
     machine->progress++;
 }
 
@@ -215,7 +226,8 @@ static enum outcome wait_products(struct warp *w, const struct instruction *i, u
         const struct pending_product *pending = &group->pending[k];
         if (pending->group >= over)
             group->pending[kept++] = *pending;
-        else if (matrix_digest(&pending->product, w->block->shared, w->block->shared_bytes) != pending->digest)
+        else if (matrix_digest(&pending->product, w->block->shared, w->block->shared_bytes, NULL, NULL) !=
+                 pending->digest)
             machine_fail(w, "what the product of line %d reads was overwritten before it was waited for",
                          pending->line);
     }

@@ -25,16 +25,24 @@ static void put(struct warp *w, const struct operand *o, int lane, enum ptx_type
 /* What one access moves: a register, or the parts of a vector. */
 static const struct operand *parts_of(const struct operand *o) { return o->kind == OPERAND_VECTOR ? o->items : o; }
 
+static bool is_shared(const struct instruction *i, uint64_t address) {
+    return i->space == SPACE_SHARED || (i->space == SPACE_GENERIC && address & SHARED_WINDOW);
+}
+
 static enum outcome load(struct warp *w, const struct instruction *i, uint32_t mask) {
     const struct operand *d = parts_of(&i->operands[0]);
     unsigned bytes = ptx_type_bytes((enum ptx_type)i->type);
     FOR_LANES(mask, l) {
         uint64_t address = address_of(w, &i->operands[1], l);
         const unsigned char *from = machine_memory(w, l, (enum ptx_space)i->space, address, bytes * i->width);
+        if (is_shared(i, address) && !i->mode)
+            order_read(w, machine_block_of(w, address), (uint32_t)address & OWN_ADDRESS, (uint32_t)i->line);
+        else if (i->mode)
+            order_flag(w, address, true, false);
         for (unsigned k = 0; k < i->width; k++)
             put(w, &d[k], l, (enum ptx_type)i->type, from + k * bytes);
     }
-    return i->mode ? YIELD : NEXT; /* a load that looks at what others do */
+    return i->mode ? YIELD : NEXT; /* one that looks at what others do */
 }
 
 static enum outcome store(struct warp *w, const struct instruction *i, uint32_t mask) {
@@ -43,6 +51,10 @@ static enum outcome store(struct warp *w, const struct instruction *i, uint32_t 
     FOR_LANES(mask, l) {
         uint64_t address = address_of(w, &i->operands[0], l);
         unsigned char *to = machine_memory(w, l, (enum ptx_space)i->space, address, bytes * i->width);
+        if (is_shared(i, address) && !i->mode)
+            order_write(w, machine_block_of(w, address), (uint32_t)address & OWN_ADDRESS, (uint32_t)i->line);
+        else if (i->mode)
+            order_flag(w, address, false, true);
         for (unsigned k = 0; k < i->width; k++) {
             uint64_t value = lane_value(w, &s[k], l);
             memcpy(to + k * bytes, &value, bytes);
@@ -111,6 +123,7 @@ static enum outcome atom(struct warp *w, const struct instruction *i, uint32_t m
     FOR_LANES(mask << turn | (turn ? mask >> (LANES - turn) : 0), k) {
         int l = (int)((unsigned)k + LANES - turn) % LANES;
         unsigned char *at = machine_memory(w, l, (enum ptx_space)i->space, address_of(w, address, l), bytes);
+        order_flag(w, address_of(w, address, l), true, true);
         uint64_t old = 0, a = lane_value(w, address + 1, l), b = 0;
         memcpy(&old, at, bytes);
         if (bytes == 4)
@@ -126,7 +139,15 @@ static enum outcome atom(struct warp *w, const struct instruction *i, uint32_t m
     return YIELD;
 }
 
-/* Fences order what is in order here; prefetches and hints change nothing. */
+/* Between what threads write and what the copy engine and products read. */
+static enum outcome proxy_fence(struct warp *w, const struct instruction *i, uint32_t mask) {
+    (void)i;
+    (void)mask;
+    order_fence(w);
+    return NEXT;
+}
+
+/* Other fences order what is in order here; prefetches and hints change nothing. */
 static enum outcome nothing(struct warp *w, const struct instruction *i, uint32_t mask) {
     (void)w;
     (void)i;
@@ -159,7 +180,8 @@ static operation decode_access(struct instruction *i) {
     const struct operand *moved = &i->operands[i->opcode[0] == 's'];
     i->space = space_of(i->opcode);
     i->width = ptx_has(i->opcode, "v4") ? 4 : ptx_has(i->opcode, "v2") ? 2 : 1;
-    i->mode = ptx_has(i->opcode, "acquire") || ptx_has(i->opcode, "relaxed") || ptx_has(i->opcode, "volatile");
+    i->mode = ptx_has(i->opcode, "acquire") || ptx_has(i->opcode, "release") || ptx_has(i->opcode, "relaxed") ||
+              ptx_has(i->opcode, "volatile");
     if (!ptx_only(i->opcode, SPACES "local param const nc v2 v4 " ORDERS HINTS TYPES) ||
         (moved->kind == OPERAND_VECTOR ? moved->count : 1) != i->width)
         return NULL;
@@ -182,6 +204,8 @@ operation decode_memory(struct instruction *i) {
     static const char *const harmless[] = {"fence.",        "membar.",         "prefetch.",  "prefetchu.",
                                            "setmaxnreg.",   "griddepcontrol.", "nanosleep.", "cp.async.bulk.prefetch.",
                                            "applypriority."};
+    if (strcmp(i->opcode, "fence.proxy.async") == 0 || strcmp(i->opcode, "fence.proxy.async.shared::cta") == 0)
+        return proxy_fence;
     for (size_t k = 0; k < sizeof harmless / sizeof *harmless; k++)
         if (ptx_begins(i->opcode, harmless[k]))
             return nothing;

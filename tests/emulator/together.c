@@ -127,10 +127,12 @@ static void release_if_complete(struct block *block, int id) {
         if (w->state != WARP_AT_BARRIER || w->waits_at != id)
             continue;
         w->state = WARP_READY;
+        order_leave(w, id);
         if (reduces(w->now))
             tell_votes(w, barrier);
     }
     *barrier = (struct named_barrier){0};
+    order_reset(block, id);
     machine->progress++;
 }
 
@@ -149,6 +151,7 @@ static enum outcome arrive(struct warp *w, const struct instruction *i, uint32_t
         machine_fail(w, "barrier %d is for %u threads, others said %u (0: all)", id, count, barrier->count);
     barrier->count = count;
     barrier->arrived += LANES;
+    order_arrive(w, id);
     if (has_vote) {
         barrier->voted += (uint32_t)__builtin_popcount(mask);
         barrier->agreed += (uint32_t)__builtin_popcount(predicate(w, &i->operands[i->operand_count - 1]) & mask);
@@ -170,12 +173,15 @@ static void release_cluster(struct cluster *cluster) {
         return;
     cluster->arrived = 0;
     cluster->phase++;
+    order_tell_cluster(cluster);
     machine->progress++;
     for (int b = 0; b < cluster->block_count; b++)
         for (int k = 0; k < cluster->blocks[b].warp_count; k++) {
             struct warp *w = &cluster->blocks[b].warps[k];
-            if (w->state == WARP_AT_CLUSTER)
-                w->state = WARP_READY;
+            if (w->state != WARP_AT_CLUSTER)
+                continue;
+            w->state = WARP_READY;
+            order_leave_cluster(w);
         }
 }
 
@@ -186,6 +192,7 @@ static enum outcome cluster_arrive(struct warp *w, const struct instruction *i, 
         machine_fail(w, "arrives at the cluster's barrier twice without a wait");
     w->cluster_ticket = (w->block->cluster->phase & 1) | 2;
     w->block->cluster->arrived += LANES;
+    order_arrive_cluster(w);
     machine->progress++;
     release_cluster(w->block->cluster);
     return NEXT;
@@ -198,8 +205,10 @@ static enum outcome cluster_wait(struct warp *w, const struct instruction *i, ui
         machine_fail(w, "waits at the cluster's barrier without having arrived");
     bool is_over = (w->block->cluster->phase & 1) != (w->cluster_ticket & 1);
     w->cluster_ticket = 0;
-    if (is_over)
+    if (is_over) {
+        order_leave_cluster(w);
         return NEXT;
+    }
     w->state = WARP_AT_CLUSTER;
     return WAIT;
 }

@@ -198,7 +198,8 @@ def test_a_barrier_that_nobody_completes(fails: Any) -> None:
 
 WAIT = "mbarrier.try_wait.parity.shared::cta.b64 %p2, [s], 0;"
 WAIT_AT_S = f"again:\n{WAIT}\n@!%p2 bra again;"
-INIT_S = "setp.eq.u32 %p3, %r0, 0;\n@%p3 mbarrier.init.shared::cta.b64 [s], 1;\nbar.sync 0;\n"
+THREAD_0 = "setp.eq.u32 %p3, %r0, 0;\n"
+INIT_S = f"{THREAD_0}@%p3 mbarrier.init.shared::cta.b64 [s], 1;\nbar.sync 0;\n"
 
 
 def test_an_arrival_that_never_comes(fails: Any) -> None:
@@ -471,6 +472,100 @@ mul.wide.u32 %d9, %r1, 4;
 add.s64 %d9, %d9, %d0;
 st.global.u32 [%d9], %r4;"""
     assert gpu.run(body, np.zeros(3, "u4"), threads=96, shared=64)[0].tolist() == [5, 5, 5]
+
+
+# ---- Order -------------------------------------------------------------------------------------------------
+
+PUT, TAKE = "st.shared.u32 [s+64], %r0;", "ld.shared.u32 %r2, [s+64];"
+TURNS = {
+    "nothing": ("", ""),
+    "another barrier": ("bar.arrive 1, 64;", "bar.arrive 2, 64;"),
+    "the wrong way round": ("bar.sync 1, 64;", "bar.arrive 1, 64;"),
+}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize(("first", "second"), [(PUT, TAKE), (TAKE, PUT), (PUT, PUT)])
+def test_accesses_that_nothing_orders(tries: Any, turns: str, first: str, second: str) -> None:
+    """Warp 0 should come first; whoever does, the second is told."""
+    gives, takes = TURNS[turns]
+    if turns == "the wrong way round":
+        gives, takes = f"@%p1 {takes}", f"@!%p1 {gives}"
+    else:
+        gives, takes = (f"@%p1 {gives}", f"@!%p1 {takes}") if gives else ("", "")
+    said = tries(f"{WARPS}{INIT_S}@%p1 {first}\n{gives}\n{takes}\n@!%p1 {second}", shared=128, threads=64)
+    name = {PUT: ("writes", "wrote"), TAKE: ("reads", "read")}
+    expected = {
+        f"{name[b][0]} shared address 64 of block 0, which warp {w} of block 0 {name[a][1]} at line"
+        for w, a, b in ((0, first, second), (1, second, first))
+    }
+    found = {words.rsplit(" ", 5)[0] for words in said}
+    if turns == "the wrong way round":
+        assert not said  # warp 1 waits
+    else:
+        assert found
+        assert found <= expected
+
+
+ORDERS = {
+    "a barrier": ("@%p1 bar.arrive 1, 64;", "@!%p1 bar.sync 1, 64;"),
+    "a barrier in memory": (
+        "@%p3 mbarrier.arrive.shared::cta.b64 _, [s];",
+        f"@%p1 bra over;\n{WAIT_AT_S}\nover:",
+    ),
+    "a flag": (
+        "@%p1 red.release.gpu.global.add.u32 [%d0], 1;",
+        """@%p1 bra over;
+again:
+ld.acquire.gpu.global.u32 %r4, [%d0];
+setp.eq.u32 %p2, %r4, 0;
+@%p2 bra again;
+st.global.u32 [%d0], 0;
+over:""",
+    ),
+    "a cluster": (MEET, ""),
+}
+
+
+@pytest.mark.parametrize("way", ORDERS)
+@pytest.mark.parametrize(("first", "second"), [(PUT, TAKE), (TAKE, PUT), (PUT, PUT)])
+def test_accesses_in_order(tries: Any, memory: Any, way: str, first: str, second: str) -> None:
+    flag = memory(4)
+    emulated_kernel.ctypes.memset(flag, 0, 4)
+    gives, takes = ORDERS[way]
+    body = f"{WARPS}{INIT_S}@%p1 {first}\n{gives}\n{takes}\n@!%p1 {second}"
+    assert not tries(body, flag, shared=128, threads=64)
+
+
+def test_a_box_over_what_others_still_read(gpu: Gpu, tries: Any, memory: Any) -> None:
+    """The first thread begins the next copy when its own warp has read the last."""
+    box = gpu.tiled(memory(128), (8, 4), (8, 4))
+    read = "ld.shared.u32 %r2, [s+128];\n"
+    wait = WAIT_AT_S.replace("again", "more").replace("[s], 0;", "[s], 1;")
+    again = f"@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}\n{wait}"
+    said = tries(f"{GET_BOX}{WAIT_AT_S}\n{read}{again}", box, shared=256, threads=64)
+    place = "shared address 128 of block 0, which warp"
+    words = (f"writes {place} 1 of block 0 read at line", f"reads {place} 0 of block 0 wrote at line")
+    assert any(one.startswith(words) for one in said)
+    assert not tries(f"{GET_BOX}{WAIT_AT_S}\n{read}bar.sync 0;\n{again}", box, shared=256, threads=64)
+
+
+def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory: Any) -> None:
+    """Before the copy engine reads it, or a product."""
+    address = memory(64)
+    copy = "@%p3 cp.async.bulk.global.shared::cta.bulk_group [%d0], [s+64], 64;"
+    wait = "@%p3 cp.async.bulk.commit_group;\n@%p3 cp.async.bulk.wait_group 0;"
+    put = f"{THREAD_0}@%p1 {PUT}\n"
+    for fenced in ("fence.proxy.async.shared::cta;\nbar.sync 0;", "bar.sync 0;\nfence.proxy.async;"):
+        assert not tries(f"{WARPS}{put}{fenced}\n{copy}\n{wait}", address, shared=128, threads=64)
+    fault = fails(f"{WARPS}{put}bar.sync 0;\n{copy}\n{wait}", address, shared=128, threads=64)
+    line = fault.where(f"@%p1 {PUT}").split(":")[0].removeprefix("PTX ")
+    words = f"reads shared address 64, which warp 0 of block 0 wrote at {line}, without fence.proxy.async"
+    fault.expect(words, copy)
+    put = f"{WARPS}@%p1 st.shared.u32 [s+2048], %r0;\n"
+    fault = fails(f"{put}bar.sync 0;\n{product()}", shared=OPERANDS, threads=128)
+    assert ": reads shared address 2048, which warp 0 of block 0 wrote at line " in fault.said
+    assert not tries(f"{put}fence.proxy.async;\nbar.sync 0;\n{product()}", shared=OPERANDS, threads=128)
 
 
 # ---- What is not known -------------------------------------------------------------------------------------
@@ -1044,7 +1139,9 @@ shfl.sync.bfly.b32 {d}, {d}, 1, 31, -1;"""
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_atomic_operations(gpu: Gpu, space: str) -> None:
     """In whatever order lanes come: results are all that there can be, and what is left is right."""
-    place, address = ("%d0", "") if space == "global" else ("s", "st.shared.u32 [s], %r40;\nbar.sync 0;\n")
+    place, address = "%d0", ""
+    if space == "shared":
+        place, address = "s", f"{THREAD_0}@%p3 st.shared.u32 [s], %r40;\nbar.sync 0;\n"
     fill = "ld.global.u32 %r40, [%d0];\nbar.sync 0;\n" + address
     give = "ld.shared.u32 %r41, [s];\nst.global.u32 [%d0], %r41;\n" if space == "shared" else ""
     keep = "mul.wide.u32 %d9, %r0, 4;\nadd.s64 %d9, %d9, %d1;\nst.global.u32 [%d9], %r2;\n"
