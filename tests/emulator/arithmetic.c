@@ -3,6 +3,7 @@
 #include "machine.h"
 #include "numbers.h"
 
+#include <fenv.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -46,6 +47,8 @@ WIDE(sub_64, uint64_t, a - b)
 NARROW(mul_lo_16, uint16_t, ((uint32_t)a * b))
 NARROW(mul_lo_32, uint32_t, (a * b))
 WIDE(mul_lo_64, uint64_t, (a * b))
+NARROW(mul_hi_s16, int16_t, ((int32_t)a * b) >> 16)
+NARROW(mul_hi_u16, uint16_t, ((uint32_t)a * b) >> 16)
 NARROW(mul_hi_s32, int32_t, ((int64_t)a * b) >> 32)
 NARROW(mul_hi_u32, uint32_t, ((uint64_t)a * b) >> 32)
 WIDE(mul_hi_s64, int64_t, ((__int128)a * b) >> 64)
@@ -140,6 +143,21 @@ FLOAT(min_nan, least_or_nan(a, b))
 FLOAT(max_nan, most_or_nan(a, b))
 NARROW(tanh_f32, float, tanhf(a))
 NARROW(copysign_f32, float, copysignf(b, a))
+
+/* The processor rounds so, too. */
+static float fma_rounded(int how, float a, float b, float c) {
+    volatile float x = a, y = b, z = c; /* not before it is told, nor after */
+    fesetround(how);
+    volatile float r = fmaf(x, y, z);
+    fesetround(FE_TONEAREST);
+    return r;
+}
+NARROW(fma_rz_f32, float, fma_rounded(FE_TOWARDZERO, a, b, c))
+NARROW(fma_rm_f32, float, fma_rounded(FE_DOWNWARD, a, b, c))
+NARROW(fma_rp_f32, float, fma_rounded(FE_UPWARD, a, b, c))
+NARROW(add_rz_f32, float, fma_rounded(FE_TOWARDZERO, a, 1, b))
+NARROW(add_rm_f32, float, fma_rounded(FE_DOWNWARD, a, 1, b))
+NARROW(add_rp_f32, float, fma_rounded(FE_UPWARD, a, 1, b))
 WIDE(add_f64, double, a + b)
 WIDE(sub_f64, double, a - b)
 WIDE(mul_f64, double, (a * b))
@@ -150,6 +168,18 @@ WIDE(abs_f64, double, fabs(a))
 WIDE(sqrt_f64, double, sqrt(a))
 WIDE(rcp_f64, double, 1.0 / a)
 WIDE(rsqrt_f64, double, 1.0 / sqrt(a))
+/* .approx.ftz: of the result the upper word; subnormal numbers are zeros. */
+static inline double coarse(double value) {
+    uint64_t bits;
+    value = fabs(value) < DBL_MIN ? copysign(0, value) : value;
+    memcpy(&bits, &value, sizeof bits);
+    bits &= ~UINT64_C(0xFFFFFFFF);
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+WIDE(rcp_ftz_f64, double, coarse(1.0 / (fabs(a) < DBL_MIN ? copysign(0, a) : a)))
+WIDE(rsqrt_ftz_f64, double, coarse(1.0 / sqrt(fabs(a) < DBL_MIN ? copysign(0, a) : a)))
+WIDE(copysign_f64, double, copysign(b, a))
 WIDE(min_f64, double, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
 WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
 
@@ -627,6 +657,8 @@ static const struct {
     {"mul.lo.u32", mul_lo_32},
     {"mul.lo.s64", mul_lo_64},
     {"mul.lo.u64", mul_lo_64},
+    {"mul.hi.s16", mul_hi_s16},
+    {"mul.hi.u16", mul_hi_u16},
     {"mul.hi.s32", mul_hi_s32},
     {"mul.hi.u32", mul_hi_u32},
     {"mul.hi.s64", mul_hi_s64},
@@ -754,6 +786,12 @@ static const struct {
     {"max.ftz.NaN.f32", max_nan_ftz_f32},
     {"tanh.f32", tanh_f32},
     {"copysign.f32", copysign_f32},
+    {"fma.rz.f32", fma_rz_f32},
+    {"fma.rm.f32", fma_rm_f32},
+    {"fma.rp.f32", fma_rp_f32},
+    {"add.rz.f32", add_rz_f32},
+    {"add.rm.f32", add_rm_f32},
+    {"add.rp.f32", add_rp_f32},
     {"add.f64", add_f64},
     {"sub.f64", sub_f64},
     {"mul.f64", mul_f64},
@@ -764,6 +802,9 @@ static const struct {
     {"sqrt.f64", sqrt_f64},
     {"rcp.f64", rcp_f64},
     {"rsqrt.f64", rsqrt_f64},
+    {"rcp.ftz.f64", rcp_ftz_f64},
+    {"rsqrt.ftz.f64", rsqrt_ftz_f64},
+    {"copysign.f64", copysign_f64},
     {"min.f64", min_f64},
     {"max.f64", max_f64},
 #define HALF_NAMES(operation)                                                                                          \

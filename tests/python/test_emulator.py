@@ -571,7 +571,7 @@ def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory:
 # ---- What is not known -------------------------------------------------------------------------------------
 
 UNKNOWN = """add.sat.s32 %r1, %r1, %r1
-add.rz.f32 %r1, %r1, %r1
+mul.rz.f32 %r1, %r1, %r1
 fma.rn.sat.f32 %r1, %r1, %r1, %r1
 add.cc.u32 %r1, %r1, %r1
 cvt.rn.ftz.f32.s32 %r1, %r1
@@ -819,10 +819,8 @@ def test_products_of_integers(gpu: Gpu, dtype: str) -> None:
         return (values & (2**size - 1)).astype(f"u{size // 8}").view(f"{dtype[0]}{size // 8}")
 
     assert np.array_equal(gpu.each(f"mul.lo.{name} {{d}}, {{a}}, {{b}};", dtype, a, b), cut(whole, bits))
-    if bits > 16:
-        assert np.array_equal(
-            gpu.each(f"mul.hi.{name} {{d}}, {{a}}, {{b}};", dtype, a, b), cut(whole >> bits, bits)
-        )
+    got = gpu.each(f"mul.hi.{name} {{d}}, {{a}}, {{b}};", dtype, a, b)
+    assert np.array_equal(got, cut(whole >> bits, bits))
     if bits < 64:
         wide = f"{dtype[0]}{bits // 4}"
         assert np.array_equal(
@@ -941,6 +939,15 @@ def test_sums_and_products_of_floats(gpu: Gpu) -> None:
     a, b = pairs("f4")
     for name, want in (("add.rn", a + b), ("sub", a - b), ("mul.rn", a * b), ("div.rn", a / b)):
         same(gpu.each(f"{name}.f32 {{d}}, {{a}}, {{b}};", "f4", a, b), want)
+
+    x, y = (v.astype(np.longdouble) for v in (a, b))
+    exact = x + y
+    is_exact = (exact - x == y) & (exact - y == x)
+    for way in ("rz", "rm", "rp"):
+        for text in (f"add.{way}.f32 {{d}}, {{a}}, {{b}};", f"fma.{way}.f32 {{d}}, {{a}}, 1.0, {{b}};"):
+            got = gpu.each(text, "f4", a, b)
+            same((got + 0)[is_exact], (next_to(exact, "f4", way) + 0)[is_exact])
+    same(gpu.each("copysign.f32 {d}, {a}, {b};", "f4", a, b), np.copysign(b, a))
 
     def flushed(v: Any) -> Any:
         return np.where(np.abs(v) < np.finfo("f4").tiny, np.copysign(0, v), v).astype("f4")
