@@ -4,9 +4,10 @@ and NVRTC behind a library that has it compile to PTX.
     python tests/emulated_gpu.py python tests/small_cases.py
     python tests/emulated_gpu.py python -m pytest tests/ops/test_softmax.py
     EMULATOR_SEED=7 python tests/emulated_gpu.py ...     # other turns of warps and copies
+    FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: more tiles for each
 
 It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, what a product
-or a copy still reads) fails with a sentence that names the block, the warp and the line of PTX. Tests run on
+or a copy still reads, accesses to shared memory that nothing orders, a missing proxy fence) fails with a sentence that names the block, the warp and the line of PTX. Tests run on
 it in CI; times mean nothing here.
 """
 
@@ -83,7 +84,7 @@ def environment() -> dict[str, str]:
         "EMULATOR_NVRTC": os.environ.get("EMULATOR_NVRTC", str(find_nvrtc())),
         "FAKE_CUDA_VERSION": "13050",
         "FAKE_CUDA_DEVICES": "1",
-        "FAKE_CUDA_LARGE": "1",
+        "FAKE_CUDA_LARGE": os.environ.get("FAKE_CUDA_LARGE", "132"),
         "WEFT_TEST_DEVICE": "cuda",
         "WEFT_DEVICE": "cuda",
     }

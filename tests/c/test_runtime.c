@@ -3,6 +3,7 @@
    reaches the driver in a launch, and each call of a whole build-and-run failing in turn. The driver and the compiler are
    those of tests/fake_cuda. */
 #define _GNU_SOURCE
+#include "../emulator/tensor_map.h"
 #include "scenario.h"
 
 #include "runtime/context.h"
@@ -490,6 +491,7 @@ static void chip_newer_than_compiler(void) {
 
 static void check_tensor_maps(const struct driver *driver) {
     struct cuda_tensor_map map;
+    struct tensor_map held; /* what the fake driver puts into those bytes */
     const struct tensor_map_form right = {.type = TENSOR_MAP_BF16,
                                           .rank = 3,
                                           .dims = {100, 50, 4},
@@ -499,10 +501,13 @@ static void check_tensor_maps(const struct driver *driver) {
                                           .promotion = TENSOR_MAP_L2_128B};
     struct tensor_map_form form = right;
     DO(tensor_map_tiled(&map, driver, &form, 0x10000));
-    CHECK(map.words[0] == 0x10000 && map.words[1] == (9ull << 32 | 3) && map.words[2] == 100, "tiled");
+    memcpy(&held, &map, sizeof held);
+    CHECK(held.address == 0x10000 && held.type == 9 && held.rank == 3 && held.last[0] == 99, "tiled");
+    CHECK(held.strides[1] == 208 * 50 && held.box[1] == 128 && held.swizzle == 3 && !held.is_im2col, "tiled");
     form.lower[0] = -1, form.upper[0] = -2, form.channels = 64, form.pixels = 128;
     DO(tensor_map_im2col(&map, driver, &form, 0x10000));
-    CHECK(map.words[3] == 0xFFFFFFFFFFFFFFFEull, "im2col");
+    memcpy(&held, &map, sizeof held);
+    CHECK(held.is_im2col && held.lower[0] == -1 && held.upper[0] == -2 && held.box[0] == 64, "im2col");
 
     struct {
         struct tensor_map_form form;

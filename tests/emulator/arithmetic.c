@@ -143,21 +143,6 @@ FLOAT(min_nan, least_or_nan(a, b))
 FLOAT(max_nan, most_or_nan(a, b))
 NARROW(tanh_f32, float, tanhf(a))
 NARROW(copysign_f32, float, copysignf(b, a))
-
-/* The processor rounds so, too. */
-static float fma_rounded(int how, float a, float b, float c) {
-    volatile float x = a, y = b, z = c; /* not before it is told, nor after */
-    fesetround(how);
-    volatile float r = fmaf(x, y, z);
-    fesetround(FE_TONEAREST);
-    return r;
-}
-NARROW(fma_rz_f32, float, fma_rounded(FE_TOWARDZERO, a, b, c))
-NARROW(fma_rm_f32, float, fma_rounded(FE_DOWNWARD, a, b, c))
-NARROW(fma_rp_f32, float, fma_rounded(FE_UPWARD, a, b, c))
-NARROW(add_rz_f32, float, fma_rounded(FE_TOWARDZERO, a, 1, b))
-NARROW(add_rm_f32, float, fma_rounded(FE_DOWNWARD, a, 1, b))
-NARROW(add_rp_f32, float, fma_rounded(FE_UPWARD, a, 1, b))
 WIDE(add_f64, double, a + b)
 WIDE(sub_f64, double, a - b)
 WIDE(mul_f64, double, (a * b))
@@ -182,6 +167,57 @@ WIDE(rsqrt_ftz_f64, double, coarse(1.0 / sqrt(fabs(a) < DBL_MIN ? copysign(0, a)
 WIDE(copysign_f64, double, copysign(b, a))
 WIDE(min_f64, double, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
 WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
+
+/* Floats that are not rounded to nearest; what they do is the word before the rounding. */
+static enum outcome directed(struct warp *w, const struct instruction *i, uint32_t mask) {
+    static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+    bool is_wide = i->type == TYPE_F64;
+    fesetround(modes[i->mode]);
+    FOR_LANES(mask, l) {
+        volatile double wide_of[3] = {0};
+        volatile float of[3] = {0};
+        for (int k = 0; k < 3 && k + 1 < i->operand_count; k++) {
+            of[k] = READ(float, narrow(w, &i->operands[k + 1]), l);
+            wide_of[k] = is_wide ? READ(double, wide(w, &i->operands[k + 1]), l) : 0;
+        }
+        double r_wide = i->opcode[0] == 'f'   ? fma(wide_of[0], wide_of[1], wide_of[2])
+                        : i->opcode[0] == 'a' ? wide_of[0] + wide_of[1]
+                        : i->opcode[0] == 's' ? wide_of[0] - wide_of[1]
+                        : i->opcode[0] == 'm' ? wide_of[0] * wide_of[1]
+                                              : wide_of[0] / wide_of[1];
+        float r = i->opcode[0] == 'f'   ? fmaf(of[0], of[1], of[2])
+                  : i->opcode[0] == 'a' ? of[0] + of[1]
+                  : i->opcode[0] == 's' ? of[0] - of[1]
+                  : i->opcode[0] == 'm' ? of[0] * of[1]
+                                        : of[0] / of[1];
+        if (is_wide)
+            memcpy(&wide(w, &i->operands[0])[l], &r_wide, sizeof r_wide);
+        else
+            memcpy(&narrow(w, &i->operands[0])[l], &r, sizeof r);
+    }
+    fesetround(FE_TONEAREST);
+    return NEXT;
+}
+
+/* add, sub and mad in a chain: each takes and leaves a carry (of sub: a borrow) beside its 32 bits. */
+static enum outcome carrying(struct warp *w, const struct instruction *i, uint32_t mask) {
+    bool is_mad = i->opcode[0] == 'm', is_sub = i->opcode[0] == 's', is_high = ptx_has(i->opcode, "hi");
+    bool takes = i->opcode[3] == 'c', leaves = ptx_has(i->opcode, "cc");
+    const uint32_t *x = narrow(w, &i->operands[1]), *y = narrow(w, &i->operands[2]);
+    const uint32_t *z = narrow(w, &i->operands[is_mad ? 3 : 2]);
+    uint32_t *d = narrow(w, &i->operands[0]), carry = w->carry;
+    FOR_LANES(mask, l) {
+        uint64_t product =
+            i->type == TYPE_S32 ? (uint64_t)((int64_t)(int32_t)x[l] * (int32_t)y[l]) : (uint64_t)x[l] * y[l];
+        uint64_t first = !is_mad ? x[l] : is_high ? product >> 32 : (uint32_t)product, in = takes && carry >> l & 1;
+        first = (uint32_t)first;
+        uint64_t whole = is_sub ? first - z[l] - in : first + z[l] + in;
+        d[l] = (uint32_t)whole;
+        if (leaves)
+            w->carry = (w->carry & ~(UINT32_C(1) << l)) | (uint32_t)(whole >> 32 & 1) << l;
+    }
+    return NEXT;
+}
 
 /* Pairs of halves; each result is rounded once. */
 static uint32_t pair(float (*from)(uint16_t), uint16_t (*to)(float), float (*f)(float, float, float), uint32_t a,
@@ -786,12 +822,6 @@ static const struct {
     {"max.ftz.NaN.f32", max_nan_ftz_f32},
     {"tanh.f32", tanh_f32},
     {"copysign.f32", copysign_f32},
-    {"fma.rz.f32", fma_rz_f32},
-    {"fma.rm.f32", fma_rm_f32},
-    {"fma.rp.f32", fma_rp_f32},
-    {"add.rz.f32", add_rz_f32},
-    {"add.rm.f32", add_rm_f32},
-    {"add.rp.f32", add_rp_f32},
     {"add.f64", add_f64},
     {"sub.f64", sub_f64},
     {"mul.f64", mul_f64},
@@ -916,6 +946,14 @@ operation decode_arithmetic(struct instruction *i) {
     for (size_t k = 0; k < sizeof families / sizeof *families; k++)
         if (ptx_begins(i->opcode, families[k].start) && ptx_only(i->opcode, families[k].words))
             return ptx_type_bytes((enum ptx_type)i->type) == 8 ? families[k].wide : families[k].run;
+    bool is_chained = ptx_begins(i->opcode, "addc.") || ptx_begins(i->opcode, "subc.") ||
+                      ptx_begins(i->opcode, "madc.") || ptx_has(i->opcode, "cc");
+    if (is_chained)
+        return ptx_only(i->opcode, "lo hi cc u32 s32") ? carrying : NULL;
+    i->mode = ptx_has(i->opcode, "rz") ? 1 : ptx_has(i->opcode, "rm") ? 2 : ptx_has(i->opcode, "rp") ? 3 : 0;
+    if (i->mode && (ptx_begins(i->opcode, "fma.") || ptx_begins(i->opcode, "add.") || ptx_begins(i->opcode, "sub.") ||
+                    ptx_begins(i->opcode, "mul.") || ptx_begins(i->opcode, "div.")))
+        return ptx_only(i->opcode, "rz rm rp f32 f64") ? directed : NULL;
     plain_name(plain, i->opcode);
     for (size_t k = 0; k < sizeof operations / sizeof *operations; k++)
         if (strcmp(operations[k].name, plain) == 0)

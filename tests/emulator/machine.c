@@ -145,7 +145,8 @@ static const char *check_global(void *context, uint64_t address, size_t bytes) {
 unsigned char *machine_memory(const struct warp *w, int lane, enum ptx_space space, uint64_t address, size_t bytes) {
     if (space == SPACE_SHARED || (space == SPACE_GENERIC && address & SHARED_WINDOW))
         return machine_shared(w, (uint32_t)address, bytes);
-    if (space == SPACE_LOCAL || (space == SPACE_GENERIC && address & LOCAL_WINDOW)) {
+    bool is_anywhere = space == SPACE_GENERIC || space == SPACE_PARAMETERS; /* those of a call are local */
+    if (space == SPACE_LOCAL || (is_anywhere && address & LOCAL_WINDOW)) {
         uint64_t offset = address & ~LOCAL_WINDOW;
         if (offset + bytes > machine->kernel->local_bytes || offset % bytes)
             machine_fail(w, "%zu bytes at local address %llu of %zu", bytes, (unsigned long long)offset,

@@ -52,6 +52,7 @@ struct warp {
     struct block *block;
     int index;
     enum warp_state state;
+    uint32_t carry;          /* of each lane, from an addition in a chain */
     uint32_t alive, stuck;   /* lanes: not ended; waiting for others of the warp */
     uint32_t places[LANES];  /* the next instruction of each lane */
     int waits_at;            /* the named barrier, the mbarrier's address */

@@ -36,8 +36,18 @@ struct stretch {
     uint64_t *reads, *writes, *enters, *leaves;
 };
 
+/* A function: where its text lies. Calls are replaced by it. */
+struct function {
+    struct function *next;
+    const char *name, *results, *parameters, *body;
+    int line;
+};
+
 struct reader {
     struct module *module;
+    struct function *functions;
+    const char *end_label; /* of the function that is being read; NULL: a kernel */
+    int calls;
     struct kernel *kernel;
     const char *at;
     int line;
@@ -525,6 +535,11 @@ static void read_instruction(struct reader *r) {
     read_types(i);
     i->is_branch = strcmp(i->opcode, "bra") == 0 || strcmp(i->opcode, "bra.uni") == 0;
     i->is_end = strcmp(i->opcode, "ret") == 0 || strcmp(i->opcode, "exit") == 0;
+    if (i->is_end && r->end_label) {
+        i->is_branch = true;
+        i->is_end = false;
+        i->operands[i->operand_count++] = (struct operand){.kind = OPERAND_LABEL, .other = -1, .name = r->end_label};
+    }
     if (!i->is_branch && !i->is_end)
         i->run = ptx_decode(i);
     if (!i->run && !i->is_branch && !i->is_end)
@@ -759,6 +774,75 @@ static bool read_label(struct reader *r) {
     return true;
 }
 
+static void read_local(struct reader *r, uint64_t window) {
+    struct variable v = read_variable(r);
+    declare(r, v.name, SYMBOL_MEMORY, window + place_in(&r->kernel->local_bytes, &v));
+    expect(r, ";");
+}
+
+static void read_body(struct reader *r);
+
+/* "(a, b)" of a call beside "(.param .b32 x, .param .b64 y)" of the function: each name there is what lies here. */
+static void bind(struct reader *r, const char *formal, int scope) {
+    const char *actual = r->at;
+    expect(r, "(");
+    while (!takes(r, ")")) {
+        const struct symbol *argument = find(r, take_word(r), scope);
+        takes(r, ",");
+        actual = r->at;
+        r->at = formal;
+        takes(r, "(");
+        takes(r, ",");
+        expect(r, ".param");
+        struct variable v = read_variable(r);
+        formal = r->at;
+        r->at = actual;
+        if (!argument || argument->kind != SYMBOL_MEMORY)
+            fail(r, "a call with what is no parameter");
+        declare(r, v.name, SYMBOL_MEMORY, argument->value);
+    }
+}
+
+/* "call.uni (result), name, (arguments);": the function's text, read here; its end is where it returns to. */
+static void read_call(struct reader *r) {
+    int outside = r->scope;
+    const char *end_outside = r->end_label, *results = NULL;
+    take_word(r);
+    skip_space(r);
+    if (*r->at == '(') {
+        results = r->at;
+        r->at = strchr(r->at, ')') + 1;
+        expect(r, ",");
+    }
+    const char *name = take_word(r);
+    const struct function *function = r->functions;
+    while (function && strcmp(function->name, name) != 0)
+        function = function->next;
+    if (!function)
+        fail(r, "the emulator does not know the function '%s'", name);
+    open_scope(r);
+    if (takes(r, ","))
+        bind(r, function->parameters, outside);
+    const char *after = r->at + strcspn(r->at, ";") + 1;
+    if (results) {
+        r->at = results;
+        bind(r, function->results, outside);
+    }
+    char *label = owned(r->module, 32);
+    sprintf(label, "end of call %d", r->calls++);
+    int line = r->line;
+    r->end_label = label;
+    r->at = function->body;
+    r->line = function->line;
+    open_scope(r);
+    read_body(r);
+    declare(r, label, SYMBOL_LABEL, (uint64_t)r->kernel->instruction_count);
+    r->scope = outside;
+    r->end_label = end_outside;
+    r->at = after;
+    r->line = line;
+}
+
 static void read_body(struct reader *r) {
     for (int depth = 1; depth;) {
         skip_space(r);
@@ -775,11 +859,13 @@ static void read_body(struct reader *r) {
             declare(r, v.name, SYMBOL_MEMORY, place_in(&r->kernel->static_shared_bytes, &v));
             expect(r, ";");
         } else if (takes(r, ".local")) {
-            struct variable v = read_variable(r);
-            declare(r, v.name, SYMBOL_MEMORY, place_in(&r->kernel->local_bytes, &v));
-            expect(r, ";");
+            read_local(r, 0);
+        } else if (takes(r, ".param")) {
+            read_local(r, LOCAL_WINDOW); /* of a call: loads and stores find it by its generic address */
         } else if (takes(r, ".pragma")) {
             r->at += strcspn(r->at, ";") + 1;
+        } else if (strncmp(r->at, "call", 4) == 0) {
+            read_call(r);
         } else if (!read_label(r)) {
             read_instruction(r);
         }
@@ -824,10 +910,52 @@ static void read_kernel(struct reader *r, size_t shared_bytes, const struct vari
     place_registers(r);
 }
 
+/* Notes where a function's parts lie, and goes on behind it. */
+static void read_function(struct reader *r) {
+    struct function *function = owned(r->module, sizeof *function);
+    skip_space(r);
+    if (*r->at == '(') {
+        function->results = r->at;
+        r->at = strchr(r->at, ')') + 1;
+    }
+    function->name = take_word(r);
+    skip_space(r);
+    function->parameters = r->at;
+    while (*r->at && *r->at != '{' && *r->at != ';')
+        r->line += *r->at++ == '\n';
+    if (takes(r, ";"))
+        return; /* its body comes later */
+    function->body = r->at + 1;
+    function->line = r->line;
+    function->next = r->functions;
+    r->functions = function;
+    for (int depth = 0; *r->at; r->at++) {
+        r->line += *r->at == '\n';
+        depth += (*r->at == '{') - (*r->at == '}');
+        if (!depth) {
+            r->at++;
+            return;
+        }
+    }
+}
+
+/* Before anything else: a kernel may call what is defined behind it. */
+static void find_functions(struct reader *r) {
+    const char *text = r->at;
+    for (const char *at = text; (at = strstr(at, ".func "));) {
+        r->at = at + strlen(".func");
+        read_function(r);
+        at = r->at;
+    }
+    r->at = text;
+    r->line = 1;
+}
+
 static void read_module(struct reader *r) {
     size_t shared_bytes = 0;
     struct variable dynamic = {0};
     open_scope(r);
+    find_functions(r);
     while (skip_space(r), *r->at) {
         if (takes(r, ".version") || takes(r, ".target") || takes(r, ".address_size")) {
             r->at += strcspn(r->at, "\n");
@@ -843,6 +971,8 @@ static void read_module(struct reader *r) {
             struct variable v = read_variable(r);
             declare(r, v.name, SYMBOL_MEMORY, place_in(&shared_bytes, &v));
             expect(r, ";");
+        } else if (takes(r, ".func")) {
+            read_function(r);
         } else if (takes(r, ".entry")) {
             read_kernel(r, shared_bytes, &dynamic);
         } else {

@@ -55,8 +55,8 @@ struct item {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
-static bool is_set_up, is_started, is_large;
-static int version = 13000, device_count = 2, arch = 90;
+static bool is_set_up, is_started;
+static int version = 13000, device_count = 2, arch = 90, large;
 static struct context contexts[DEVICES_MAX];
 static struct item *alive, *freed[FREED_KEPT];
 static int64_t call_count, fail_call, launch_count;
@@ -83,7 +83,7 @@ static void set_up(void) {
     version = (int)setting("FAKE_CUDA_VERSION", version);
     device_count = (int)setting("FAKE_CUDA_DEVICES", device_count);
     arch = (int)setting("FAKE_CUDA_ARCH", arch);
-    is_large = setting("FAKE_CUDA_LARGE", 0);
+    large = (int)setting("FAKE_CUDA_LARGE", 0);
     const char *fail = getenv("FAKE_CUDA_FAIL"), *colon = fail ? strchr(fail, ':') : NULL;
     if (colon) {
         fail_call = strtoll(fail, NULL, 10);
@@ -291,13 +291,13 @@ static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
 }
 
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    /* Beside each other: a small chip, and one like the H200. */
+    /* Beside each other: a small chip, and an H200 of as many multiprocessors as asked. */
     static const int table[][3] = {{1, 1024, 1024},
                                    {5, INT32_MAX, INT32_MAX},
                                    {6, 65535, 65535},
                                    {7, 65535, 65535},
                                    {13, 1500000, 1980000},
-                                   {16, 4, 132},
+                                   {16, 4, 0},
                                    {36, 1000000, 3201000},
                                    {37, 512, 6016},
                                    {38, 8 << 20, 60 << 20},
@@ -311,7 +311,9 @@ static int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = -1;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i][0] == attribute)
-            *value = table[i][is_large ? 2 : 1];
+            *value = table[i][large ? 2 : 1];
+    if (attribute == 16 && large)
+        *value = large;
     if (attribute == 75)
         *value = arch / 10;
     if (attribute == 76)

@@ -6,7 +6,7 @@
      FAKE_CUDA_VERSION   what it says it speaks; 13000
      FAKE_CUDA_DEVICES   how many GPUs; 2
      FAKE_CUDA_ARCH      of them; 90
-     FAKE_CUDA_LARGE     1: as many multiprocessors and as much bandwidth as an H200 has, for 4 and little
+     FAKE_CUDA_LARGE     how many multiprocessors, of a chip that is otherwise an H200; else it has 4, and little of all
      FAKE_CUDA_MISSING   an entry that it lacks
      FAKE_CUDA_FAIL      n:result, as fail_at */
 #ifndef WEFT_TESTS_FAKE_CUDA_H

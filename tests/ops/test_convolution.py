@@ -190,6 +190,21 @@ def test_data_gradient(case: Case) -> None:
     )
 
 
+@pytest.mark.parametrize("tile", [0, 10, 29])
+def test_data_gradient_of_pixels_that_no_filter_saw(tile: int) -> None:
+    """Three pixels in four get 0: few multiprocessors make many tiles without a step, one after the other."""
+    case = Case("", (4, 256, 28, 28), (32, 256, 1, 1), {"stride": [2, 2]})
+    _, w, dy = arrays(case, "bf16")
+    checks.check(
+        lambda g, dy, w: g.conv_dgrad(dy, w, **case.options).set_dim(case.x),
+        {"dy": dy, "w": w},
+        dgrad(case, dy, w),
+        layouts=["channels_last"],
+        magnitude=largest(dgrad(case, abs(dy), abs(w))),
+        knobs={"TILE_SIZE": tile} if tile else None,
+    )
+
+
 @pytest.mark.parametrize("width", [5, 19, 37])
 def test_operands_behind_a_strided_data_gradient(width: int) -> None:
     """Of the positions that a stride tells apart some lie outside an odd image: what meets the others does

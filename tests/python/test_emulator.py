@@ -571,9 +571,9 @@ def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory:
 # ---- What is not known -------------------------------------------------------------------------------------
 
 UNKNOWN = """add.sat.s32 %r1, %r1, %r1
-mul.rz.f32 %r1, %r1, %r1
+mul.rz.ftz.f32 %r1, %r1, %r1
 fma.rn.sat.f32 %r1, %r1, %r1, %r1
-add.cc.u32 %r1, %r1, %r1
+add.cc.u64 %d1, %d1, %d1
 cvt.rn.ftz.f32.s32 %r1, %r1
 cvt.rn.satfinite.f16x2.f32 %r1, %r1, %r1
 cvt.rz.tf32.f32 %r1, %r1
@@ -605,8 +605,7 @@ ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32 %r1, [s]
 mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r1, %r1}, {%r1}, {%r1}, {%r1}
 wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r1, %r1}, %d1, %d1, 0, 1, 1, 0, 0
 wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%r1}, %d1, %d1, %r1, 0, 0, 1, 1
-brx.idx %r1, table
-call.uni helper"""
+brx.idx %r1, table"""
 
 
 @pytest.mark.parametrize("line", UNKNOWN.splitlines(), ids=lambda line: line.split()[0])
@@ -832,6 +831,52 @@ def test_products_of_integers(gpu: Gpu, dtype: str) -> None:
         assert np.array_equal(got, cut(whole + added.astype(object), 64))
 
 
+def test_chains_of_carries(gpu: Gpu) -> None:
+    """Sums, differences and products of 64 bits in halves."""
+    a, b = pairs("u8")
+    split = "mov.b64 {{%r40, %r41}}, {a};\nmov.b64 {{%r42, %r43}}, {b};\n"
+    join = "mov.b64 {d}, {{%r44, %r45}};"
+    for low, high, want in (("add.cc", "addc", a + b), ("sub.cc", "subc", a - b)):
+        text = f"{low}.u32 %r44, %r40, %r42;\n{high}.u32 %r45, %r41, %r43;\n"
+        assert np.array_equal(gpu.each(split + text + join, "u8", a, b), want)
+    text = "mad.lo.cc.u32 %r44, %r40, %r42, %r41;\nmadc.hi.u32 %r45, %r40, %r42, %r43;\n"
+    mask = np.uint64(0xFFFFFFFF)
+    want = (a & mask) * (b & mask) + (a >> np.uint64(32)) + (b & ~mask)
+    assert np.array_equal(gpu.each(split + text + join, "u8", a, b), want)
+
+
+def test_calls(gpu: Gpu) -> None:
+    """A function's text stands for its call, wherever it lies."""
+    text = module("""mul.wide.u32 %d8, %r0, 4;
+add.s64 %d8, %d8, %d0;
+ld.global.u32 %r1, [%d8];
+{
+.param .b32 given;
+.param .b32 got;
+st.param.b32 [given], %r1;
+call.uni (got), twice, (given);
+ld.param.b32 %r2, [got];
+}
+st.global.u32 [%d8], %r2;""", 1)  # fmt: skip
+    function = """.func (.param .b32 made) twice(.param .b32 of)
+{
+.reg .b32 %r<3>;
+ld.param.b32 %r1, [of];
+add.u32 %r2, %r1, %r1;
+st.param.b32 [made], %r2;
+ret;
+}
+"""
+    address = gpu.allocate(128)
+    emulated_kernel.ctypes.memmove(address, np.arange(32, dtype="u4").ctypes.data, 128)
+    gpu.launch(text.replace(".visible", function + ".visible"), [address])
+    got = np.frombuffer(emulated_kernel.ctypes.string_at(address, 128), "u4")
+    gpu.free(address)
+    assert np.array_equal(got, 2 * np.arange(32))
+    said = gpu.load(text, wants=INVALID_IMAGE)[1]
+    assert said.endswith("the emulator does not know the function 'twice'")
+
+
 @pytest.mark.parametrize("bits", [16, 32, 64])
 def test_shifts(gpu: Gpu, bits: int) -> None:
     counts = np.array([0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 2**32 - 1], "u4")
@@ -942,11 +987,15 @@ def test_sums_and_products_of_floats(gpu: Gpu) -> None:
 
     x, y = (v.astype(np.longdouble) for v in (a, b))
     exact = x + y
-    is_exact = (exact - x == y) & (exact - y == x)
+    is_sum = (exact - x == y) & (exact - y == x)
     for way in ("rz", "rm", "rp"):
         for text in (f"add.{way}.f32 {{d}}, {{a}}, {{b}};", f"fma.{way}.f32 {{d}}, {{a}}, 1.0, {{b}};"):
             got = gpu.each(text, "f4", a, b)
-            same((got + 0)[is_exact], (next_to(exact, "f4", way) + 0)[is_exact])
+            same((got + 0)[is_sum], (next_to(exact, "f4", way) + 0)[is_sum])
+        product = x * y
+        is_exact = np.isfinite(product) & (product / y == x)
+        got = gpu.each(f"mul.{way}.f32 {{d}}, {{a}}, {{b}};", "f4", a, b)
+        same(got[is_exact], next_to(product, "f4", way)[is_exact])
     same(gpu.each("copysign.f32 {d}, {a}, {b};", "f4", a, b), np.copysign(b, a))
 
     def flushed(v: Any) -> Any:

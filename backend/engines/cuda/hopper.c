@@ -13,7 +13,8 @@ enum {
     STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
     SKINNY_COLUMNS = 128,
     STAGES_LEAST = 3,
-    SHARED_MAX = 232448, /* all that a block can have */
+    SHARED_MAX = 232448,       /* all that a block can have */
+    MULTIPROCESSORS_LEAST = 4, /* what a cluster of two parts takes */
 };
 
 static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
@@ -24,6 +25,9 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s runs on compute capability 9.0, '%s' has %d.%d", family,
              device->name, device->cuda.major, device->cuda.minor);
+    if (device->cuda.multiprocessors < MULTIPROCESSORS_LEAST)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s wants %d multiprocessors, '%s' has %d", family,
+             MULTIPROCESSORS_LEAST, device->name, device->cuda.multiprocessors);
     return WEFT_STATUS_SUCCESS;
 }
 

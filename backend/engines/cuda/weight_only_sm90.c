@@ -61,7 +61,10 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
     int64_t blocks = parts(w->p.columns, w->columns) * parts(w->p.rows, w->tokens) * w->splits;
     double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
     double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
-    int64_t clusters = (int64_t)found / w->splits, waves = parts(blocks, clusters * w->splits);
+    int64_t clusters = (int64_t)found / w->splits;
+    if (!clusters)
+        return INFINITY;
+    int64_t waves = parts(blocks, clusters * w->splits);
     double step = (double)w->columns * w->tokens * STEP / PRODUCTS_PER_CLOCK / efficiency / CLOCK;
     double fill = (a_bytes + w_bytes) * (double)parts(blocks, waves) / L2_BYTES_PER_SECOND;
     double least = STEP_SECONDS + STEP_SECONDS_PER_COLUMN * w->columns;

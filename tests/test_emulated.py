@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA engines' kernels on a GPU in software: each one, with warps and copies in two orders, and a sample
+of the tests of all operations. With few multiprocessors each makes many tiles; 132 plan as an H200 does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import emulated_gpu
+
+ROOT = Path(__file__).parents[1]
+SMALL_CASES = ["tests/small_cases.py"]
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+PIXELS = ["tests/ops/test_convolution.py", "-k", "no_filter_saw"]
+
+
+def run(words: list[str], settings: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    """What a Python program does on the emulated GPU."""
+    env = os.environ | emulated_gpu.environment() | {name: str(value) for name, value in settings.items()}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([sys.executable, *words], env=env, cwd=ROOT, **both)
+
+
+def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
+    """Runs programs side by side; none may fail."""
+    emulated_gpu.build()
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(run, words, settings):
+            assert done.returncode == 0, done.stdout
+
+
+def test_every_kernel() -> None:
+    check([SMALL_CASES] * 2, [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}])
+
+
+def test_a_sample_of_operations() -> None:
+    settings = {"WEFT_TEST_SAMPLE": "1/16"}, {"WEFT_TEST_SAMPLE": "5/16", "FAKE_CUDA_LARGE": 16}
+    check([[*PYTEST, "tests/ops"]] * 2, list(settings))
+
+
+def test_a_chip_of_few_multiprocessors() -> None:
+    """Fewer than the largest cluster has blocks."""
+    check([[*SMALL_CASES, "--only", "tokens"]], [{"FAKE_CUDA_LARGE": 4}])
+
+
+def test_tiles_without_a_step() -> None:
+    check([[*PYTEST, *PIXELS]] * 2, [{"EMULATOR_SEED": seed, "FAKE_CUDA_LARGE": 16} for seed in (1, 2)])
