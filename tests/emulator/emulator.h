@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs kernels in PTX on the processor, as a chip of compute capability 9.0 would, slowly and with an eye on every rule: reads
    and writes outside of what is allocated or not aligned, barriers misused, memory overwritten under a product or a copy that
-   has not ended, accesses to shared memory in no order, lanes and warps that wait for each other for ever. What a chip leaves open is decided at random. */
+   has not ended, accesses to shared memory that nothing orders, lanes and warps that wait for each other for ever. What a chip
+   leaves open is decided at random. */
 #ifndef WEFT_TESTS_EMULATOR_H
 #define WEFT_TESTS_EMULATOR_H
 
