@@ -7,8 +7,8 @@ and NVRTC behind a library that has it compile to PTX.
     FAKE_CUDA_LARGE=16 python tests/emulated_gpu.py ...  # 16 multiprocessors for 132: more tiles for each
 
 It looks like an H200. A kernel that breaks a rule of the chip (memory, alignment, barriers, what a product
-or a copy still reads) fails with a sentence that names the block, the warp and the line of PTX. Tests run on
-it in CI; times mean nothing here.
+or a copy still reads, accesses to shared memory that nothing orders, a fence that is missing) fails with a
+sentence that names the block, the warp and the line of PTX. Tests run on it in CI; times mean nothing here.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 #include "numbers.h"
 
 #include <fenv.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -43,28 +44,31 @@ WIDE(add_64, uint64_t, a + b)
 NARROW(sub_16, uint16_t, a - b)
 NARROW(sub_32, uint32_t, a - b)
 WIDE(sub_64, uint64_t, a - b)
-NARROW(mul_lo_16, uint16_t, (uint32_t)a *b)
-NARROW(mul_lo_32, uint32_t, a *b)
-WIDE(mul_lo_64, uint64_t, a *b)
-NARROW(mul_hi_s32, int32_t, (int64_t)a *b >> 32)
-NARROW(mul_hi_u32, uint32_t, (uint64_t)a *b >> 32)
-WIDE(mul_hi_s64, int64_t, (__int128)a *b >> 64)
-WIDE(mul_hi_u64, uint64_t, (unsigned __int128)a *b >> 64)
-NARROW(mad_lo_16, uint16_t, (uint32_t)a *b + c)
-NARROW(mad_lo_32, uint32_t, a *b + c)
-WIDE(mad_lo_64, uint64_t, a *b + c)
+NARROW(mul_lo_16, uint16_t, ((uint32_t)a * b))
+NARROW(mul_lo_32, uint32_t, (a * b))
+WIDE(mul_lo_64, uint64_t, (a * b))
+NARROW(mul_hi_s16, int16_t, ((int32_t)a * b) >> 16)
+NARROW(mul_hi_u16, uint16_t, ((uint32_t)a * b) >> 16)
+NARROW(mul_hi_s32, int32_t, ((int64_t)a * b) >> 32)
+NARROW(mul_hi_u32, uint32_t, ((uint64_t)a * b) >> 32)
+WIDE(mul_hi_s64, int64_t, ((__int128)a * b) >> 64)
+WIDE(mul_hi_u64, uint64_t, ((unsigned __int128)a * b) >> 64)
+NARROW(mad_lo_16, uint16_t, ((uint32_t)a * b) + c)
+NARROW(mad_lo_32, uint32_t, (a * b) + c)
+WIDE(mad_lo_64, uint64_t, (a * b) + c)
+/* What is divided by zero, or its rest, is all ones, as the compiler's code for this chip has it. */
 NARROW(div_s16, int16_t, b ? a / b : -1)
 NARROW(div_u16, uint16_t, b ? a / b : UINT16_MAX)
 NARROW(div_s32, int32_t, !b ? -1 : b == -1 ? (int32_t)(0 - (uint32_t)a) : a / b)
 NARROW(div_u32, uint32_t, b ? a / b : UINT32_MAX)
 WIDE(div_s64, int64_t, !b ? -1 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b)
 WIDE(div_u64, uint64_t, b ? a / b : UINT64_MAX)
-NARROW(rem_s16, int16_t, b ? a % b : a)
-NARROW(rem_u16, uint16_t, b ? a % b : a)
-NARROW(rem_s32, int32_t, !b ? a : b == -1 ? 0 : a % b)
-NARROW(rem_u32, uint32_t, b ? a % b : a)
-WIDE(rem_s64, int64_t, !b ? a : b == -1 ? 0 : a % b)
-WIDE(rem_u64, uint64_t, b ? a % b : a)
+NARROW(rem_s16, int16_t, b ? a % b : -1)
+NARROW(rem_u16, uint16_t, b ? a % b : UINT16_MAX)
+NARROW(rem_s32, int32_t, !b ? -1 : b == -1 ? 0 : a % b)
+NARROW(rem_u32, uint32_t, b ? a % b : UINT32_MAX)
+WIDE(rem_s64, int64_t, !b ? -1 : b == -1 ? 0 : a % b)
+WIDE(rem_u64, uint64_t, b ? a % b : UINT64_MAX)
 NARROW(min_s16, int16_t, a < b ? a : b)
 NARROW(min_u16, uint16_t, a < b ? a : b)
 NARROW(min_s32, int32_t, a < b ? a : b)
@@ -83,8 +87,8 @@ WIDE(neg_64, uint64_t, 0 - a)
 NARROW(abs_s16, int16_t, a < 0 ? -a : a)
 NARROW(abs_s32, int32_t, a < 0 ? (int32_t)(0 - (uint32_t)a) : a)
 WIDE(abs_s64, int64_t, a < 0 ? (int64_t)(0 - (uint64_t)a) : a)
-NARROW(and_32, uint32_t, a &b)
-WIDE(and_64, uint64_t, a &b)
+NARROW(and_32, uint32_t, (a & b))
+WIDE(and_64, uint64_t, (a & b))
 NARROW(or_32, uint32_t, a | b)
 WIDE(or_64, uint64_t, a | b)
 NARROW(xor_32, uint32_t, a ^ b)
@@ -102,30 +106,46 @@ NARROW(shf_r_wrap, uint32_t, ((uint64_t)b << 32 | a) >> (c & 31))
 NARROW(shf_l_clamp, uint32_t, ((uint64_t)b << 32 | a) << (c > 32 ? 32 : c) >> 32)
 NARROW(shf_r_clamp, uint32_t, ((uint64_t)b << 32 | a) >> (c > 32 ? 32 : c))
 
-NARROW(add_f32, float, a + b)
-NARROW(sub_f32, float, a - b)
-NARROW(mul_f32, float, a *b)
-NARROW(div_f32, float, a / b)
-NARROW(fma_f32, float, fmaf(a, b, c))
-NARROW(neg_f32, float, -a)
-NARROW(abs_f32, float, fabsf(a))
-NARROW(sqrt_f32, float, sqrtf(a))
-NARROW(rcp_f32, float, 1.0f / a)
-NARROW(rsqrt_f32, float, (float)(1.0 / sqrt((double)a)))
-NARROW(ex2_f32, float, exp2f(a))
-NARROW(lg2_f32, float, log2f(a))
-NARROW(sin_f32, float, sinf(a))
-NARROW(cos_f32, float, cosf(a))
+static inline float flushed(float a) { return fabsf(a) < FLT_MIN ? copysignf(0, a) : a; }
+
+/* A minimum or maximum of the two is NaN where both are, or one is and that counts; -0 is below +0. */
+static inline float least(float a, float b) {
+    return isnan(a) ? isnan(b) ? CANONICAL_NAN : b : isnan(b) || a < b || (a == b && signbit(a)) ? a : b;
+}
+static inline float most(float a, float b) {
+    return isnan(a) ? isnan(b) ? CANONICAL_NAN : b : isnan(b) || a > b || (a == b && !signbit(a)) ? a : b;
+}
+static inline float least_or_nan(float a, float b) { return isnan(a) || isnan(b) ? CANONICAL_NAN : least(a, b); }
+static inline float most_or_nan(float a, float b) { return isnan(a) || isnan(b) ? CANONICAL_NAN : most(a, b); }
+
+/* With and without .ftz: subnormal operands and results are zeros. */
+#define FLOAT(name, result)                                                                                            \
+    static inline float name##_of(float a, float b, float c) { return (void)b, (void)c, result; }                      \
+    NARROW(name##_f32, float, name##_of(a, b, c))                                                                      \
+    NARROW(name##_ftz_f32, float, flushed(name##_of(flushed(a), flushed(b), flushed(c))))
+FLOAT(add, a + b)
+FLOAT(sub, a - b)
+FLOAT(mul, (a * b))
+FLOAT(div, a / b)
+FLOAT(fma, fmaf(a, b, c))
+FLOAT(neg, -a)
+FLOAT(abs, fabsf(a))
+FLOAT(sqrt, sqrtf(a))
+FLOAT(rcp, 1.0f / a)
+FLOAT(rsqrt, (float)(1.0 / sqrt((double)a)))
+FLOAT(ex2, exp2f(a))
+FLOAT(lg2, log2f(a))
+FLOAT(sin, sinf(a))
+FLOAT(cos, cosf(a))
+FLOAT(min, least(a, b))
+FLOAT(max, most(a, b))
+FLOAT(min_nan, least_or_nan(a, b))
+FLOAT(max_nan, most_or_nan(a, b))
 NARROW(tanh_f32, float, tanhf(a))
-NARROW(min_f32, float, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
-NARROW(max_f32, float, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
-NARROW(min_nan_f32, float, isnan(a) || isnan(b) ? NAN : a < b || (a == b && signbit(a)) ? a : b)
-NARROW(max_nan_f32, float, isnan(a) || isnan(b) ? NAN : a > b || (a == b && !signbit(a)) ? a : b)
 NARROW(copysign_f32, float, copysignf(b, a))
-WIDE(copysign_f64, double, copysign(b, a))
 WIDE(add_f64, double, a + b)
 WIDE(sub_f64, double, a - b)
-WIDE(mul_f64, double, a *b)
+WIDE(mul_f64, double, (a * b))
 WIDE(div_f64, double, a / b)
 WIDE(fma_f64, double, fma(a, b, c))
 WIDE(neg_f64, double, -a)
@@ -133,6 +153,18 @@ WIDE(abs_f64, double, fabs(a))
 WIDE(sqrt_f64, double, sqrt(a))
 WIDE(rcp_f64, double, 1.0 / a)
 WIDE(rsqrt_f64, double, 1.0 / sqrt(a))
+/* .approx.ftz: of the result the upper word; subnormal numbers are zeros. */
+static inline double coarse(double value) {
+    uint64_t bits;
+    value = fabs(value) < DBL_MIN ? copysign(0, value) : value;
+    memcpy(&bits, &value, sizeof bits);
+    bits &= ~UINT64_C(0xFFFFFFFF);
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+WIDE(rcp_ftz_f64, double, coarse(1.0 / (fabs(a) < DBL_MIN ? copysign(0, a) : a)))
+WIDE(rsqrt_ftz_f64, double, coarse(1.0 / sqrt(fabs(a) < DBL_MIN ? copysign(0, a) : a)))
+WIDE(copysign_f64, double, copysign(b, a))
 WIDE(min_f64, double, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b)
 WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b)
 
@@ -140,7 +172,7 @@ WIDE(max_f64, double, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit
 static enum outcome directed(struct warp *w, const struct instruction *i, uint32_t mask) {
     static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
     bool is_wide = i->type == TYPE_F64;
-    fesetround(modes[i->rounding]);
+    fesetround(modes[i->mode]);
     FOR_LANES(mask, l) {
         volatile double wide_of[3] = {0};
         volatile float of[3] = {0};
@@ -197,14 +229,10 @@ static float half_fma(float a, float b, float c) { return (float)((double)a * (d
 static float half_add(float a, float b, float c) { return (void)c, a + b; }
 static float half_sub(float a, float b, float c) { return (void)c, a - b; }
 static float half_mul(float a, float b, float c) { return (void)c, a * b; }
-static float half_max(float a, float b, float c) {
-    return (void)c, isnan(a) ? b : isnan(b) ? a : a > b || (a == b && !signbit(a)) ? a : b;
-}
-static float half_min(float a, float b, float c) {
-    return (void)c, isnan(a) ? b : isnan(b) ? a : a < b || (a == b && signbit(a)) ? a : b;
-}
-static float half_max_nan(float a, float b, float c) { return isnan(a) || isnan(b) ? NAN : half_max(a, b, c); }
-static float half_min_nan(float a, float b, float c) { return isnan(a) || isnan(b) ? NAN : half_min(a, b, c); }
+static float half_max(float a, float b, float c) { return (void)c, most(a, b); }
+static float half_min(float a, float b, float c) { return (void)c, least(a, b); }
+static float half_max_nan(float a, float b, float c) { return (void)c, most_or_nan(a, b); }
+static float half_min_nan(float a, float b, float c) { return (void)c, least_or_nan(a, b); }
 static float bf16_at(uint16_t bits) { return from_bf16(bits); }
 static float f16_at(uint16_t bits) { return from_f16(bits); }
 static uint16_t bf16_of(float value) { return to_bf16(value); }
@@ -269,12 +297,12 @@ SHIFT(shr_s64, uint64_t, wide, int64_t, 64, n < 64 ? a >> n : a < 0 ? -1 : 0)
         })                                                                                                             \
         return NEXT;                                                                                                   \
     }
-WIDENING(mul_wide_s32, uint64_t, wide, int64_t, int32_t, a *b)
-WIDENING(mul_wide_u32, uint64_t, wide, uint64_t, uint32_t, a *b)
-WIDENING(mul_wide_s16, uint32_t, narrow, int32_t, int16_t, a *b)
-WIDENING(mul_wide_u16, uint32_t, narrow, uint32_t, uint16_t, a *b)
+WIDENING(mul_wide_s32, uint64_t, wide, int64_t, int32_t, (a * b))
+WIDENING(mul_wide_u32, uint64_t, wide, uint64_t, uint32_t, (a * b))
+WIDENING(mul_wide_s16, uint32_t, narrow, int32_t, int16_t, (a * b))
+WIDENING(mul_wide_u16, uint32_t, narrow, uint32_t, uint16_t, (a * b))
 WIDENING(mad_wide_s32, uint64_t, wide, int64_t, int32_t, (uint64_t)(a * b) + c)
-WIDENING(mad_wide_u32, uint64_t, wide, uint64_t, uint32_t, a *b + c)
+WIDENING(mad_wide_u32, uint64_t, wide, uint64_t, uint32_t, (a * b) + c)
 
 static enum outcome popc_64(struct warp *w, const struct instruction *i, uint32_t mask) {
     FOR_LANES(mask, l) narrow(w, &i->operands[0])[l] = (uint32_t)__builtin_popcountll(wide(w, &i->operands[1])[l]);
@@ -328,10 +356,7 @@ static enum outcome bfe(struct warp *w, const struct instruction *i, uint32_t ma
             sign = a >> last & 1;
         for (uint32_t bit = 0; bit < bits; bit++)
             r |= (bit < count && at + bit < bits ? a >> (at + bit) & 1 : sign) << bit;
-        if (is_wide)
-            wide(w, &i->operands[0])[l] = r;
-        else
-            narrow(w, &i->operands[0])[l] = (uint32_t)r;
+        set_value(w, &i->operands[0], l, r);
     }
     return NEXT;
 }
@@ -345,10 +370,7 @@ static enum outcome bfi(struct warp *w, const struct instruction *i, uint32_t ma
         uint32_t at = narrow(w, &i->operands[3])[l] & 255, count = narrow(w, &i->operands[4])[l] & 255;
         for (uint32_t bit = 0; bit < count && at + bit < bits; bit++)
             b = (b & ~(UINT64_C(1) << (at + bit))) | (a >> bit & 1) << (at + bit);
-        if (is_wide)
-            wide(w, &i->operands[0])[l] = b;
-        else
-            narrow(w, &i->operands[0])[l] = (uint32_t)b;
+        set_value(w, &i->operands[0], l, b);
     }
     return NEXT;
 }
@@ -418,10 +440,10 @@ static enum outcome select_wide(struct warp *w, const struct instruction *i, uin
     static enum outcome name(struct warp *w, const struct instruction *i, uint32_t mask) {                             \
         uint32_t a = predicate(w, &i->operands[1]), b = i->operand_count > 2 ? predicate(w, &i->operands[2]) : 0;      \
         (void)b;                                                                                                       \
-        set_predicate(w, (int)i->operands[0].offset, mask, expression);                                                \
+        set_predicate(w, result_number(&i->operands[0]), mask, expression);                                            \
         return NEXT;                                                                                                   \
     }
-PREDICATES(and_pred, a &b)
+PREDICATES(and_pred, (a & b))
 PREDICATES(or_pred, a | b)
 PREDICATES(xor_pred, a ^ b)
 PREDICATES(not_pred, ~a)
@@ -471,7 +493,7 @@ static bool compares(double a, double b, int how) {
     static uint32_t name(const struct warp *w, const struct instruction *i) {                                          \
         const storage *x = fetch(w, &i->operands[1]), *y = fetch(w, &i->operands[2]);                                  \
         uint32_t bits = 0;                                                                                             \
-        switch (i->compare) {                                                                                          \
+        switch (i->mode) {                                                                                             \
         case EQ:                                                                                                       \
             for (int l = 0; l < LANES; l++)                                                                            \
                 bits |= (uint32_t)(READ(type, x, l) == READ(type, y, l)) << l;                                         \
@@ -509,7 +531,7 @@ static uint32_t compare_f32(const struct warp *w, const struct instruction *i) {
     const uint32_t *x = narrow(w, &i->operands[1]), *y = narrow(w, &i->operands[2]);
     uint32_t bits = 0;
     for (int l = 0; l < LANES; l++)
-        bits |= (uint32_t)compares((double)READ(float, x, l), (double)READ(float, y, l), i->compare) << l;
+        bits |= (uint32_t)compares((double)READ(float, x, l), (double)READ(float, y, l), i->mode) << l;
     return bits;
 }
 
@@ -517,7 +539,7 @@ static uint32_t compare_f64(const struct warp *w, const struct instruction *i) {
     const uint64_t *x = wide(w, &i->operands[1]), *y = wide(w, &i->operands[2]);
     uint32_t bits = 0;
     for (int l = 0; l < LANES; l++)
-        bits |= (uint32_t)compares(READ(double, x, l), READ(double, y, l), i->compare) << l;
+        bits |= (uint32_t)compares(READ(double, x, l), READ(double, y, l), i->mode) << l;
     return bits;
 }
 
@@ -529,7 +551,7 @@ static uint32_t compare_halves(const struct warp *w, const struct instruction *i
     for (int l = 0; l < LANES; l++) {
         uint16_t a = (uint16_t)(x[l] >> shift), b = (uint16_t)(y[l] >> shift);
         bits |= (uint32_t)compares(is_bf16 ? (double)from_bf16(a) : (double)from_f16(a),
-                                   is_bf16 ? (double)from_bf16(b) : (double)from_f16(b), i->compare)
+                                   is_bf16 ? (double)from_bf16(b) : (double)from_f16(b), i->mode)
                 << l;
     }
     return bits;
@@ -569,26 +591,23 @@ static uint32_t combine(const struct warp *w, const struct instruction *i, uint3
 }
 
 static enum outcome setp(struct warp *w, const struct instruction *i, uint32_t mask) {
-    uint32_t bits = compare(w, i);
-    int other = i->operands[0].other;
-    if (i->type == TYPE_F16X2 || i->type == TYPE_BF16X2)
-        set_predicate(w, other, mask, combine(w, i, compare_halves(w, i, 16)));
-    else if (other >= 0)
-        set_predicate(w, other, mask, combine(w, i, ~bits));
-    set_predicate(w, (int)i->operands[0].offset, mask, combine(w, i, bits));
+    bool is_pair = i->type == TYPE_F16X2 || i->type == TYPE_BF16X2;
+    uint32_t bits = compare(w, i), others = combine(w, i, is_pair ? compare_halves(w, i, 16) : ~bits);
+    set_predicate(w, result_number(&i->operands[0]), mask, combine(w, i, bits));
+    set_predicate(w, i->operands[0].other, mask, others);
     return NEXT;
 }
 
-/* set.eq.u32.f16x2: all bits of a half where the comparison holds, or of the whole; into a float, one. */
+/* set.eq.u32.f16x2: all bits of a half where the comparison holds, or of the whole; into floats, ones. */
 static enum outcome set(struct warp *w, const struct instruction *i, uint32_t mask) {
     bool is_pair = i->type == TYPE_F16X2 || i->type == TYPE_BF16X2;
-    uint32_t low = compare(w, i), high = is_pair ? compare_halves(w, i, 16) : low;
-    uint32_t *d = narrow(w, &i->operands[0]);
-    FOR_LANES(mask, l) {
-        d[l] = (low >> l & 1 ? 0xFFFFu : 0) | (high >> l & 1 ? 0xFFFF0000u : 0);
-        if (i->from == TYPE_F32)
-            d[l] = low >> l & 1 ? 0x3F800000 : 0;
-    }
+    uint32_t low = combine(w, i, compare(w, i)), high = is_pair ? combine(w, i, compare_halves(w, i, 16)) : low;
+    uint32_t one = i->from == TYPE_F32                              ? 0x3F800000
+                   : i->from == TYPE_F16 || i->from == TYPE_F16X2   ? 0x3C003C00
+                   : i->from == TYPE_BF16 || i->from == TYPE_BF16X2 ? 0x3F803F80
+                                                                    : UINT32_MAX;
+    FOR_LANES(mask, l)
+    narrow(w, &i->operands[0])[l] = one & ((low >> l & 1 ? 0xFFFFu : 0) | (high >> l & 1 ? 0xFFFF0000u : 0));
     return NEXT;
 }
 
@@ -598,15 +617,11 @@ static enum outcome set(struct warp *w, const struct instruction *i, uint32_t ma
 static enum outcome pack(struct warp *w, const struct instruction *i, uint32_t mask) {
     const struct operand *d = &i->operands[0], *s = &i->operands[1];
     unsigned shift = ptx_type_bytes((enum ptx_type)i->type) * 8u / s->count;
-    bool is_wide = ptx_type_bytes((enum ptx_type)i->type) == 8;
     FOR_LANES(mask, l) {
         uint64_t whole = 0;
         for (unsigned k = 0; k < s->count; k++)
             whole |= (lane_value(w, &s->items[k], l) & ((UINT64_C(1) << shift) - 1)) << (k * shift);
-        if (is_wide)
-            wide(w, d)[l] = whole;
-        else
-            narrow(w, d)[l] = (uint32_t)whole;
+        set_value(w, d, l, whole);
     }
     return NEXT;
 }
@@ -629,25 +644,21 @@ static enum outcome cvta(struct warp *w, const struct instruction *i, uint32_t m
     uint64_t window = is_shared ? SHARED_WINDOW : is_local ? LOCAL_WINDOW : 0;
     FOR_LANES(mask, l) {
         uint64_t address = lane_value(w, &i->operands[1], l);
-        address = ptx_has(i->opcode, "to") ? address & ~window : address | window;
-        if (i->operands[0].file == FILE_WIDE)
-            wide(w, &i->operands[0])[l] = address;
-        else
-            narrow(w, &i->operands[0])[l] = (uint32_t)address;
+        set_value(w, &i->operands[0], l, ptx_has(i->opcode, "to") ? address & ~window : address | window);
     }
     return NEXT;
 }
 
 /* The kernel's address of a block's shared memory, seen from its whole cluster. */
 static enum outcome mapa(struct warp *w, const struct instruction *i, uint32_t mask) {
-    uint32_t own = (UINT32_C(1) << SHARED_ADDRESS_BITS) - 1;
+    uint64_t window = i->operands[0].file == FILE_WIDE && !ptx_has(i->opcode, "shared::cluster") ? SHARED_WINDOW : 0;
     FOR_LANES(mask, l) {
-        uint64_t address = (lane_value(w, &i->operands[1], l) & own) | (uint64_t)(narrow(w, &i->operands[2])[l] + 1)
-                                                                           << SHARED_ADDRESS_BITS;
-        if (i->operands[0].file == FILE_WIDE)
-            wide(w, &i->operands[0])[l] = address | (ptx_has(i->opcode, "shared::cluster") ? 0 : SHARED_WINDOW);
-        else
-            narrow(w, &i->operands[0])[l] = (uint32_t)address;
+        uint32_t rank = narrow(w, &i->operands[2])[l];
+        if (rank >= (uint32_t)w->block->cluster->block_count)
+            machine_fail(w, "the address of block %u in a cluster of %d", rank, w->block->cluster->block_count);
+        uint32_t address = ((uint32_t)lane_value(w, &i->operands[1], l) & OWN_ADDRESS) | (rank + 1)
+                                                                                             << SHARED_ADDRESS_BITS;
+        set_value(w, &i->operands[0], l, address | window);
     }
     return NEXT;
 }
@@ -682,6 +693,8 @@ static const struct {
     {"mul.lo.u32", mul_lo_32},
     {"mul.lo.s64", mul_lo_64},
     {"mul.lo.u64", mul_lo_64},
+    {"mul.hi.s16", mul_hi_s16},
+    {"mul.hi.u16", mul_hi_u16},
     {"mul.hi.s32", mul_hi_s32},
     {"mul.hi.u32", mul_hi_u32},
     {"mul.hi.s64", mul_hi_s64},
@@ -772,27 +785,43 @@ static const struct {
     {"dp4a.s32.u32", dp4a},
     {"dp4a.u32.s32", dp4a},
     {"add.f32", add_f32},
+    {"add.ftz.f32", add_ftz_f32},
     {"sub.f32", sub_f32},
+    {"sub.ftz.f32", sub_ftz_f32},
     {"mul.f32", mul_f32},
+    {"mul.ftz.f32", mul_ftz_f32},
     {"div.f32", div_f32},
-    {"div.full.f32", div_f32},
+    {"div.ftz.f32", div_ftz_f32},
     {"fma.f32", fma_f32},
+    {"fma.ftz.f32", fma_ftz_f32},
     {"neg.f32", neg_f32},
+    {"neg.ftz.f32", neg_ftz_f32},
     {"abs.f32", abs_f32},
+    {"abs.ftz.f32", abs_ftz_f32},
     {"sqrt.f32", sqrt_f32},
+    {"sqrt.ftz.f32", sqrt_ftz_f32},
     {"rcp.f32", rcp_f32},
+    {"rcp.ftz.f32", rcp_ftz_f32},
     {"rsqrt.f32", rsqrt_f32},
+    {"rsqrt.ftz.f32", rsqrt_ftz_f32},
     {"ex2.f32", ex2_f32},
+    {"ex2.ftz.f32", ex2_ftz_f32},
     {"lg2.f32", lg2_f32},
+    {"lg2.ftz.f32", lg2_ftz_f32},
     {"sin.f32", sin_f32},
+    {"sin.ftz.f32", sin_ftz_f32},
     {"cos.f32", cos_f32},
-    {"tanh.f32", tanh_f32},
+    {"cos.ftz.f32", cos_ftz_f32},
     {"min.f32", min_f32},
+    {"min.ftz.f32", min_ftz_f32},
     {"max.f32", max_f32},
+    {"max.ftz.f32", max_ftz_f32},
     {"min.NaN.f32", min_nan_f32},
     {"max.NaN.f32", max_nan_f32},
+    {"min.ftz.NaN.f32", min_nan_ftz_f32},
+    {"max.ftz.NaN.f32", max_nan_ftz_f32},
+    {"tanh.f32", tanh_f32},
     {"copysign.f32", copysign_f32},
-    {"copysign.f64", copysign_f64},
     {"add.f64", add_f64},
     {"sub.f64", sub_f64},
     {"mul.f64", mul_f64},
@@ -803,6 +832,9 @@ static const struct {
     {"sqrt.f64", sqrt_f64},
     {"rcp.f64", rcp_f64},
     {"rsqrt.f64", rsqrt_f64},
+    {"rcp.ftz.f64", rcp_ftz_f64},
+    {"rsqrt.ftz.f64", rsqrt_ftz_f64},
+    {"copysign.f64", copysign_f64},
     {"min.f64", min_f64},
     {"max.f64", max_f64},
 #define HALF_NAMES(operation)                                                                                          \
@@ -834,11 +866,9 @@ static const struct {
     {"mov.pred", move_pred},
 };
 
-static bool begins(const char *text, const char *start) { return strncmp(text, start, strlen(start)) == 0; }
-
-/* Without modifiers that change nothing here: roundings to nearest, approximations, which are better than asked. */
+/* Without modifiers that change nothing here: rounding to nearest, approximations, which are better than asked. */
 static void plain_name(char plain[64], const char *opcode) {
-    static const char *const dropped[] = {"rn", "ftz", "approx", "noftz"};
+    static const char *const dropped[] = {"rn", "approx", "full"};
     size_t length = 0;
     for (const char *at = opcode; *at;) {
         size_t part = strcspn(at, ".");
@@ -856,57 +886,74 @@ static void plain_name(char plain[64], const char *opcode) {
     plain[length] = '\0';
 }
 
-static operation decode_comparison(struct instruction *i) {
-    const char *at = strchr(i->opcode, '.') + 1;
-    size_t length = strcspn(at, ".");
+#define INTEGERS "u16 u32 u64 s16 s32 s64 b16 b32 b64"
+#define FLOATS "f16 bf16 f32 f64 f16x2 bf16x2"
+
+/* Which comparison a name asks for; COMPARISONS: none. */
+static uint8_t find_comparison(const char *name, size_t length) {
     static const char *const unsigned_names[] = {"lo", "ls", "hi", "hs"};
     static const uint8_t unsigned_ways[] = {LT, LE, GT, GE};
-    for (uint8_t k = 0; k < COMPARISONS; k++)
-        if (strlen(comparisons[k]) == length && strncmp(comparisons[k], at, length) == 0)
-            i->compare = k;
     for (size_t k = 0; k < 4; k++)
-        if (length == 2 && strncmp(unsigned_names[k], at, 2) == 0)
-            i->compare = unsigned_ways[k];
+        if (length == 2 && strncmp(unsigned_names[k], name, 2) == 0)
+            return unsigned_ways[k];
+    uint8_t way = 0;
+    while (way < COMPARISONS && !(strlen(comparisons[way]) == length && strncmp(comparisons[way], name, length) == 0))
+        way++;
+    return way;
+}
+
+static operation decode_comparison(struct instruction *i) {
+    const char *at = strchr(i->opcode, '.') + 1;
+    bool is_integer = i->type >= TYPE_U8 && i->type <= TYPE_B64, is_setp = ptx_begins(i->opcode, "setp.");
+    i->mode = find_comparison(at, strcspn(at, "."));
     i->combine = ptx_has(i->opcode, "and")   ? COMBINE_AND
                  : ptx_has(i->opcode, "or")  ? COMBINE_OR
                  : ptx_has(i->opcode, "xor") ? COMBINE_XOR
                                              : COMBINE_NOT;
-    return begins(i->opcode, "setp.") ? setp : set;
+    bool is_known = i->mode < (is_integer ? EQU : COMPARISONS) && ptx_only(at, "and or xor " INTEGERS " " FLOATS);
+    return !is_known ? NULL : is_setp ? setp : i->operands[0].file == FILE_NARROW ? set : NULL;
+}
+
+static operation decode_move(struct instruction *i) {
+    unsigned bytes = ptx_type_bytes((enum ptx_type)i->type);
+    if (!ptx_only(i->opcode, INTEGERS " " FLOATS))
+        return NULL;
+    if (i->operands[0].kind == OPERAND_VECTOR)
+        return unpack;
+    if (i->operands[1].kind == OPERAND_VECTOR)
+        return pack;
+    return bytes == 8 ? move_64 : bytes == 2 ? move_16 : move_32;
 }
 
 operation decode_arithmetic(struct instruction *i) {
+    static const struct {
+        const char *start, *words;
+        operation run, wide;
+    } families[] = {
+        {"selp.", INTEGERS " " FLOATS, select_narrow, select_wide},
+        {"bfind.", "shiftamt u32 s32 u64 s64", bfind, bfind},
+        {"bfe.", "u32 s32 u64 s64", bfe, bfe},
+        {"bfi.", "b32 b64", bfi, bfi},
+        {"cvta.", "to global shared shared::cta shared::cluster local const param u32 u64", cvta, cvta},
+        {"mapa.", "shared::cluster u32 u64", mapa, mapa},
+        {"createpolicy.", "fractional L2::* b64", createpolicy, createpolicy},
+    };
     char plain[64];
-    bool is_wide = ptx_type_bytes((enum ptx_type)i->type) == 8;
-    if (begins(i->opcode, "setp.") || begins(i->opcode, "set."))
+    if (ptx_begins(i->opcode, "setp.") || ptx_begins(i->opcode, "set."))
         return decode_comparison(i);
-    if (begins(i->opcode, "selp."))
-        return is_wide ? select_wide : select_narrow;
-    if (begins(i->opcode, "bfind."))
-        return bfind;
-    if (begins(i->opcode, "bfe."))
-        return bfe;
-    if (begins(i->opcode, "bfi."))
-        return bfi;
-    if (begins(i->opcode, "cvta."))
-        return cvta;
-    if (begins(i->opcode, "mapa."))
-        return mapa;
-    if (begins(i->opcode, "createpolicy."))
-        return createpolicy;
-    if (begins(i->opcode, "mov.") && i->operands[0].kind == OPERAND_VECTOR)
-        return unpack;
-    if (begins(i->opcode, "mov.") && i->operands[1].kind == OPERAND_VECTOR)
-        return pack;
-    if (begins(i->opcode, "mov.") && i->type != TYPE_PRED)
-        return is_wide ? move_64 : ptx_type_bytes((enum ptx_type)i->type) == 2 ? move_16 : move_32;
-    bool is_chained = begins(i->opcode, "addc.") || begins(i->opcode, "subc.") || begins(i->opcode, "madc.");
-    if ((is_chained || ptx_has(i->opcode, "cc")) && (i->type == TYPE_U32 || i->type == TYPE_S32))
-        return carrying;
-    i->rounding = ptx_has(i->opcode, "rz") ? 1 : ptx_has(i->opcode, "rm") ? 2 : ptx_has(i->opcode, "rp") ? 3 : 0;
-    if (i->rounding && (i->type == TYPE_F32 || i->type == TYPE_F64) &&
-        (begins(i->opcode, "fma.") || begins(i->opcode, "add.") || begins(i->opcode, "sub.") ||
-         begins(i->opcode, "mul.") || begins(i->opcode, "div.")))
-        return directed;
+    if (ptx_begins(i->opcode, "mov.") && i->type != TYPE_PRED)
+        return decode_move(i);
+    for (size_t k = 0; k < sizeof families / sizeof *families; k++)
+        if (ptx_begins(i->opcode, families[k].start) && ptx_only(i->opcode, families[k].words))
+            return ptx_type_bytes((enum ptx_type)i->type) == 8 ? families[k].wide : families[k].run;
+    bool is_chained = ptx_begins(i->opcode, "addc.") || ptx_begins(i->opcode, "subc.") ||
+                      ptx_begins(i->opcode, "madc.") || ptx_has(i->opcode, "cc");
+    if (is_chained)
+        return ptx_only(i->opcode, "lo hi cc u32 s32") ? carrying : NULL;
+    i->mode = ptx_has(i->opcode, "rz") ? 1 : ptx_has(i->opcode, "rm") ? 2 : ptx_has(i->opcode, "rp") ? 3 : 0;
+    if (i->mode && (ptx_begins(i->opcode, "fma.") || ptx_begins(i->opcode, "add.") || ptx_begins(i->opcode, "sub.") ||
+                    ptx_begins(i->opcode, "mul.") || ptx_begins(i->opcode, "div.")))
+        return ptx_only(i->opcode, "rz rm rp f32 f64") ? directed : NULL;
     plain_name(plain, i->opcode);
     for (size_t k = 0; k < sizeof operations / sizeof *operations; k++)
         if (strcmp(operations[k].name, plain) == 0)

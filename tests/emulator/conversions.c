@@ -45,10 +45,7 @@ static void write_integer(struct warp *w, const struct operand *o, int lane, enu
         if (is_signed(type) && kept >> (bits - 1))
             kept |= ~((UINT64_C(1) << bits) - 1);
     }
-    if (o->file == FILE_WIDE)
-        wide(w, o)[lane] = kept;
-    else
-        narrow(w, o)[lane] = (uint32_t)kept;
+    set_value(w, o, lane, kept);
 }
 
 static int64_t saturated(int64_t value, enum ptx_type type, bool from_u64) {
@@ -92,42 +89,61 @@ static double rounded(double value, int how) {
                                : nearbyint(value);
 }
 
-/* A double as float, rounded as asked. */
-static float to_single(double value, int how) {
+/* Whether what lies between two numbers becomes the one further from zero, should it not become the nearest. */
+static bool grows(bool is_positive, int how) { return how != ROUND_ZERO && (how == ROUND_UP) == is_positive; }
+
+/* Values come as long double, which holds every integer of 64 bits, so that they are rounded once. */
+static float to_single(long double value, int how) {
     float nearest = (float)value;
-    if (how == ROUND_NEAREST || (double)nearest == value || isnan(value))
+    if (how == ROUND_NEAREST || (long double)nearest == value || isnan(value))
         return nearest;
-    bool is_above = (double)nearest > value;
-    if (how == ROUND_UP || (how == ROUND_ZERO && value < 0))
-        return is_above ? nearest : nextafterf(nearest, INFINITY);
-    return is_above ? nextafterf(nearest, -INFINITY) : nearest;
+    bool has_grown = fabsl((long double)nearest) > fabsl(value);
+    if (has_grown == grows(value > 0, how))
+        return nearest;
+    return nextafterf(nearest, has_grown ? 0 : copysignf(INFINITY, (float)value));
 }
 
-/* Halves round from float; a double or a wide integer that ends between two halves after its first rounding is rare enough. */
+static double to_double(long double value, int how) {
+    double nearest = (double)value;
+    if (how == ROUND_NEAREST || (long double)nearest == value || isnan(value))
+        return nearest;
+    bool has_grown = fabsl((long double)nearest) > fabsl(value);
+    if (has_grown == grows(value > 0, how))
+        return nearest;
+    return nextafter(nearest, has_grown ? 0 : copysign(INFINITY, (double)value));
+}
+
 static uint16_t to_half(float value, bool is_bf16, int how) {
     uint16_t nearest = is_bf16 ? to_bf16(value) : to_f16(value);
     float back = is_bf16 ? from_bf16(nearest) : from_f16(nearest);
     if (how == ROUND_NEAREST || isnan(value) || back == value)
         return nearest;
-    bool grows = fabsf(back) > fabsf(value);
-    bool wants_less = how == ROUND_ZERO || (how == ROUND_DOWN ? value > 0 : value < 0);
-    return (uint16_t)(grows && wants_less ? nearest - 1 : !grows && !wants_less ? nearest + 1 : nearest);
+    bool has_grown = fabsf(back) > fabsf(value), wanted = grows(value > 0, how);
+    return (uint16_t)(has_grown == wanted ? nearest : has_grown ? nearest - 1 : nearest + 1);
 }
 
-static void write_float(struct warp *w, const struct instruction *i, int lane, double value) {
+/* A float that becomes the same half as the value does: where it is not exact, its last bit is set. */
+static float to_odd(long double value) {
+    float cut = to_single(value, ROUND_ZERO);
+    return isnan(value) || (long double)cut == value ? cut : float_of_bits(bits_of_float(cut) | 1);
+}
+
+static void write_float(struct warp *w, const struct instruction *i, int lane, long double value) {
     const struct operand *o = &i->operands[0];
+    double whole;
     if (i->is_saturating)
         value = isnan(value) || value < 0 ? 0 : value > 1 ? 1 : value;
     if (i->has_relu && value < 0)
         value = 0;
-    float single = to_single(value, i->rounding);
+    float single = to_single(value, i->mode);
     switch (i->from) { /* what is written stands first in the name */
     case TYPE_F16:
     case TYPE_BF16:
-        narrow(w, o)[lane] = to_half((float)value, i->from == TYPE_BF16, i->rounding);
+        narrow(w, o)[lane] = to_half(to_odd(value), i->from == TYPE_BF16, i->mode);
         return;
     case TYPE_F64:
-        memcpy(&wide(w, o)[lane], &value, sizeof value);
+        whole = to_double(value, i->mode);
+        memcpy(&wide(w, o)[lane], &whole, sizeof whole);
         return;
     case TYPE_TF32:
         narrow(w, o)[lane] = to_tf32(single);
@@ -137,12 +153,12 @@ static void write_float(struct warp *w, const struct instruction *i, int lane, d
     }
 }
 
-/* Into an integer: NaN is zero, what is too large is the largest. */
-static int64_t float_to_integer(double value, enum ptx_type type, int how) {
+/* What is too large becomes the largest, NaN zero; where 64 bits take part, NaN is the top bit. */
+static int64_t float_to_integer(double value, enum ptx_type from, enum ptx_type type, int how) {
     unsigned bits = ptx_type_bytes(type) * 8;
     double whole = rounded(value, how), top = ldexp(1.0, (int)bits - is_signed(type));
     if (isnan(value))
-        return 0;
+        return from == TYPE_F64 || bits == 64 ? (int64_t)(UINT64_C(1) << (bits - 1)) : 0;
     if (whole >= top)
         return is_signed(type) ? (int64_t)((UINT64_C(1) << (bits - 1)) - 1)
                                : (int64_t)(bits == 64 ? UINT64_MAX : (UINT64_C(1) << bits) - 1);
@@ -156,26 +172,20 @@ static int64_t float_to_integer(double value, enum ptx_type type, int how) {
 static enum outcome convert(struct warp *w, const struct instruction *i, uint32_t mask) {
     enum ptx_type to = (enum ptx_type)i->from, from = (enum ptx_type)i->type;
     const struct operand *d = &i->operands[0], *s = &i->operands[1];
+    bool to_whole = ptx_has(i->opcode, "rni") || ptx_has(i->opcode, "rzi") || ptx_has(i->opcode, "rmi") ||
+                    ptx_has(i->opcode, "rpi");
     FOR_LANES(mask, l) {
         if (is_integer(from) && is_integer(to)) {
             int64_t value = read_integer(w, s, l, from);
             write_integer(w, d, l, to, i->is_saturating ? saturated(value, to, from == TYPE_U64) : value);
         } else if (is_integer(from)) {
             int64_t value = read_integer(w, s, l, from);
-            /* 64 bits do not fit a double: round once. */
-            if (to == TYPE_F32 && i->rounding == ROUND_NEAREST) {
-                float single = from == TYPE_U64 ? (float)(uint64_t)value : (float)value;
-                memcpy(&narrow(w, d)[l], &single, sizeof single);
-            } else {
-                write_float(w, i, l, from == TYPE_U64 ? (double)(uint64_t)value : (double)value);
-            }
+            write_float(w, i, l, from == TYPE_U64 ? (long double)(uint64_t)value : (long double)value);
         } else if (is_integer(to)) {
-            write_integer(w, d, l, to, float_to_integer(read_float(w, s, l, from), to, i->rounding));
+            write_integer(w, d, l, to, float_to_integer(read_float(w, s, l, from), from, to, i->mode));
         } else {
             double value = read_float(w, s, l, from);
-            bool to_whole = ptx_has(i->opcode, "rni") || ptx_has(i->opcode, "rzi") || ptx_has(i->opcode, "rmi") ||
-                            ptx_has(i->opcode, "rpi");
-            write_float(w, i, l, to_whole ? rounded(value, i->rounding) : value);
+            write_float(w, i, l, to_whole ? rounded(value, i->mode) : value);
         }
     }
     return NEXT;
@@ -195,10 +205,10 @@ static enum outcome convert_pair(struct warp *w, const struct instruction *i, ui
         uint32_t r = 0;
         switch (i->from) {
         case TYPE_BF16X2:
-            r = (uint32_t)to_half(a, true, i->rounding) << 16 | to_half(b, true, i->rounding);
+            r = (uint32_t)to_half(a, true, i->mode) << 16 | to_half(b, true, i->mode);
             break;
         case TYPE_F16X2:
-            r = (uint32_t)to_half(a, false, i->rounding) << 16 | to_half(b, false, i->rounding);
+            r = (uint32_t)to_half(a, false, i->mode) << 16 | to_half(b, false, i->mode);
             break;
         case TYPE_E4M3X2:
             r = (uint32_t)to_e4m3(a) << 8 | to_e4m3(b);
@@ -231,18 +241,34 @@ static enum outcome convert_packed(struct warp *w, const struct instruction *i, 
     return NEXT;
 }
 
+#define INTEGERS "u8 u16 u32 u64 s8 s16 s32 s64"
+
+/* The short types have conversions from few others, and few roundings. */
+static operation decode_short(const struct instruction *i) {
+    bool to_bytes = i->from == TYPE_E4M3X2 || i->from == TYPE_E5M2X2;
+    if (i->from == TYPE_TF32)
+        return ptx_only(i->opcode, "rna relu tf32 f32") ? convert : NULL;
+    if (to_bytes && !ptx_has(i->opcode, "satfinite"))
+        return NULL;
+    if (i->type == TYPE_F32)
+        return ptx_only(i->opcode, to_bytes ? "rn satfinite relu e4m3x2 e5m2x2 f32" : "rn rz relu f16x2 bf16x2 f32")
+                   ? convert_pair
+                   : NULL;
+    if (to_bytes)
+        return ptx_only(i->opcode, "rn satfinite relu e4m3x2 e5m2x2 f16x2") ? convert_packed : NULL;
+    return ptx_only(i->opcode, "rn relu f16x2 e4m3x2 e5m2x2") ? convert_packed : NULL;
+}
+
 operation decode_conversion(struct instruction *i) {
-    if (strncmp(i->opcode, "cvt.", 4) != 0)
+    if (!ptx_begins(i->opcode, "cvt."))
         return NULL;
     i->is_saturating = ptx_has(i->opcode, "sat");
     i->has_relu = ptx_has(i->opcode, "relu");
-    i->rounding = ptx_has(i->opcode, "rz") || ptx_has(i->opcode, "rzi")   ? ROUND_ZERO
-                  : ptx_has(i->opcode, "rm") || ptx_has(i->opcode, "rmi") ? ROUND_DOWN
-                  : ptx_has(i->opcode, "rp") || ptx_has(i->opcode, "rpi") ? ROUND_UP
-                                                                          : ROUND_NEAREST;
-    bool is_packed =
-        i->from == TYPE_BF16X2 || i->from == TYPE_F16X2 || i->from == TYPE_E4M3X2 || i->from == TYPE_E5M2X2;
-    if (is_packed)
-        return i->type == TYPE_F32 ? convert_pair : convert_packed;
-    return convert;
+    i->mode = ptx_has(i->opcode, "rz") || ptx_has(i->opcode, "rzi")   ? ROUND_ZERO
+              : ptx_has(i->opcode, "rm") || ptx_has(i->opcode, "rmi") ? ROUND_DOWN
+              : ptx_has(i->opcode, "rp") || ptx_has(i->opcode, "rpi") ? ROUND_UP
+                                                                      : ROUND_NEAREST;
+    if (ptx_only(i->opcode, "rn rz rm rp rni rzi rmi rpi sat relu f16 bf16 f32 f64 " INTEGERS))
+        return convert;
+    return decode_short(i);
 }

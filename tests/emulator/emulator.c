@@ -26,8 +26,7 @@ bool emulator_tell(const struct module *module, int index, struct emulated_kerne
 }
 
 bool emulator_launch(const struct module *module, const char *name, const struct launch_shape *shape,
-                     const void *arguments, bool (*find_memory)(uint64_t address, uint64_t *from, uint64_t *to),
-                     char error[1024]) {
+                     const void *arguments, memory_finder *find_memory, char error[1024]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* arguments lie in the module, one launch's at a time */
     static uint64_t launches;
     const char *seed = getenv("EMULATOR_SEED");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs kernels in PTX on the processor, as a chip of compute capability 9.0 would, slowly and with an eye on every rule: reads
    and writes outside of what is allocated or not aligned, barriers misused, memory overwritten under a product or a copy that
-   has not ended, lanes and warps that wait for each other for ever. What a chip leaves open is decided at random. */
+   has not ended, accesses to shared memory that nothing orders, lanes and warps that wait for each other for ever. What a chip
+   leaves open is decided at random. */
 #ifndef WEFT_TESTS_EMULATOR_H
 #define WEFT_TESTS_EMULATOR_H
 
@@ -23,7 +24,6 @@ bool emulator_tell(const struct module *module, int index, struct emulated_kerne
 /* Runs a launch to its end. False: what was wrong, and where, in `error`. EMULATOR_SEED sets what happens at random, with the
    number of the launch. */
 bool emulator_launch(const struct module *module, const char *kernel, const struct launch_shape *shape,
-                     const void *arguments, bool (*find_memory)(uint64_t address, uint64_t *from, uint64_t *to),
-                     char error[1024]);
+                     const void *arguments, memory_finder *find_memory, char error[1024]);
 
 #endif

@@ -99,51 +99,65 @@ struct block *machine_block_of(const struct warp *w, uint64_t address) {
 
 unsigned char *machine_shared(const struct warp *w, uint64_t address, size_t bytes) {
     struct block *block = machine_block_of(w, address);
-    uint32_t offset = (uint32_t)address & ((UINT32_C(1) << SHARED_ADDRESS_BITS) - 1);
-    if (offset + bytes > block->shared_bytes || offset % bytes)
+    uint32_t offset = (uint32_t)address & OWN_ADDRESS;
+    if (offset + bytes > block->shared_bytes)
         machine_fail(w, "%zu bytes at shared address %u of %u", bytes, offset, block->shared_bytes);
+    if (offset % bytes)
+        machine_fail(w, "%zu bytes at shared address %u, which is not aligned", bytes, offset);
     return block->shared + offset;
 }
 
-/* The device's memory, arguments, and the module's own variables; NULL or what is wrong. */
+/* The device's memory, arguments, and the module's own variables. */
+static bool find_piece(uint64_t address, struct memory_piece *piece) {
+    uint64_t parameters = (uintptr_t)machine->kernel->parameters, globals = (uintptr_t)machine->module->globals;
+    *piece = (struct memory_piece){parameters, parameters + machine->kernel->parameter_bytes, false};
+    if (address >= piece->from && address < piece->to)
+        return true;
+    *piece = (struct memory_piece){globals, globals + machine->module->global_bytes, false};
+    return (address >= piece->from && address < piece->to) || machine->find_memory(address, piece);
+}
+
+/* NULL, or what is wrong with an access. */
 static const char *check_global(void *context, uint64_t address, size_t bytes) {
+    enum { NEAR = 1024 }; /* so far behind an allocation it is told of */
     static _Thread_local char words[128];
+    struct memory_piece piece;
     (void)context;
     for (int k = 0; k < 4; k++)
         if (address >= machine->known[k].from && address + bytes <= machine->known[k].to)
             return NULL;
-    uint64_t from = (uintptr_t)machine->kernel->parameters, to = from + machine->kernel->parameter_bytes;
-    if (address < from || address >= to) {
-        from = (uintptr_t)machine->module->globals;
-        to = from + machine->module->global_bytes;
-    }
-    bool is_found = (address >= from && address < to) || machine->find_memory(address, &from, &to);
-    if (is_found && address + bytes <= to) {
+    bool is_found = find_piece(address, &piece) && address < piece.to + NEAR;
+    if (is_found && !piece.was_freed && address + bytes <= piece.to) {
         machine->last_known = (machine->last_known + 1) % 4;
-        machine->known[machine->last_known].from = from;
-        machine->known[machine->last_known].to = to;
+        machine->known[machine->last_known] = piece;
         return NULL;
     }
+    int length = snprintf(words, sizeof words, "%zu bytes at 0x%llx, ", bytes, (unsigned long long)address);
     if (is_found)
-        snprintf(words, sizeof words, "%zu bytes at 0x%llx, %lld bytes into an allocation of %lld", bytes,
-                 (unsigned long long)address, (long long)(address - from), (long long)(to - from));
+        snprintf(words + length, sizeof words - (size_t)length, "%lld bytes into an allocation of %lld%s",
+                 (long long)(address - piece.from), (long long)(piece.to - piece.from),
+                 piece.was_freed ? ", which was freed" : "");
     else
-        snprintf(words, sizeof words, "%zu bytes at 0x%llx, where nothing is allocated", bytes,
-                 (unsigned long long)address);
+        snprintf(words + length, sizeof words - (size_t)length, "where nothing is allocated");
     return words;
 }
 
 unsigned char *machine_memory(const struct warp *w, int lane, enum ptx_space space, uint64_t address, size_t bytes) {
     if (space == SPACE_SHARED || (space == SPACE_GENERIC && address & SHARED_WINDOW))
         return machine_shared(w, (uint32_t)address, bytes);
-    if (space == SPACE_LOCAL || (space == SPACE_GENERIC && address & LOCAL_WINDOW)) {
+    bool is_anywhere = space == SPACE_GENERIC || space == SPACE_PARAMETERS; /* those of a call are local */
+    if (space == SPACE_LOCAL || (is_anywhere && address & LOCAL_WINDOW)) {
         uint64_t offset = address & ~LOCAL_WINDOW;
         if (offset + bytes > machine->kernel->local_bytes || offset % bytes)
             machine_fail(w, "%zu bytes at local address %llu of %zu", bytes, (unsigned long long)offset,
                          machine->kernel->local_bytes);
         return w->local + (size_t)lane * machine->kernel->local_bytes + offset;
     }
-    const char *wrong = check_global(NULL, address, bytes);
+    uint64_t argument = address - (uintptr_t)machine->kernel->parameters;
+    if (space == SPACE_PARAMETERS && argument + bytes > machine->kernel->parameter_bytes)
+        machine_fail(w, "%zu bytes at byte %lld of %zu of arguments", bytes, (long long)argument,
+                     machine->kernel->parameter_bytes);
+    const char *wrong = space == SPACE_PARAMETERS ? NULL : check_global(NULL, address, bytes);
     if (wrong)
         machine_fail(w, "%s", wrong);
     if (address % bytes)
@@ -163,29 +177,52 @@ void machine_add_copy(const struct copy *copy) {
     machine->copies = made;
 }
 
+void machine_take_source(struct copy *copy) {
+    if (copy->taken)
+        return;
+    copy->taken = malloc(copy->bytes + 1);
+    if (!copy->taken)
+        abort();
+    memcpy(copy->taken, copy->block->shared + copy->address, copy->bytes);
+    copy->block->copies_under_way--;
+}
+
+/* NULL, or what is wrong. */
+static const char *move(const struct copy *copy) {
+    if (copy->kind == COPY_STORE && copy->map)
+        return tensor_map_store(copy->map, copy->address, copy->coordinates, copy->taken, check_global, NULL);
+    unsigned char *shared = copy->taken ? copy->taken : copy->block->shared + copy->address;
+    if (copy->kind == COPY_LOAD)
+        return tensor_map_load(copy->map, copy->address, copy->coordinates, copy->map->is_im2col ? copy->offsets : NULL,
+                               shared, check_global, NULL);
+    const char *wrong = copy->is_words || !copy->bytes ? NULL : check_global(NULL, copy->global, copy->bytes);
+    if (wrong)
+        return wrong;
+    if (copy->kind == COPY_STORE)
+        memcpy((void *)(uintptr_t)copy->global, shared, copy->bytes);
+    else
+        memcpy(shared, copy->is_words ? copy->words : (const void *)(uintptr_t)copy->global, copy->bytes);
+    return NULL;
+}
+
+static void land(const struct copy *copy) {
+    order_land_at(copy->clock, copy->block, copy->barrier);
+    barrier_count(NULL, copy->block, copy->barrier, 0, -(int64_t)copy->bytes);
+}
+
 void machine_finish_copy(struct copy **at) {
     struct copy *copy = *at;
-    unsigned char *shared = copy->block->shared + copy->address;
-    const char *wrong = NULL;
     *at = copy->next;
-    copy->block->copies_under_way--;
-    if (copy->kind == COPY_LOAD) {
-        wrong = tensor_map_load(copy->map, copy->address, copy->coordinates,
-                                copy->map->is_im2col ? copy->offsets : NULL, shared, check_global, NULL);
-    } else if (copy->kind == COPY_STORE && copy->map) {
-        wrong = tensor_map_store(copy->map, copy->address, copy->coordinates, shared, check_global, NULL);
-    } else if (copy->is_words) {
-        memcpy(shared, copy->words, copy->bytes);
-    } else {
-        wrong = copy->bytes ? check_global(NULL, copy->global, copy->bytes) : NULL;
-        if (!wrong && copy->kind == COPY_STORE)
-            memcpy((void *)(uintptr_t)copy->global, shared, copy->bytes);
-        else if (!wrong)
-            memcpy(shared, (const void *)(uintptr_t)copy->global, copy->bytes);
-    }
+    if (copy->kind == COPY_STORE)
+        machine_take_source(copy);
+    else
+        copy->block->copies_under_way--;
+    const char *wrong = move(copy);
     int line = copy->line;
     if (!wrong && copy->kind != COPY_STORE)
-        barrier_count(NULL, copy->arrives->shared + copy->barrier, 0, -(int64_t)copy->bytes);
+        land(copy);
+    free(copy->clock);
+    free(copy->taken);
     free(copy);
     machine->progress++;
     if (wrong)
@@ -199,7 +236,10 @@ static void finish_any_copy(void) {
     struct copy **at = &machine->copies;
     for (int skipped = random_below(count); skipped; skipped--)
         at = &(*at)->next;
-    machine_finish_copy(at);
+    if ((*at)->kind == COPY_STORE && !(*at)->taken && machine_random() % 2)
+        machine_take_source(*at);
+    else
+        machine_finish_copy(at);
 }
 
 /* ---- Clusters ----------------------------------------------------------------------------------------------------------------- */
@@ -292,12 +332,15 @@ static void begin_cluster(void) {
     cluster->blocks = calloc((size_t)cluster->block_count, sizeof *cluster->blocks);
     for (uint32_t rank = 0; rank < (uint32_t)cluster->block_count; rank++)
         begin_block(cluster, rank, origin);
+    cluster->warp_count = cluster->block_count * cluster->blocks->warp_count;
+    order_begin(cluster);
     cluster->next = machine->clusters;
     machine->clusters = cluster;
     machine->progress++;
 }
 
 static void free_cluster(struct cluster *cluster) {
+    order_end(cluster);
     for (int b = 0; b < cluster->block_count; b++) {
         struct block *block = &cluster->blocks[b];
         for (int k = 0; k < block->warp_count; k++) {
@@ -321,7 +364,6 @@ static void end_warp(struct warp *w) {
     struct block *block = w->block;
     w->state = WARP_DONE;
     block->warps_alive--;
-    block->cluster->threads_alive -= LANES;
     machine->progress++;
     if (!block->warps_alive) {
         if (block->copies_under_way)
@@ -329,7 +371,7 @@ static void end_warp(struct warp *w) {
                          block->copies_under_way);
         block->cluster->blocks_alive--;
     }
-    machine_wake(block);
+    machine_leave(w);
 }
 
 /* ---- Warps -------------------------------------------------------------------------------------------------------------------- */
@@ -364,88 +406,108 @@ static uint32_t choose_lanes(struct warp *w, uint32_t *place, uint32_t *limit) {
     return mask;
 }
 
-/* Whether all are here that an instruction wants; those that are not can still come. */
-static bool are_together(const struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active) {
+/* Those of the lanes at an instruction for which it can run now: the others' time comes when all are here whom they want. */
+static uint32_t find_ready(const struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active) {
+    const uint32_t *members = narrow(w, &i->operands[i->operand_count - 1]);
     if (i->meets == MEETS_NOBODY)
-        return true;
-    uint32_t need = w->alive;
-    if (i->meets == MEETS_MEMBERS)
-        need &= narrow(w, &i->operands[i->operand_count - 1])[__builtin_ctz(active)];
-    if (need & ~mask)
-        return false;
-    if (need & ~active)
-        machine_fail(w, "lanes 0x%08x do not take part, lanes 0x%08x should", mask & ~active, need);
-    return true;
+        return active;
+    for (uint32_t rest = active; rest;) {
+        int lane = __builtin_ctz(rest);
+        uint32_t need = w->alive, group = active;
+        if (i->meets == MEETS_MEMBERS) {
+            need &= members[lane];
+            FOR_LANES(active, l) group &= ~((uint32_t)(members[l] != members[lane]) << l);
+        }
+        if (need & mask & ~group || group & ~need)
+            machine_fail(w, "lanes 0x%08x take part, lanes 0x%08x should", group, need);
+        if (!(need & ~mask))
+            return group;
+        rest &= ~group;
+    }
+    return 0;
 }
 
-/* Runs a warp for a while. */
-static void take_turn(struct warp *w, int budget) {
-    const struct instruction *code = machine->kernel->instructions;
-    while (budget > 0 && w->state == WARP_READY) {
-        uint32_t place, limit, mask = choose_lanes(w, &place, &limit);
-        bool is_split = mask != w->alive;
-        w->now = NULL;
-        for (;; budget--) {
-            const struct instruction *i = &code[place];
-            uint32_t active = mask;
-            if (i->guard >= 0)
-                active &= i->is_guard_negated ? ~w->predicates[i->guard] : w->predicates[i->guard];
-            if (place >= (uint32_t)machine->kernel->instruction_count)
-                machine_fail(w, "runs beyond the kernel's end");
-            if (i->is_branch) {
-                if (active == mask) {
-                    place = i->operands[0].offset;
-                } else if (!active) {
-                    place++;
-                } else {
-                    set_places(w, mask & ~active, place + 1);
-                    set_places(w, active, i->operands[0].offset);
-                    break;
-                }
-                if (is_split || budget <= 0) {
-                    set_places(w, mask, place);
-                    break;
-                }
-                continue;
-            }
-            if (i->is_end) {
-                w->alive &= ~active;
-                w->stuck = 0;
-                set_places(w, mask, place + 1);
-                if (!w->alive)
-                    end_warp(w);
-                break;
-            }
-            if (active) {
-                set_places(w, mask, place);
-                w->now = i;
-                if (!are_together(w, i, mask, active)) {
-                    w->stuck |= mask;
-                    break;
-                }
-                enum outcome outcome = i->run(w, i, active);
-                if (outcome == WAIT || (outcome == YIELD && machine_random() % 4 == 0)) {
-                    set_places(w, mask, place + 1);
-                    if (is_split && w->state == WARP_POLLS)
-                        w->state = WARP_READY; /* others of its lanes may go on */
-                    machine->steps++;
-                    return;
-                }
-            }
-            place++;
-            if (place >= limit || budget <= 0) {
-                set_places(w, mask, place);
-                break;
-            }
+enum step { GOES_ON, PARTS, STOPS };
+
+/* Runs what is not a branch or an end for lanes that are together. */
+static enum step run_one(struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active, uint32_t place) {
+    set_places(w, mask, place);
+    w->now = i;
+    uint32_t ready = find_ready(w, i, mask, active), idle = mask & ~active;
+    if (ready) {
+        enum outcome outcome = i->run(w, i, ready);
+        if (outcome == WAIT || (outcome == YIELD && machine_random() % 4 == 0)) {
+            set_places(w, ready | idle, place + 1);
+            if (mask != w->alive && w->state == WARP_POLLS)
+                w->state = WARP_READY; /* others of its lanes may go on */
+            return STOPS;
         }
     }
+    if (ready == active)
+        return GOES_ON;
+    if (!ready)
+        w->stuck |= active;
+    set_places(w, ready | idle, place + 1);
+    return PARTS;
+}
+
+/* Where lanes are after a branch. */
+static enum step take_branch(struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active,
+                             uint32_t *place) {
+    if (active && active != mask) {
+        set_places(w, mask & ~active, *place + 1);
+        set_places(w, active, i->operands[0].offset);
+        return PARTS;
+    }
+    *place = active ? i->operands[0].offset : *place + 1;
+    return GOES_ON;
+}
+
+static void end_lanes(struct warp *w, uint32_t mask, uint32_t active, uint32_t place) {
+    w->alive &= ~active;
+    w->stuck = 0;
+    set_places(w, mask, place + 1);
+    if (!w->alive)
+        end_warp(w);
+}
+
+/* Runs lanes that are together until they part or reach others, or the warp's turn is over. */
+static int run_lanes(struct warp *w, int budget) {
+    uint32_t place, limit, mask = choose_lanes(w, &place, &limit);
+    for (w->now = NULL;; budget--) {
+        if (place >= (uint32_t)machine->kernel->instruction_count)
+            machine_fail(w, "runs beyond the kernel's end");
+        const struct instruction *i = &machine->kernel->instructions[place];
+        uint32_t active = mask;
+        if (i->guard >= 0)
+            active &= i->is_guard_negated ? ~w->predicates[i->guard] : w->predicates[i->guard];
+        if (i->is_end) {
+            end_lanes(w, mask, active, place);
+            return budget;
+        }
+        enum step step = i->is_branch ? take_branch(w, i, mask, active, &place)
+                         : active     ? run_one(w, i, mask, active, place)
+                                      : GOES_ON;
+        if (step != GOES_ON)
+            return step == STOPS ? 0 : budget;
+        place += !i->is_branch;
+        if (budget <= 0 || (i->is_branch ? mask != w->alive : place >= limit)) {
+            set_places(w, mask, place);
+            return budget;
+        }
+    }
+}
+
+static void take_turn(struct warp *w, int budget) {
+    while (budget > 0 && w->state == WARP_READY)
+        budget = run_lanes(w, budget);
 }
 
 /* ---- Launches ----------------------------------------------------------------------------------------------------------------- */
 
 static bool can_go_on(const struct warp *w) {
     return w->state == WARP_READY ||
-           (w->state == WARP_POLLS && barrier_is_over(w->block->shared + w->waits_at, w->waits_for));
+           (w->state == WARP_POLLS && barrier_is_over(w, w->block->shared + w->waits_at, w->waits_for));
 }
 
 /* Any warp that can go on, from a random one on. */
@@ -500,7 +562,7 @@ static void run_all(void) {
         int resident = end_clusters();
         bool has_more = machine->next_cluster < machine->cluster_count;
         if (!resident && !has_more)
-            return;
+            break;
         if (has_more && resident < wanted) {
             begin_cluster();
             continue;
@@ -525,6 +587,8 @@ static void run_all(void) {
             wake_pollers();
         }
     }
+    while (machine->copies) /* stores that have read what they write */
+        machine_finish_copy(&machine->copies);
 }
 
 bool machine_run(struct machine *run) {
@@ -541,6 +605,8 @@ bool machine_run(struct machine *run) {
     while (run->copies) {
         struct copy *copy = run->copies;
         run->copies = copy->next;
+        free(copy->clock);
+        free(copy->taken);
         free(copy);
     }
     while (run->clusters) {

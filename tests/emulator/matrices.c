@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool begins(const char *text, const char *start) { return strncmp(text, start, strlen(start)) == 0; }
-
 static bool find_matrix_type(const char *name, size_t length, enum matrix_type *type) {
     static const char *const names[] = {
         [MATRIX_F16] = "f16",   [MATRIX_BF16] = "bf16", [MATRIX_TF32] = "tf32", [MATRIX_E4M3] = "e4m3",
@@ -34,14 +32,24 @@ static const char *part_from_end(const char *opcode, int index, size_t *length) 
     }
 }
 
-/* ".f32.bf16.bf16.f32": whether the operands' types, the indexth from the end and the one before it, are known. */
-static bool read_matrix_types(const char *opcode, int index, enum matrix_type *a, enum matrix_type *b) {
+static bool is_part(const char *opcode, int index, const char *name) {
     size_t length;
-    const char *b_name = part_from_end(opcode, index, &length);
+    const char *part = part_from_end(opcode, index, &length);
+    return strlen(name) == length && strncmp(part, name, length) == 0;
+}
+
+/* "f32.bf16.bf16" at the end of an opcode, less the last `skipped` parts: whether the types are known, and their sums' is f32
+   or, of integers, s32. */
+static bool read_matrix_types(const char *opcode, int skipped, enum matrix_type *a, enum matrix_type *b) {
+    size_t length;
+    const char *b_name = part_from_end(opcode, skipped, &length);
     if (!find_matrix_type(b_name, length, b))
         return false;
-    const char *a_name = part_from_end(opcode, index + 1, &length);
-    return find_matrix_type(a_name, length, a);
+    const char *a_name = part_from_end(opcode, skipped + 1, &length);
+    if (!find_matrix_type(a_name, length, a))
+        return false;
+    bool is_integer = *a == MATRIX_S8 || *a == MATRIX_U8;
+    return is_part(opcode, skipped + 2, is_integer ? "s32" : "f32");
 }
 
 static int number_behind(const char *opcode, const char *shape, char letter) {
@@ -74,16 +82,21 @@ static int block_count(const struct instruction *i) {
     return ptx_has(i->opcode, "x4") ? 4 : ptx_has(i->opcode, "x2") ? 2 : 1;
 }
 
-static void find_rows(const struct warp *w, const struct operand *address, int count, unsigned char **rows) {
-    for (int l = 0; l < 8 * count; l++)
-        rows[l] = machine_shared(w, lane_value(w, address, l) + (uint64_t)address->displacement, 16);
+typedef void noting(struct warp *w, struct block *block, uint32_t address, uint32_t line);
+
+static void find_rows(struct warp *w, const struct instruction *i, int operand, noting *note, unsigned char **rows) {
+    for (int l = 0; l < 8 * block_count(i); l++) {
+        uint32_t address = (uint32_t)address_of(w, &i->operands[operand], l);
+        rows[l] = machine_shared(w, address, 16);
+        note(w, machine_block_of(w, address), address & OWN_ADDRESS, (uint32_t)i->line);
+    }
 }
 
 static enum outcome load_matrix(struct warp *w, const struct instruction *i, uint32_t mask) {
     unsigned char *rows[LANES];
     uint32_t *d[4];
     (void)mask;
-    find_rows(w, &i->operands[1], block_count(i), rows);
+    find_rows(w, i, 1, order_read, rows);
     for (int k = 0; k < block_count(i); k++)
         d[k] = narrow(w, i->operands[0].kind == OPERAND_VECTOR ? &i->operands[0].items[k] : &i->operands[0]);
     matrix_load(block_count(i), ptx_has(i->opcode, "trans"), d, (const unsigned char *const *)rows);
@@ -94,7 +107,7 @@ static enum outcome store_matrix(struct warp *w, const struct instruction *i, ui
     unsigned char *rows[LANES];
     const uint32_t *s[4];
     (void)mask;
-    find_rows(w, &i->operands[0], block_count(i), rows);
+    find_rows(w, i, 0, order_write, rows);
     for (int k = 0; k < block_count(i); k++)
         s[k] = narrow(w, i->operands[1].kind == OPERAND_VECTOR ? &i->operands[1].items[k] : &i->operands[1]);
     matrix_store(block_count(i), ptx_has(i->opcode, "trans"), rows, s);
@@ -124,8 +137,20 @@ static void describe(struct matrix_product *product, const struct warp *w, const
         i->operand_count > (product->a_in_registers ? 6 : 7) && narrow(w, &o[product->a_in_registers ? 6 : 7])[0];
 }
 
+/* What a warp says of a product all its lanes must say. */
+static void check_uniform(const struct warp *w, const struct operand *o) {
+    for (int l = 1; l < LANES; l++)
+        if (o->kind == OPERAND_VALUE && lane_value(w, o, l) != lane_value(w, o, 0))
+            machine_fail(w, "lanes 0 and %d have different descriptors", l);
+}
+
 static bool differs(const struct matrix_product *a, const struct matrix_product *b) {
     return a->a_descriptor != b->a_descriptor || a->b_descriptor != b->b_descriptor || a->accumulates != b->accumulates;
+}
+
+static void note_operand(void *warp, uint32_t address) {
+    struct warp *w = warp;
+    order_engine_read(w, w->block, address, (uint32_t)w->now->line);
 }
 
 static void finish_product(struct warp *w, struct warpgroup *group, const struct instruction *i) {
@@ -133,6 +158,8 @@ static void finish_product(struct warp *w, struct warpgroup *group, const struct
     const char *wrong = matrix_multiply(&group->product, block->shared, block->shared_bytes);
     if (wrong)
         machine_fail(w, "%s", wrong);
+    struct warp *first = &block->warps[w->index / GROUP_WARPS * GROUP_WARPS];
+    order_meet(first, GROUP_WARPS);
     if (group->pending_count == group->pending_room) {
         group->pending_room = group->pending_room ? 2 * group->pending_room : 64;
         group->pending = realloc(group->pending, (size_t)group->pending_room * sizeof *group->pending);
@@ -141,16 +168,15 @@ static void finish_product(struct warp *w, struct warpgroup *group, const struct
     }
     group->pending[group->pending_count++] = (struct pending_product){
         .product = group->product,
-        .digest = matrix_digest(&group->product, block->shared, block->shared_bytes),
+        .digest = matrix_digest(&group->product, block->shared, block->shared_bytes, note_operand, w),
         .group = group->committed[0],
         .line = i->line,
     };
     group->met = 0;
     group->joint = NULL;
-    int first = w->index / GROUP_WARPS * GROUP_WARPS;
-    for (int k = first; k < first + GROUP_WARPS; k++)
-        if (&block->warps[k] != w)
-            block->warps[k].state = WARP_READY;
+    order_part(first, GROUP_WARPS);
+    for (int k = 0; k < GROUP_WARPS; k++)
+        first[k].state = WARP_READY;
     machine->progress++;
 }
 
@@ -161,6 +187,8 @@ static enum outcome multiply(struct warp *w, const struct instruction *i, uint32
     (void)mask;
     if (w->index / GROUP_WARPS * GROUP_WARPS + GROUP_WARPS > w->block->warp_count)
         machine_fail(w, "wgmma in a group of fewer than four warps");
+    check_uniform(w, &i->operands[1]);
+    check_uniform(w, &i->operands[2]);
     describe(&product, w, i);
     if (!group->met) {
         group->joint = i;
@@ -198,7 +226,8 @@ static enum outcome wait_products(struct warp *w, const struct instruction *i, u
         const struct pending_product *pending = &group->pending[k];
         if (pending->group >= over)
             group->pending[kept++] = *pending;
-        else if (matrix_digest(&pending->product, w->block->shared, w->block->shared_bytes) != pending->digest)
+        else if (matrix_digest(&pending->product, w->block->shared, w->block->shared_bytes, NULL, NULL) !=
+                 pending->digest)
             machine_fail(w, "what the product of line %d reads was overwritten before it was waited for",
                          pending->line);
     }
@@ -213,24 +242,46 @@ static enum outcome fence(struct warp *w, const struct instruction *i, uint32_t 
     return NEXT;
 }
 
-operation decode_matrices(struct instruction *i) {
+#define MATRIX_TYPES "f32 s32 f16 bf16 tf32 e4m3 e5m2 s8 u8"
+
+/* "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": k elements are 16 or 32 bytes. */
+static operation decode_mma(const struct instruction *i) {
     enum matrix_type a, b;
+    static const int element_bytes[] = {[MATRIX_F16] = 2,  [MATRIX_BF16] = 2, [MATRIX_TF32] = 4, [MATRIX_E4M3] = 1,
+                                        [MATRIX_E5M2] = 1, [MATRIX_S8] = 1,   [MATRIX_U8] = 1};
+    if (!ptx_only(i->opcode, "sync aligned m16n8k4 m16n8k8 m16n8k16 m16n8k32 row col " MATRIX_TYPES) ||
+        !strstr(i->opcode, ".row.col.") || !read_matrix_types(i->opcode, 1, &a, &b))
+        return NULL;
+    int bytes = number_behind(i->opcode, ".m16n8k", 'k') * element_bytes[a];
+    bool is_whole = a == MATRIX_S8 || a == MATRIX_U8;
+    return (bytes == 16 || bytes == 32) && is_part(i->opcode, 0, is_whole ? "s32" : "f32") ? mma : NULL;
+}
+
+/* "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16" */
+static operation decode_wgmma(const struct instruction *i) {
+    enum matrix_type a, b;
+    return ptx_only(i->opcode, "mma_async sync aligned m64n* " MATRIX_TYPES) && read_matrix_types(i->opcode, 0, &a, &b)
+               ? multiply
+               : NULL;
+}
+
+operation decode_matrices(struct instruction *i) {
+    static const char moves[] = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta b16";
     i->meets = MEETS_WARP;
-    if (begins(i->opcode, "ldmatrix.sync.aligned.m8n8."))
+    if (ptx_begins(i->opcode, "ldmatrix.") && ptx_only(i->opcode, moves))
         return load_matrix;
-    if (begins(i->opcode, "stmatrix.sync.aligned.m8n8."))
+    if (ptx_begins(i->opcode, "stmatrix.") && ptx_only(i->opcode, moves))
         return store_matrix;
-    if (begins(i->opcode, "mma.sync.aligned.m16n8k") && (i->type == TYPE_F32 || i->type == TYPE_S32) &&
-        read_matrix_types(i->opcode, 1, &a, &b))
-        return mma;
-    if (begins(i->opcode, "wgmma.fence"))
+    if (ptx_begins(i->opcode, "mma.sync."))
+        return decode_mma(i);
+    if (ptx_begins(i->opcode, "wgmma.mma_async."))
+        return decode_wgmma(i);
+    if (strcmp(i->opcode, "wgmma.fence.sync.aligned") == 0)
         return fence;
-    if (begins(i->opcode, "wgmma.commit_group"))
+    if (strcmp(i->opcode, "wgmma.commit_group.sync.aligned") == 0)
         return commit_products;
-    if (begins(i->opcode, "wgmma.wait_group"))
+    if (strcmp(i->opcode, "wgmma.wait_group.sync.aligned") == 0)
         return wait_products;
-    if (begins(i->opcode, "wgmma.mma_async.sync.aligned.m64n") && read_matrix_types(i->opcode, 0, &a, &b))
-        return multiply;
     i->meets = MEETS_NOBODY;
     return NULL;
 }

@@ -294,26 +294,29 @@ static uint64_t mix(uint64_t digest, uint64_t word) {
 }
 
 static uint64_t digest_operand(const struct operand *o, const unsigned char *shared, size_t shared_bytes,
-                               uint64_t digest) {
+                               uint64_t digest, matrix_reader *reads, void *context) {
     for (int i = 0; i < o->lines; i++)
         for (int j = 0; j < o->chunks; j++) {
             uint64_t words[2];
-            size_t address = chunk_address(o, i, j);
-            if (address + CHUNK > shared_bytes)
+            uint32_t address = chunk_address(o, i, j);
+            if ((size_t)address + CHUNK > shared_bytes)
                 continue;
+            if (reads)
+                reads(context, address);
             memcpy(words, shared + address, sizeof words);
             digest = mix(mix(digest, words[0]), words[1]);
         }
     return digest;
 }
 
-uint64_t matrix_digest(const struct matrix_product *p, const unsigned char *shared, size_t shared_bytes) {
+uint64_t matrix_digest(const struct matrix_product *p, const unsigned char *shared, size_t shared_bytes,
+                       matrix_reader *reads, void *context) {
     struct operand a = operand_of(p->a_descriptor, ROWS, p->transposes_a);
     struct operand b = operand_of(p->b_descriptor, p->n, p->transposes_b);
     uint64_t digest = 0;
     if (!p->a_in_registers)
-        digest = digest_operand(&a, shared, shared_bytes, digest);
-    return digest_operand(&b, shared, shared_bytes, digest);
+        digest = digest_operand(&a, shared, shared_bytes, digest, reads, context);
+    return digest_operand(&b, shared, shared_bytes, digest, reads, context);
 }
 
 /* ---- Blocks of 8 x 8 halves -------------------------------------------------------------------------------------- */

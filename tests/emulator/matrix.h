@@ -35,8 +35,12 @@ struct matrix_product {
    NULL, or what is wrong in words; then nothing was written. */
 const char *matrix_multiply(const struct matrix_product *product, const unsigned char *shared, size_t shared_bytes);
 
-/* A digest of all bytes that the product reads in shared memory; those beyond its end do not count. */
-uint64_t matrix_digest(const struct matrix_product *product, const unsigned char *shared, size_t shared_bytes);
+/* Called with the shared address of each 16 bytes that a product reads. */
+typedef void matrix_reader(void *context, uint32_t address);
+
+/* A digest of all bytes that the product reads in shared memory; those beyond its end do not count. reads may be NULL. */
+uint64_t matrix_digest(const struct matrix_product *product, const unsigned char *shared, size_t shared_bytes,
+                       matrix_reader *reads, void *context);
 
 /* ldmatrix and stmatrix .m8n8.x{1,2,4}{.trans}.b16: rows[l] is the address that lane l gave, of 16 bytes; lanes from
    8 * count on are not looked at. */

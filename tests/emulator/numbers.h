@@ -14,6 +14,8 @@ static inline float float_of_bits(uint32_t bits) {
     return value;
 }
 
+#define CANONICAL_NAN float_of_bits(0x7fffffff)
+
 static inline uint32_t bits_of_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

@@ -189,6 +189,29 @@ bool ptx_has(const char *opcode, const char *part) {
     return false;
 }
 
+bool ptx_begins(const char *opcode, const char *start) { return strncmp(opcode, start, strlen(start)) == 0; }
+
+static bool is_among(const char *part, size_t length, const char *words) {
+    for (const char *word = words; *word; word += strspn(word, " ")) {
+        size_t bytes = strcspn(word, " ");
+        bool is_start = word[bytes - 1] == '*';
+        size_t same = bytes - is_start;
+        if ((is_start ? length >= same : length == same) && strncmp(part, word, same) == 0)
+            return true;
+        word += bytes;
+    }
+    return false;
+}
+
+bool ptx_only(const char *opcode, const char *words) {
+    for (const char *at = strchr(opcode, '.'); at; at = strchr(at, '.')) {
+        size_t length = strcspn(++at, ".");
+        if (!is_among(at, length, words))
+            return false;
+    }
+    return true;
+}
+
 /* ---- Names ------------------------------------------------------------------------------------------------------------ */
 
 static unsigned bucket_of(const char *name) {
@@ -510,7 +533,7 @@ static void read_instruction(struct reader *r) {
         expect(r, ";");
     }
     read_types(i);
-    i->is_branch = strncmp(i->opcode, "bra", 3) == 0;
+    i->is_branch = strcmp(i->opcode, "bra") == 0 || strcmp(i->opcode, "bra.uni") == 0;
     i->is_end = strcmp(i->opcode, "ret") == 0 || strcmp(i->opcode, "exit") == 0;
     if (i->is_end && r->end_label) {
         i->is_branch = true;
@@ -544,12 +567,19 @@ static void visit(struct reader *r, struct operand *o, int number, bool is_writt
         act(r, o, number, is_written && o->kind == OPERAND_VALUE);
 }
 
-/* Sources first. Where an instruction has no result its first operand is only read; what a guarded one or an asynchronous
-   product writes may be read, too. */
+/* Those that have no result, and products, which may add to it. */
+static bool reads_all(const char *opcode) {
+    static const char *const starts[] = {"st", "red.", "wgmma", "bar", "cp.", "nanosleep", "setmaxnreg"};
+    for (size_t k = 0; k < sizeof starts / sizeof *starts; k++)
+        if (ptx_begins(opcode, starts[k]))
+            return true;
+    return false;
+}
+
+/* Sources first. What a guarded instruction writes may be read, too. */
 static void visit_one(struct reader *r, int number, visitor act) {
     struct instruction *i = &r->kernel->instructions[number];
-    bool writes = i->guard < 0 && strncmp(i->opcode, "st", 2) != 0 && strncmp(i->opcode, "wgmma", 5) != 0 &&
-                  strncmp(i->opcode, "bar", 3) != 0 && strncmp(i->opcode, "nanosleep", 9) != 0;
+    bool writes = i->guard < 0 && !reads_all(i->opcode);
     for (int o = i->operand_count - 1; o >= 0; o--)
         visit(r, &i->operands[o], number, writes && o == 0, act);
 }
@@ -703,22 +733,19 @@ static void place_registers(struct reader *r) {
 
 static void read_parameters(struct reader *r) {
     struct kernel *kernel = r->kernel;
-    struct variable v[64];
-    uint64_t offsets[64];
-    int count = 0;
+    struct variable v = {0};
     expect(r, "(");
-    while (!takes(r, ")")) {
-        expect(r, ".param");
-        v[count] = read_variable(r);
-        offsets[count] = place_in(&kernel->parameter_bytes, &v[count]);
-        if (++count == 64)
-            fail(r, "more than %d parameters", count - 1);
-        takes(r, ",");
+    if (takes(r, ".param")) {
+        v = read_variable(r);
+        place_in(&kernel->parameter_bytes, &v);
     }
+    if (takes(r, ","))
+        fail(r, "kernel '%s' has more than one parameter, which the emulator does not know", kernel->name);
+    expect(r, ")");
     unsigned char *memory = owned(r->module, kernel->parameter_bytes + 256);
     kernel->parameters = memory + (256 - (uintptr_t)memory % 256) % 256;
-    for (int i = 0; i < count; i++)
-        declare(r, v[i].name, SYMBOL_MEMORY, (uintptr_t)kernel->parameters + offsets[i]);
+    if (v.name)
+        declare(r, v.name, SYMBOL_MEMORY, (uintptr_t)kernel->parameters);
 }
 
 /* ".maxntid 384, 1, 1" and others; the widest block is kept. */
@@ -876,8 +903,6 @@ static void read_kernel(struct reader *r, size_t shared_bytes, const struct vari
         r->line = line;
         struct variable placed = *dynamic;
         dynamic_symbol = declare(r, dynamic->name, SYMBOL_MEMORY, place_in(&bytes, &placed));
-        kernel->has_dynamic_shared = true;
-        kernel->dynamic_alignment = dynamic->alignment;
     }
     read_body(r);
     if (dynamic_symbol)

@@ -42,7 +42,7 @@ enum ptx_type {
     TYPE_E5M2,
 };
 
-enum ptx_space { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL };
+enum ptx_space { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_PARAMETERS };
 
 enum operand_kind { OPERAND_NOTHING, OPERAND_VALUE, OPERAND_PREDICATE, OPERAND_VECTOR, OPERAND_ADDRESS, OPERAND_LABEL };
 
@@ -79,11 +79,11 @@ struct instruction {
     struct operand operands[OPERANDS_MAX];
     uint8_t operand_count, meets;
     bool is_branch, is_end, is_guard_negated;
-    int16_t guard;        /* a predicate, or -1 */
-    uint8_t type, from;   /* the last type in the opcode, and the one before it for conversions: "cvt.type.from" */
-    uint8_t space, width; /* width: of a vector access */
-    uint8_t compare, combine, rounding;
-    bool is_saturating, flushes, has_relu, keeps_nan;
+    int16_t guard;         /* a predicate, or -1 */
+    uint8_t type, from;    /* the last type in the opcode, and the one before it for conversions: "cvt.type.from" */
+    uint8_t space, width;  /* width: of a vector access */
+    uint8_t mode, combine; /* which of its kind: a comparison, a rounding, an atomic operation */
+    bool is_saturating, has_relu;
     int line; /* in the text */
 };
 
@@ -97,8 +97,6 @@ struct kernel {
     struct instruction *instructions;
     size_t file_bytes[FILES]; /* of a warp; constants: of the module */
     int predicate_count;
-    bool has_dynamic_shared;
-    size_t dynamic_alignment;
 };
 
 struct module {
@@ -156,6 +154,12 @@ const struct kernel *ptx_find(const struct module *module, const char *name);
 /* What runs an opcode such as "add.s32"; NULL when nothing does. Sets what the instruction says by its modifiers. */
 operation ptx_decode(struct instruction *i);
 unsigned ptx_type_bytes(enum ptx_type type);
+
+/* Opcodes are parts with dots between. */
+bool ptx_begins(const char *opcode, const char *start);
 bool ptx_has(const char *opcode, const char *part);
+/* Whether each part but the first is one of the words, which have spaces between; "L2::*" stands for all that begin so.
+   What an operation does not look at must not be in its opcode. */
+bool ptx_only(const char *opcode, const char *words);
 
 #endif

@@ -6,39 +6,33 @@
 
 /* ---- Of a warp ------------------------------------------------------------------------------------------------------------ */
 
-/* shfl.sync.mode d|p, a, b, c, members: c holds the clamp and, above, which bits of the lane's number stay. */
+enum { SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_FLY, SHUFFLE_TO };
+
+/* The lane whose register lane l reads: c holds the clamp and, above, which bits of the lane's number stay. False: there is
+   none, and it keeps its own. */
+static bool find_source(int mode, uint32_t l, uint32_t b, uint32_t c, uint32_t *source) {
+    uint32_t clamp = c & 31, kept = c >> 8 & 31, least = l & kept, most = least | (clamp & ~kept);
+    b &= 31;
+    *source = mode == SHUFFLE_UP     ? l - b
+              : mode == SHUFFLE_DOWN ? l + b
+              : mode == SHUFFLE_FLY  ? l ^ b
+                                     : least | (b & ~kept);
+    bool is_found = mode == SHUFFLE_UP ? (int32_t)*source >= (int32_t)most : *source <= most;
+    if (!is_found)
+        *source = l;
+    return is_found;
+}
+
+/* shfl.sync.mode d|p, a, b, c, members. */
 static enum outcome shuffle(struct warp *w, const struct instruction *i, uint32_t mask) {
-    uint32_t a[LANES], *d = narrow(w, &i->operands[0]), valid = 0;
-    memcpy(a, narrow(w, &i->operands[1]), sizeof a);
-    const uint32_t *b = narrow(w, &i->operands[2]), *c = narrow(w, &i->operands[3]);
-    uint32_t r[LANES];
+    const uint32_t *a = narrow(w, &i->operands[1]), *b = narrow(w, &i->operands[2]), *c = narrow(w, &i->operands[3]);
+    uint32_t *d = narrow(w, &i->operands[0]), r[LANES], valid = 0;
     FOR_LANES(mask, l) {
-        uint32_t clamp = c[l] & 31, kept = c[l] >> 8 & 31, most = ((uint32_t)l & kept) | (clamp & ~kept),
-                 least = (uint32_t)l & kept, j;
-        bool is_valid;
-        switch (i->compare) {
-        case 0: /* up */
-            j = (uint32_t)l - b[l];
-            is_valid = (int32_t)j >= (int32_t)most;
-            break;
-        case 1: /* down */
-            j = (uint32_t)l + b[l];
-            is_valid = j <= most;
-            break;
-        case 2: /* bfly */
-            j = (uint32_t)l ^ b[l];
-            is_valid = j <= most;
-            break;
-        default:
-            j = least | (b[l] & 31 & ~kept);
-            is_valid = j <= most;
-        }
-        if (!is_valid)
-            j = (uint32_t)l;
-        if (!(mask >> j & 1))
-            machine_fail(w, "lane %d reads a register of lane %u, which does not take part", l, j);
-        r[l] = a[j];
-        valid |= (uint32_t)is_valid << l;
+        uint32_t source;
+        valid |= (uint32_t)find_source(i->mode, (uint32_t)l, b[l], c[l], &source) << l;
+        if (!(mask >> source & 1))
+            machine_fail(w, "lane %d reads a register of lane %u, which does not take part", l, source);
+        r[l] = a[source];
     }
     FOR_LANES(mask, l) d[l] = r[l];
     set_predicate(w, i->operands[0].other, mask, valid);
@@ -49,20 +43,17 @@ static enum outcome vote(struct warp *w, const struct instruction *i, uint32_t m
     uint32_t bits = predicate(w, &i->operands[1]) & mask;
     if (ptx_has(i->opcode, "ballot")) {
         FOR_LANES(mask, l) narrow(w, &i->operands[0])[l] = bits;
-    } else if (ptx_has(i->opcode, "any"))
-        set_predicate(w, (int)i->operands[0].offset, mask, bits ? mask : 0);
-    else if (ptx_has(i->opcode, "all"))
-        set_predicate(w, (int)i->operands[0].offset, mask, bits == mask ? mask : 0);
-    else
-        set_predicate(w, (int)i->operands[0].offset, mask, bits == mask || !bits ? mask : 0);
+        return NEXT;
+    }
+    bool holds = ptx_has(i->opcode, "any") ? bits != 0 : bits == mask || (!bits && ptx_has(i->opcode, "uni"));
+    set_predicate(w, result_number(&i->operands[0]), mask, holds ? mask : 0);
     return NEXT;
 }
 
 static enum outcome elect(struct warp *w, const struct instruction *i, uint32_t mask) {
     uint32_t first = mask & -mask;
-    if (i->operands[0].kind == OPERAND_VALUE) {
-        FOR_LANES(mask, l) narrow(w, &i->operands[0])[l] = (uint32_t)__builtin_ctz(first);
-    }
+    FOR_LANES(i->operands[0].kind == OPERAND_VALUE ? mask : 0, l)
+    narrow(w, &i->operands[0])[l] = (uint32_t)__builtin_ctz(first);
     set_predicate(w, i->operands[0].other, mask, first);
     return NEXT;
 }
@@ -114,49 +105,56 @@ static uint32_t expected(const struct block *block, const struct named_barrier *
     return barrier->count ? barrier->count : (uint32_t)block->warps_alive * LANES;
 }
 
+static bool reduces(const struct instruction *i) { return ptx_has(i->opcode, "red"); }
+
+/* The result of bar.red for a warp that waits at it. */
+static void tell_votes(struct warp *w, const struct named_barrier *barrier) {
+    const struct instruction *i = w->now;
+    bool holds = ptx_has(i->opcode, "or") ? barrier->agreed != 0 : barrier->agreed == barrier->voted;
+    if (!ptx_has(i->opcode, "popc"))
+        set_predicate(w, result_number(&i->operands[0]), ~UINT32_C(0), holds ? ~UINT32_C(0) : 0);
+    else
+        for (int l = 0; l < LANES; l++)
+            narrow(w, &i->operands[0])[l] = barrier->agreed;
+}
+
 static void release_if_complete(struct block *block, int id) {
     struct named_barrier *barrier = &block->barriers[id];
     if (!barrier->arrived || barrier->arrived < expected(block, barrier))
         return;
-    if (barrier->count && barrier->arrived > barrier->count)
-        machine_fail(NULL, "barrier %d counts %u threads of %u", id, barrier->arrived, barrier->count);
     for (int k = 0; k < block->warp_count; k++) {
         struct warp *w = &block->warps[k];
         if (w->state != WARP_AT_BARRIER || w->waits_at != id)
             continue;
         w->state = WARP_READY;
-        if (strncmp(w->now->opcode, "bar.red", 7) && strncmp(w->now->opcode, "barrier.red", 11) &&
-            strncmp(w->now->opcode, "barrier.cta.red", 15))
-            continue;
-        if (ptx_has(w->now->opcode, "popc"))
-            for (int l = 0; l < LANES; l++)
-                narrow(w, &w->now->operands[0])[l] = barrier->all;
-        else
-            set_predicate(w, (int)w->now->operands[0].offset, ~UINT32_C(0),
-                          ptx_has(w->now->opcode, "or")      ? (barrier->any ? ~UINT32_C(0) : 0)
-                          : barrier->all == barrier->arrived ? ~UINT32_C(0)
-                                                             : 0);
+        order_leave(w, id);
+        if (reduces(w->now))
+            tell_votes(w, barrier);
     }
     *barrier = (struct named_barrier){0};
+    order_reset(block, id);
     machine->progress++;
 }
 
+/* bar.sync and bar.arrive a {, threads}; bar.red.op d, a {, threads}, p. */
 static enum outcome arrive(struct warp *w, const struct instruction *i, uint32_t mask) {
-    bool reduces = ptx_has(i->opcode, "red"), waits = !ptx_has(i->opcode, "arrive");
-    const struct operand *first = &i->operands[reduces];
-    int id = (int)narrow(w, first)[__builtin_ctz(mask)], operands = i->operand_count - reduces * 2;
-    uint32_t count = operands > 1 ? narrow(w, first + 1)[__builtin_ctz(mask)] : 0;
+    bool has_vote = reduces(i), waits = !ptx_has(i->opcode, "arrive");
+    const struct operand *first = &i->operands[has_vote];
+    int lane = __builtin_ctz(mask), id = (int)narrow(w, first)[lane];
+    uint32_t count = i->operand_count - 2 * has_vote > 1 ? narrow(w, first + 1)[lane] : 0;
     if (id < 0 || id >= NAMED_BARRIERS || count % LANES)
         machine_fail(w, "barrier %d of %u threads", id, count);
+    if (count > (uint32_t)w->block->warp_count * LANES)
+        machine_fail(w, "barrier %d is for %u threads of a block of %d", id, count, w->block->warp_count * LANES);
     struct named_barrier *barrier = &w->block->barriers[id];
     if (barrier->arrived && barrier->count != count)
-        machine_fail(w, "barrier %d is for %u threads, others said %u", id, count, barrier->count);
+        machine_fail(w, "barrier %d is for %u threads, others said %u (0: all)", id, count, barrier->count);
     barrier->count = count;
     barrier->arrived += LANES;
-    if (reduces) {
-        uint32_t bits = predicate(w, &i->operands[i->operand_count - 1]) & mask;
-        barrier->any |= bits;
-        barrier->all += (uint32_t)__builtin_popcount(bits) + (uint32_t)(LANES - __builtin_popcount(mask));
+    order_arrive(w, id);
+    if (has_vote) {
+        barrier->voted += (uint32_t)__builtin_popcount(mask);
+        barrier->agreed += (uint32_t)__builtin_popcount(predicate(w, &i->operands[i->operand_count - 1]) & mask);
     }
     machine->progress++;
     if (waits) {
@@ -175,12 +173,15 @@ static void release_cluster(struct cluster *cluster) {
         return;
     cluster->arrived = 0;
     cluster->phase++;
+    order_tell_cluster(cluster);
     machine->progress++;
     for (int b = 0; b < cluster->block_count; b++)
         for (int k = 0; k < cluster->blocks[b].warp_count; k++) {
             struct warp *w = &cluster->blocks[b].warps[k];
-            if (w->state == WARP_AT_CLUSTER)
-                w->state = WARP_READY;
+            if (w->state != WARP_AT_CLUSTER)
+                continue;
+            w->state = WARP_READY;
+            order_leave_cluster(w);
         }
 }
 
@@ -191,6 +192,7 @@ static enum outcome cluster_arrive(struct warp *w, const struct instruction *i, 
         machine_fail(w, "arrives at the cluster's barrier twice without a wait");
     w->cluster_ticket = (w->block->cluster->phase & 1) | 2;
     w->block->cluster->arrived += LANES;
+    order_arrive_cluster(w);
     machine->progress++;
     release_cluster(w->block->cluster);
     return NEXT;
@@ -203,43 +205,52 @@ static enum outcome cluster_wait(struct warp *w, const struct instruction *i, ui
         machine_fail(w, "waits at the cluster's barrier without having arrived");
     bool is_over = (w->block->cluster->phase & 1) != (w->cluster_ticket & 1);
     w->cluster_ticket = 0;
-    if (is_over)
+    if (is_over) {
+        order_leave_cluster(w);
         return NEXT;
+    }
     w->state = WARP_AT_CLUSTER;
     return WAIT;
 }
 
-void machine_wake(struct block *block) {
+void machine_leave(struct warp *w) {
+    struct block *block = w->block;
+    struct cluster *cluster = block->cluster;
+    cluster->threads_alive -= LANES;
+    if (w->cluster_ticket & 2 && (w->cluster_ticket & 1) == (cluster->phase & 1))
+        cluster->arrived -= LANES;
     for (int id = 0; id < NAMED_BARRIERS; id++)
         release_if_complete(block, id);
-    release_cluster(block->cluster);
+    release_cluster(cluster);
 }
 
-static bool begins(const char *text, const char *start) { return strncmp(text, start, strlen(start)) == 0; }
-
 operation decode_together(struct instruction *i) {
-    i->meets = MEETS_MEMBERS;
-    if (begins(i->opcode, "shfl.sync.")) {
-        i->compare = ptx_has(i->opcode, "up") ? 0 : ptx_has(i->opcode, "down") ? 1 : ptx_has(i->opcode, "bfly") ? 2 : 3;
-        return shuffle;
-    }
-    if (begins(i->opcode, "vote.sync."))
-        return vote;
-    if (begins(i->opcode, "elect.sync"))
-        return elect;
-    if (begins(i->opcode, "match.any.sync."))
-        return match;
-    if (begins(i->opcode, "redux.sync."))
-        return redux;
-    if (begins(i->opcode, "bar.warp.sync"))
-        return meet;
-    i->meets = MEETS_WARP;
-    if (begins(i->opcode, "barrier.cluster.arrive"))
-        return cluster_arrive;
-    if (begins(i->opcode, "barrier.cluster.wait"))
-        return cluster_wait;
-    if (begins(i->opcode, "bar.") || begins(i->opcode, "barrier."))
-        return arrive;
-    i->meets = MEETS_NOBODY;
-    return begins(i->opcode, "activemask") ? activemask : NULL;
+    static const struct {
+        const char *start, *words;
+        operation run;
+        enum meeting meets;
+    } families[] = {
+        {"shfl.sync.", "sync up down bfly idx b32", shuffle, MEETS_MEMBERS},
+        {"vote.sync.", "sync ballot any all uni b32 pred", vote, MEETS_MEMBERS},
+        {"elect.sync", "sync", elect, MEETS_MEMBERS},
+        {"match.any.sync.", "any sync b32 b64", match, MEETS_MEMBERS},
+        {"redux.sync.", "sync add min max and or xor u32 s32 b32", redux, MEETS_MEMBERS},
+        {"bar.warp.sync", "warp sync", meet, MEETS_MEMBERS},
+        {"barrier.cluster.arrive", "cluster arrive release relaxed aligned", cluster_arrive, MEETS_WARP},
+        {"barrier.cluster.wait", "cluster wait acquire aligned", cluster_wait, MEETS_WARP},
+        {"bar.", "cta sync arrive red popc and or pred u32", arrive, MEETS_WARP},
+        {"barrier.", "cta sync arrive red popc and or pred u32 aligned", arrive, MEETS_WARP},
+        {"activemask.", "b32", activemask, MEETS_NOBODY},
+    };
+    i->mode = ptx_has(i->opcode, "up")     ? SHUFFLE_UP
+              : ptx_has(i->opcode, "down") ? SHUFFLE_DOWN
+              : ptx_has(i->opcode, "bfly") ? SHUFFLE_FLY
+                                           : SHUFFLE_TO;
+    for (size_t k = 0; k < sizeof families / sizeof *families; k++)
+        if (ptx_begins(i->opcode, families[k].start)) {
+            i->meets = (uint8_t)families[k].meets;
+            bool is_aligned = !ptx_begins(i->opcode, "barrier.") || ptx_has(i->opcode, "aligned");
+            return is_aligned && ptx_only(i->opcode, families[k].words) ? families[k].run : NULL;
+        }
+    return NULL;
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FREED_KEPT = 16, FREED_BYTES_MAX = 1 << 20 };
 enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, SHARED_MAX = 227 * 1024 };
 enum {
     OK = 0,
@@ -57,7 +58,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything be
 static bool is_set_up, is_started;
 static int version = 13000, device_count = 2, arch = 90, large;
 static struct context contexts[DEVICES_MAX];
-static struct item *alive;
+static struct item *alive, *freed[FREED_KEPT];
 static int64_t call_count, fail_call, launch_count;
 static int fail_result, misuse_count;
 static bool is_executing;
@@ -170,19 +171,36 @@ static struct item *make_alive(int kind, size_t bytes) {
     return item;
 }
 
-/* Called by the emulator, without the lock: which allocation holds an address. */
-static bool find_memory(uint64_t address, uint64_t *from, uint64_t *to) {
+/* The nearer of the piece and an allocation that begins at an address or before it. */
+static void find_nearer(const struct item *item, bool was_freed, uint64_t address, struct memory_piece *piece) {
+    uint64_t from = (uintptr_t)item->memory;
+    if (item->kind == MEMORY && from <= address && from >= piece->from)
+        *piece = (struct memory_piece){from, from + item->bytes, was_freed};
+}
+
+/* Called by the emulator, without the lock. */
+static bool find_memory(uint64_t address, struct memory_piece *piece) {
+    *piece = (struct memory_piece){0};
     pthread_mutex_lock(&lock);
-    const struct item *item = alive;
-    while (item && !(item->kind == MEMORY && address >= (uintptr_t)item->memory &&
-                     address < (uintptr_t)item->memory + item->bytes))
-        item = item->next;
-    if (item) {
-        *from = (uintptr_t)item->memory;
-        *to = *from + item->bytes;
-    }
+    for (int i = 0; i < FREED_KEPT; i++)
+        if (freed[i])
+            find_nearer(freed[i], true, address, piece);
+    for (const struct item *item = alive; item; item = item->next)
+        find_nearer(item, false, address, piece);
     pthread_mutex_unlock(&lock);
-    return item != NULL;
+    return piece->to != 0;
+}
+
+/* The last small allocations that were freed stay for a while, so that who uses them is told. */
+static void release(struct item *item) {
+    static unsigned next;
+    if (item->kind == MEMORY && item->bytes <= FREED_BYTES_MAX) {
+        memset(item->memory, 0xFF, item->bytes);
+        struct item *oldest = freed[next % FREED_KEPT];
+        freed[next++ % FREED_KEPT] = item;
+        item = oldest;
+    }
+    free(item);
 }
 
 static int end_life(const void *handle, int kind) {
@@ -194,7 +212,7 @@ static int end_life(const void *handle, int kind) {
     *at = item->next;
     if (item->code)
         ptx_free(item->code);
-    free(item);
+    release(item);
     return OK;
 }
 
@@ -382,9 +400,8 @@ static int read_fake_cubin(struct item *module, const char *image) {
 }
 
 /* What NVRTC wrote is run; the fake compiler's has kernels without text. */
-static int read_ptx(struct item *module, const char *image) {
+static int read_ptx(struct item *module, const char *image, char error[512]) {
     struct emulated_kernel kernel;
-    char error[512];
     if (strstr(image, ".address_size")) {
         module->code = emulator_load(image, error);
         if (!module->code)
@@ -460,13 +477,14 @@ static int cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
     struct item *made = make_alive(MODULE, 0);
     if (!made)
         return leave(OUT_OF_MEMORY);
+    char error[512] = "a log of the loader";
     int result = memcmp(image, ELFMAG, SELFMAG) == 0                     ? read_elf(made, image)
                  : strncmp(image, "FAKECUBIN", strlen("FAKECUBIN")) == 0 ? read_fake_cubin(made, image)
-                 : strstr(image, ".version")                             ? read_ptx(made, image)
+                 : strstr(image, ".version")                             ? read_ptx(made, image, error)
                                                                          : INVALID_IMAGE;
     if (result) {
         if (count == 2 && options[0] == 5 && options[1] == 6)
-            snprintf(values[0], (size_t)(uintptr_t)values[1], "a log of the loader");
+            snprintf(values[0], (size_t)(uintptr_t)values[1], "%s", error);
         end_life(made, MODULE);
         return leave(result);
     }

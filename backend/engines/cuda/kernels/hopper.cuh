@@ -179,10 +179,10 @@ DEVICE void clear_depth(u32 s, u32 slab, int lines, u32 kept) {
         for (u32 chunk = slab ? 0 : kept / 16; chunk < 8; ++chunk) {
             const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
             const i32 left = slab ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
-            words r = load_words(at);
+            words r = load_words_of_many(at);
             #pragma unroll
             for (int i = 0; i < 4; ++i) r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
-            store_words(at, r);
+            store_words_of_many(at, r);
         }
 }
 

@@ -131,6 +131,15 @@ DEVICE words load_words(u32 address) {
 DEVICE void store_words(u32 address, const words& r) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
 }
+/* The same instructions, where other warps may do the same to the same words at once. */
+DEVICE words load_words_of_many(u32 address) {
+    words r;
+    asm volatile("ld.relaxed.cta.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.at[0]), "=r"(r.at[1]), "=r"(r.at[2]), "=r"(r.at[3]) : "r"(address) : "memory");
+    return r;
+}
+DEVICE void store_words_of_many(u32 address, const words& r) {
+    asm volatile("st.relaxed.cta.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
+}
 
 /* Shared memory of another block of the cluster, where a barrier counts the bytes that come. */
 DEVICE u32 peer_address(u32 address, u32 rank) {

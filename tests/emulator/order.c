@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which accesses to shared memory are in order, whatever the turns that warps happen to take. Every warp keeps a clock: how far
+   it knows each warp of its cluster to have come. Barriers hand clocks on. Of each fourth byte of shared memory the last
+   write is kept, and one of the last reads; who touches it must know of them. Lanes of a warp are in order with each other.
+   What the threads have written, and then a product or the copy engine reads, must also have gone through a fence. */
+#include "machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRAIN = 4, CHUNK = 16, FLAG_CLOCKS = 64 };
+
+/* Of a byte. Clocks of 0: never. */
+struct access {
+    uint32_t write_clock, read_clock, write_line, read_line;
+    uint16_t writer, reader;
+    uint32_t fences; /* that there had been when threads wrote it; UINT32_MAX: the copy engine did */
+};
+
+/* What a barrier in shared memory hands on: of this phase, and of the last. */
+struct barrier_clock {
+    struct barrier_clock *next;
+    uint32_t address;
+    uint32_t *gathered, *told;
+};
+
+static void *zeroed(size_t count, size_t bytes) {
+    void *memory = calloc(count + 1, bytes);
+    if (!memory)
+        abort();
+    return memory;
+}
+
+static void join(const struct cluster *cluster, uint32_t *to, const uint32_t *from) {
+    for (int k = 0; k < cluster->warp_count; k++)
+        to[k] = to[k] > from[k] ? to[k] : from[k];
+}
+
+void order_begin(struct cluster *cluster) {
+    size_t warps = (size_t)cluster->warp_count;
+    cluster->gathered = zeroed(warps, sizeof(uint32_t));
+    cluster->told = zeroed(warps, sizeof(uint32_t));
+    cluster->flags = zeroed(warps * FLAG_CLOCKS, sizeof(uint32_t));
+    for (int b = 0; b < cluster->block_count; b++) {
+        struct block *block = &cluster->blocks[b];
+        block->accesses = zeroed(block->shared_bytes / GRAIN + 1, sizeof *block->accesses);
+        block->gathered = zeroed(warps * NAMED_BARRIERS, sizeof(uint32_t));
+        for (int k = 0; k < block->warp_count; k++) {
+            struct warp *w = &block->warps[k];
+            w->number = (uint16_t)(b * block->warp_count + k);
+            w->clock = zeroed(warps, sizeof(uint32_t));
+            w->clock[w->number] = 1;
+        }
+    }
+}
+
+void order_end(struct cluster *cluster) {
+    free(cluster->gathered);
+    free(cluster->told);
+    free(cluster->flags);
+    for (int b = 0; b < cluster->block_count; b++) {
+        struct block *block = &cluster->blocks[b];
+        free(block->accesses);
+        free(block->gathered);
+        for (int k = 0; k < block->warp_count; k++)
+            free(block->warps[k].clock);
+        while (block->barrier_clocks) {
+            struct barrier_clock *first = block->barrier_clocks;
+            block->barrier_clocks = first->next;
+            free(first->gathered);
+            free(first->told);
+            free(first);
+        }
+    }
+}
+
+/* ---- Handing clocks on -------------------------------------------------------------------------------------------------------- */
+
+static void release(struct warp *w, uint32_t *to) {
+    join(w->block->cluster, to, w->clock);
+    w->clock[w->number]++;
+}
+
+static void acquire(struct warp *w, const uint32_t *from) { join(w->block->cluster, w->clock, from); }
+
+static uint32_t *gathered_at(struct block *block, int id) { return block->gathered + id * block->cluster->warp_count; }
+
+void order_arrive(struct warp *w, int id) { release(w, gathered_at(w->block, id)); }
+
+void order_leave(struct warp *w, int id) { acquire(w, gathered_at(w->block, id)); }
+
+void order_reset(struct block *block, int id) {
+    memset(gathered_at(block, id), 0, (size_t)block->cluster->warp_count * sizeof(uint32_t));
+}
+
+void order_arrive_cluster(struct warp *w) { release(w, w->block->cluster->gathered); }
+
+void order_leave_cluster(struct warp *w) { acquire(w, w->block->cluster->told); }
+
+void order_tell_cluster(struct cluster *cluster) {
+    memcpy(cluster->told, cluster->gathered, (size_t)cluster->warp_count * sizeof(uint32_t));
+}
+
+static struct barrier_clock *clock_at(struct block *block, uint32_t address) {
+    struct barrier_clock *found = block->barrier_clocks;
+    while (found && found->address != address)
+        found = found->next;
+    if (found)
+        return found;
+    size_t warps = (size_t)block->cluster->warp_count;
+    found = zeroed(1, sizeof *found);
+    *found = (struct barrier_clock){block->barrier_clocks, address, zeroed(warps, sizeof(uint32_t)),
+                                    zeroed(warps, sizeof(uint32_t))};
+    return block->barrier_clocks = found;
+}
+
+void order_arrive_at(struct warp *w, struct block *block, uint32_t address) {
+    release(w, clock_at(block, address)->gathered);
+}
+
+void order_land_at(const uint32_t *clock, struct block *block, uint32_t address) {
+    join(block->cluster, clock_at(block, address)->gathered, clock);
+}
+
+void order_end_phase(struct block *block, uint32_t address) {
+    struct barrier_clock *clock = clock_at(block, address);
+    memcpy(clock->told, clock->gathered, (size_t)block->cluster->warp_count * sizeof(uint32_t));
+}
+
+void order_pass(struct warp *w, uint32_t address) { acquire(w, clock_at(w->block, address)->told); }
+
+/* Flags that share a clock hand on more than they should, never less. */
+void order_flag(struct warp *w, uint64_t address, bool reads, bool writes) {
+    uint32_t *flag = w->block->cluster->flags + (address >> 2) % FLAG_CLOCKS * (uint64_t)w->block->cluster->warp_count;
+    if (reads)
+        acquire(w, flag);
+    if (writes)
+        release(w, flag);
+}
+
+/* Warps that begin a product together know of each other what they have done until then, and as one what it reads. */
+void order_meet(struct warp *first, int count) {
+    for (int k = 1; k < count; k++) {
+        acquire(first, first[k].clock);
+        first->last_fence = first->last_fence > first[k].last_fence ? first->last_fence : first[k].last_fence;
+    }
+    for (int k = 1; k < count; k++) {
+        acquire(&first[k], first->clock);
+        first[k].last_fence = first->last_fence;
+    }
+}
+
+void order_part(struct warp *first, int count) {
+    for (int k = 0; k < count; k++)
+        first[k].clock[first[k].number]++;
+}
+
+uint32_t *order_copy_clock(struct warp *w) {
+    uint32_t *copy = zeroed((size_t)w->block->cluster->warp_count, sizeof *copy);
+    memcpy(copy, w->clock, (size_t)w->block->cluster->warp_count * sizeof *copy);
+    w->clock[w->number]++;
+    return copy;
+}
+
+void order_fence(struct warp *w) { w->last_fence = ++machine->fences; }
+
+/* ---- Accesses ------------------------------------------------------------------------------------------------------------------- */
+
+static void fail(const struct warp *w, const struct block *block, uint32_t address, const char *does, uint16_t other,
+                 const char *did, uint32_t line) __attribute__((noreturn));
+static void fail(const struct warp *w, const struct block *block, uint32_t address, const char *does, uint16_t other,
+                 const char *did, uint32_t line) {
+    machine_fail(w, "%s shared address %u of block %u, which warp %d of block %d %s at line %u: nothing orders the two",
+                 does, address, block->rank, other % block->warp_count, other / block->warp_count, did, line);
+}
+
+static bool knows(const struct warp *w, uint16_t other, uint32_t clock) { return clock <= w->clock[other]; }
+
+void order_read(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+    if (address % GRAIN)
+        return;
+    struct access *last = &block->accesses[address / GRAIN];
+    if (!knows(w, last->writer, last->write_clock))
+        fail(w, block, address, "reads", last->writer, "wrote", last->write_line);
+    /* Of several who read at once any is kept. */
+    if (!knows(w, last->reader, last->read_clock) && (address / GRAIN + w->number) % 2)
+        return;
+    last->reader = w->number;
+    last->read_clock = w->clock[w->number];
+    last->read_line = line;
+}
+
+static void write_access(struct warp *w, struct block *block, uint32_t address, uint32_t line, uint32_t fences) {
+    if (address % GRAIN)
+        return;
+    struct access *last = &block->accesses[address / GRAIN];
+    if (!knows(w, last->writer, last->write_clock))
+        fail(w, block, address, "writes", last->writer, "wrote", last->write_line);
+    if (!knows(w, last->reader, last->read_clock))
+        fail(w, block, address, "writes", last->reader, "read", last->read_line);
+    last->writer = w->number;
+    last->write_clock = w->clock[w->number];
+    last->write_line = line;
+    last->fences = fences;
+}
+
+void order_write(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+    write_access(w, block, address, line, machine->fences);
+}
+
+void order_engine_write(struct warp *w, struct block *block, uint32_t address, uint32_t bytes, uint32_t line) {
+    for (uint32_t at = 0; at < bytes; at += CHUNK)
+        write_access(w, block, address + at, line, UINT32_MAX);
+}
+
+void order_engine_read(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+    const struct access *last = &block->accesses[address / GRAIN];
+    order_read(w, block, address, line);
+    if (!last->write_clock || last->fences == UINT32_MAX)
+        return;
+    const struct warp *writer =
+        &block->cluster->blocks[last->writer / block->warp_count].warps[last->writer % block->warp_count];
+    if (writer->last_fence <= last->fences && w->last_fence <= last->fences)
+        machine_fail(w,
+                     "reads shared address %u, which warp %d of block %d wrote at line %u, without fence.proxy.async",
+                     address, last->writer % block->warp_count, last->writer / block->warp_count, last->write_line);
+}
