@@ -10,7 +10,6 @@ are registers of 1, 16, 32, 64 and 32 bits; `s` is its shared memory.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +63,6 @@ class Gpu:
     """The emulated GPU, in this process."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("FAKE_CUDA_VERSION", "13050")
         self.library = ctypes.CDLL(str(emulated_gpu.build() / "libcuda.so.1"))
         context = ctypes.c_void_p()
         self.call("cuInit", 0)
