@@ -42,6 +42,12 @@ def test_a_sample_of_operations() -> None:
     check([[*PYTEST, "tests/ops"]] * 2, list(settings))
 
 
+def test_other_chips() -> None:
+    """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
+    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/64"} for arch in (75, 80, 89, 120)]
+    check([[*PYTEST, "tests/ops"]] * len(chips), chips)
+
+
 def test_a_chip_of_few_multiprocessors() -> None:
     """Fewer than the largest cluster has blocks."""
     check([[*SMALL_CASES, "--only", "tokens"]], [{"FAKE_CUDA_LARGE": 4}])

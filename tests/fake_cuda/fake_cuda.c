@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { FREED_KEPT = 16, FREED_BYTES_MAX = 1 << 20 };
-enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, SHARED_MAX = 227 * 1024 };
+enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64 };
 enum {
     OK = 0,
     INVALID_VALUE = 1,
@@ -290,21 +290,19 @@ static int cuDeviceGetUuid_v2(uint8_t uuid[16], int device) {
     return leave(is_device(device) ? OK : INVALID_DEVICE);
 }
 
+/* Bytes of shared memory that a block of the chip can have; a multiprocessor has one KiB more. */
+static int shared_most(void) {
+    int kib = arch < 80 ? 63 : arch == 80 || arch == 87 ? 163 : arch < 90 || arch >= 120 ? 99 : 227;
+    return kib << 10;
+}
+
+static int threads_most(void) { return arch < 80 ? 1024 : arch == 86 || arch == 89 || arch >= 120 ? 1536 : 2048; }
+
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
     /* Beside each other: a small chip, and an H200 of as many multiprocessors as asked. */
-    static const int table[][3] = {{1, 1024, 1024},
-                                   {5, INT32_MAX, INT32_MAX},
-                                   {6, 65535, 65535},
-                                   {7, 65535, 65535},
-                                   {13, 1500000, 1980000},
-                                   {16, 4, 0},
-                                   {36, 1000000, 3201000},
-                                   {37, 512, 6016},
-                                   {38, 8 << 20, 60 << 20},
-                                   {39, 2048, 2048},
-                                   {81, 228 << 10, 228 << 10},
-                                   {82, 65536, 65536},
-                                   {97, SHARED_MAX, SHARED_MAX}};
+    static const int table[][3] = {
+        {1, 1024, 1024}, {5, INT32_MAX, INT32_MAX}, {6, 65535, 65535}, {7, 65535, 65535},       {13, 1500000, 1980000},
+        {16, 4, 0},      {36, 1000000, 3201000},    {37, 512, 6016},   {38, 8 << 20, 60 << 20}, {82, 65536, 65536}};
     ENTER(false, false);
     if (!is_device(device))
         return leave(INVALID_DEVICE);
@@ -314,6 +312,10 @@ static int cuDeviceGetAttribute(int *value, int attribute, int device) {
             *value = table[i][large ? 2 : 1];
     if (attribute == 16 && large)
         *value = large;
+    if (attribute == 39)
+        *value = threads_most();
+    if (attribute == 81 || attribute == 97)
+        *value = shared_most() + (attribute == 81 ? 1 << 10 : 0);
     if (attribute == 75)
         *value = arch / 10;
     if (attribute == 76)
@@ -540,7 +542,7 @@ static int cuFuncSetAttribute(void *handle, int attribute, int value) {
     struct function *function = find_function(handle);
     if (!function)
         return leave(INVALID_HANDLE);
-    if (attribute == 8 && value + function->static_shared <= SHARED_MAX)
+    if (attribute == 8 && value + function->static_shared <= shared_most())
         function->max_dynamic_shared = value;
     else if (attribute == 14)
         function->allows_large_clusters = value;
@@ -662,7 +664,8 @@ static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle
     const struct function *function = find_function(handle);
     if (!function || threads < 1)
         return leave(INVALID_VALUE);
-    int by_threads = 2048 / threads, by_shared = shared_bytes ? (int)((228u << 10) / shared_bytes) : 32;
+    int by_threads = threads_most() / threads;
+    int by_shared = shared_bytes ? (int)(((size_t)shared_most() + (1 << 10)) / shared_bytes) : 32;
     *blocks = by_threads < by_shared ? by_threads : by_shared;
     return leave(OK);
 }
