@@ -698,7 +698,7 @@ static void allot_registers(struct walk *walk, const struct device *device) {
             threads = 768;
     }
     if (threads == 1024 && walk->closed > 1 && walk->threads <= 256)
-        threads = walk->loose && walk->across > 1 ? 768 : 896; /* a few registers more for a second reduction */
+        threads = walk->loose ? 768 : 896; /* a few registers more for a second reduction */
     walk->min_blocks = threads / walk->threads > 0 && walk->ring != 1 ? threads / walk->threads : 1;
     if (walk->is_piped)
         walk->min_blocks = 1;
