@@ -534,12 +534,25 @@ static void results_spare_what_all_read(void) {
     release(&built);
 }
 
+/* A slice of a chip may have fewer multiprocessors than a cluster wants. */
+static void few_multiprocessors(void) {
+    struct device device;
+    struct built built;
+    MUST(device_describe_cuda(&device, 9, 0));
+    device.cuda.multiprocessors = 3;
+    CHECK(build(&built, &cuda_hopper, square_bf16, &device) == WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "refused");
+    EXACTLY(status_text(), "the Hopper family wants 4 multiprocessors, 'H200 (described)' has 3");
+    status_clear();
+    release(&built);
+}
+
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
     build_cases(hopper_cases, COUNT(hopper_cases), 9);
     turing_uses_what_it_has();
     nothing_is_launched();
     check_refusals(refusals, COUNT(refusals));
+    few_multiprocessors();
     results_spare_what_all_read();
     return compile_wanted(true);
 }

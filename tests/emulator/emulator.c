@@ -39,7 +39,8 @@ bool emulator_launch(const struct module *module, const char *name, const struct
     run->shape = *shape;
     run->find_memory = find_memory;
     run->random = (seed ? strtoull(seed, NULL, 10) : 1) * UINT64_C(1000003) + launches++;
-    memcpy(run->kernel->parameters, arguments, run->kernel->parameter_bytes);
+    if (run->kernel->parameter_bytes)
+        memcpy(run->kernel->parameters, arguments, run->kernel->parameter_bytes);
     bool is_done = machine_run(run);
     pthread_mutex_unlock(&lock);
     snprintf(error, 1024, "%s", run->error);

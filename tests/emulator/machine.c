@@ -212,21 +212,20 @@ static void land(const struct copy *copy) {
 
 void machine_finish_copy(struct copy **at) {
     struct copy *copy = *at;
-    *at = copy->next;
     if (copy->kind == COPY_STORE)
         machine_take_source(copy);
     else
         copy->block->copies_under_way--;
     const char *wrong = move(copy);
-    int line = copy->line;
-    if (!wrong && copy->kind != COPY_STORE)
+    if (wrong)
+        machine_fail(NULL, "the copy of PTX line %d: %s", copy->line, wrong);
+    if (copy->kind != COPY_STORE)
         land(copy);
+    *at = copy->next;
     free(copy->clock);
     free(copy->taken);
     free(copy);
     machine->progress++;
-    if (wrong)
-        machine_fail(NULL, "the copy of PTX line %d: %s", line, wrong);
 }
 
 static void finish_any_copy(void) {
@@ -256,7 +255,6 @@ static void fill_specials(struct warp *w) {
     const struct launch_shape *s = &machine->shape;
     const struct block *block = w->block;
     uint32_t *slots = (uint32_t *)(void *)w->files[FILE_NARROW];
-    uint32_t clusters_x = s->grid[0] / s->cluster[0];
     for (int l = 0; l < LANES; l++) {
         uint32_t thread = (uint32_t)(w->index * LANES + l), values[SPECIALS] = {0};
         values[SPECIAL_TID_X] = thread % s->block[0];
@@ -269,12 +267,8 @@ static void fill_specials(struct warp *w) {
         }
         values[SPECIAL_CLUSTER_CTARANK] = block->rank;
         values[SPECIAL_CLUSTER_NCTARANK] = (uint32_t)block->cluster->block_count;
-        values[SPECIAL_CLUSTER_CTAID_X] = block->index[0] % s->cluster[0];
-        values[SPECIAL_CLUSTERID_X] = block->index[0] / s->cluster[0];
-        values[SPECIAL_NCLUSTERID_X] = clusters_x;
         values[SPECIAL_LANEID] = (uint32_t)l;
         values[SPECIAL_WARPID] = (uint32_t)w->index;
-        values[SPECIAL_NSMID] = 132;
         values[SPECIAL_CLOCK] = 1;
         values[SPECIAL_LANEMASK_EQ] = UINT32_C(1) << l;
         values[SPECIAL_LANEMASK_LT] = (UINT32_C(1) << l) - 1;
@@ -616,4 +610,17 @@ bool machine_run(struct machine *run) {
     }
     machine = before;
     return is_done;
+}
+
+/* ---- Instructions --------------------------------------------------------------------------------------------------------- */
+
+operation ptx_decode(struct instruction *i) {
+    static operation (*const parts[])(struct instruction *) = {decode_arithmetic, decode_conversion, decode_copies,
+                                                               decode_memory,     decode_together,   decode_matrices};
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) {
+        operation found = parts[k](i);
+        if (found)
+            return found;
+    }
+    return NULL;
 }

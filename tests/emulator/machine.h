@@ -15,10 +15,6 @@ enum { NAMED_BARRIERS = 16, CLUSTER_MAX = 16, GROUP_WARPS = 4 };
 enum { SHARED_ADDRESS_BITS = 24 }; /* above: 1 + the block's rank in its cluster, or 0 for the block itself */
 enum { OWN_ADDRESS = (1 << SHARED_ADDRESS_BITS) - 1 };
 
-/* Generic addresses at which the windows begin; all others are the host's. */
-#define SHARED_WINDOW (UINT64_C(1) << 60)
-#define LOCAL_WINDOW (UINT64_C(1) << 61)
-
 /* A product that wgmma has begun: what it reads must stay until somebody waits for it. */
 struct pending_product {
     struct matrix_product product;

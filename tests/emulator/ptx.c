@@ -2,7 +2,7 @@
 /* Reading PTX: one pass over the text declares names and makes instructions whose registers are numbers; a second gives the
    registers of each kernel places, by the instructions between which they live. */
 #define _GNU_SOURCE
-#include "machine.h"
+#include "ptx.h"
 
 #include <ctype.h>
 #include <setjmp.h>
@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CALLS_MAX = 16 }; /* inside each other */
 enum { BUCKETS = 4096, NARROW_BYTES = LANES * 4, WIDE_BYTES = LANES * 8, CONSTANT_BYTES = NARROW_BYTES + WIDE_BYTES };
 
 enum symbol_kind { SYMBOL_NARROW, SYMBOL_WIDE, SYMBOL_PREDICATE, SYMBOL_LABEL, SYMBOL_MEMORY };
@@ -47,7 +48,7 @@ struct reader {
     struct module *module;
     struct function *functions;
     const char *end_label; /* of the function that is being read; NULL: a kernel */
-    int calls;
+    int calls, depth;      /* so far, and inside each other */
     struct kernel *kernel;
     const char *at;
     int line;
@@ -128,6 +129,15 @@ static size_t word_length(const char *at) {
            (at[length] == ':' && length && at[length - 1] == ':'))
         length++;
     return length;
+}
+
+/* Goes on behind the next such character. */
+static void skip_past(struct reader *r, char character) {
+    const char *found = strchr(r->at, character);
+    if (!found)
+        fail(r, "there is no '%c' behind '%.30s'", character, r->at);
+    for (; r->at <= found; r->at++)
+        r->line += *r->at == '\n';
 }
 
 static const char *take_word(struct reader *r) {
@@ -263,6 +273,8 @@ static void read_registers(struct reader *r) {
     expect(r, ".");
     const char *type_name = take_word(r);
     enum ptx_type type = find_type(type_name, strlen(type_name));
+    if (!type)
+        fail(r, "registers of type '%s'", type_name);
     do {
         const char *name = take_word(r);
         if (!takes(r, "<")) {
@@ -403,13 +415,8 @@ static const char *const specials[] = {
     [SPECIAL_NCTAID_Z] = "%nctaid.z",
     [SPECIAL_CLUSTER_CTARANK] = "%cluster_ctarank",
     [SPECIAL_CLUSTER_NCTARANK] = "%cluster_nctarank",
-    [SPECIAL_CLUSTER_CTAID_X] = "%cluster_ctaid.x",
-    [SPECIAL_CLUSTERID_X] = "%clusterid.x",
-    [SPECIAL_NCLUSTERID_X] = "%nclusterid.x",
     [SPECIAL_LANEID] = "%laneid",
     [SPECIAL_WARPID] = "%warpid",
-    [SPECIAL_SMID] = "%smid",
-    [SPECIAL_NSMID] = "%nsmid",
     [SPECIAL_CLOCK] = "%clock",
     [SPECIAL_LANEMASK_LT] = "%lanemask_lt",
     [SPECIAL_LANEMASK_LE] = "%lanemask_le",
@@ -677,7 +684,7 @@ static void extend_lives(struct reader *r) {
         }
 }
 
-static const struct life *sorted_lives;
+static _Thread_local const struct life *sorted_lives;
 static int by_first(const void *a, const void *b) {
     const struct life *x = &sorted_lives[*(const int *)a], *y = &sorted_lives[*(const int *)b];
     return x->first != y->first ? (x->first < y->first ? -1 : 1) : 0;
@@ -811,7 +818,7 @@ static void read_call(struct reader *r) {
     skip_space(r);
     if (*r->at == '(') {
         results = r->at;
-        r->at = strchr(r->at, ')') + 1;
+        skip_past(r, ')');
         expect(r, ",");
     }
     const char *name = take_word(r);
@@ -820,23 +827,27 @@ static void read_call(struct reader *r) {
         function = function->next;
     if (!function)
         fail(r, "the emulator does not know the function '%s'", name);
+    if (++r->depth > CALLS_MAX)
+        fail(r, "more than %d calls inside each other, of which the last is to '%s'", CALLS_MAX, name);
     open_scope(r);
     if (takes(r, ","))
         bind(r, function->parameters, outside);
-    const char *after = r->at + strcspn(r->at, ";") + 1;
+    skip_past(r, ';');
+    const char *after = r->at;
+    int line = r->line;
     if (results) {
         r->at = results;
         bind(r, function->results, outside);
     }
     char *label = owned(r->module, 32);
     sprintf(label, "end of call %d", r->calls++);
-    int line = r->line;
     r->end_label = label;
     r->at = function->body;
     r->line = function->line;
     open_scope(r);
     read_body(r);
     declare(r, label, SYMBOL_LABEL, (uint64_t)r->kernel->instruction_count);
+    r->depth--;
     r->scope = outside;
     r->end_label = end_outside;
     r->at = after;
@@ -863,7 +874,7 @@ static void read_body(struct reader *r) {
         } else if (takes(r, ".param")) {
             read_local(r, LOCAL_WINDOW); /* of a call: loads and stores find it by its generic address */
         } else if (takes(r, ".pragma")) {
-            r->at += strcspn(r->at, ";") + 1;
+            skip_past(r, ';');
         } else if (strncmp(r->at, "call", 4) == 0) {
             read_call(r);
         } else if (!read_label(r)) {
@@ -872,11 +883,24 @@ static void read_body(struct reader *r) {
     }
 }
 
-/* Module-level shared variables lie in front of each kernel's own; the one of any size is placed behind them all, when its
-   kernel is known. */
+/* The variable of any size lies behind all others, of which the body's are found by looking ahead. */
+static const struct symbol *place_dynamic(struct reader *r, size_t bytes, struct variable dynamic) {
+    const char *at = r->at, *end = strstr(at, "\n}");
+    int line = r->line;
+    for (const char *found = at; (found = strstr(found, ".shared .align")) && found < end;) {
+        r->at = found + strlen(".shared");
+        struct variable v = read_variable(r);
+        place_in(&bytes, &v);
+        found = r->at;
+    }
+    r->at = at;
+    r->line = line;
+    return declare(r, dynamic.name, SYMBOL_MEMORY, place_in(&bytes, &dynamic));
+}
+
+/* Module-level shared variables lie in front of each kernel's own. */
 static void read_kernel(struct reader *r, size_t shared_bytes, const struct variable *dynamic) {
     struct kernel *kernel = owned(r->module, sizeof *kernel);
-    struct symbol *dynamic_symbol = NULL;
     kernel->name = (char *)take_word(r);
     kernel->next = r->module->kernels;
     kernel->static_shared_bytes = shared_bytes;
@@ -888,25 +912,12 @@ static void read_kernel(struct reader *r, size_t shared_bytes, const struct vari
     open_scope(r);
     read_parameters(r);
     read_tuning(r);
-    if (dynamic->name) {
-        /* Static shared variables of the body come first; their size is found by looking ahead. */
-        const char *at = r->at, *end = strstr(at, "\n}");
-        int line = r->line;
-        size_t bytes = shared_bytes;
-        for (const char *found = at; (found = strstr(found, ".shared .align")) && found < end;) {
-            r->at = found + strlen(".shared");
-            struct variable v = read_variable(r);
-            place_in(&bytes, &v);
-            found = r->at;
-        }
-        r->at = at;
-        r->line = line;
-        struct variable placed = *dynamic;
-        dynamic_symbol = declare(r, dynamic->name, SYMBOL_MEMORY, place_in(&bytes, &placed));
-    }
+    const struct symbol *placed = dynamic->name ? place_dynamic(r, shared_bytes, *dynamic) : NULL;
     read_body(r);
-    if (dynamic_symbol)
-        kernel->static_shared_bytes = dynamic_symbol->value;
+    if (placed && kernel->static_shared_bytes > placed->value)
+        fail(r, "kernel '%s' has a shared variable without an alignment", kernel->name);
+    if (placed)
+        kernel->static_shared_bytes = placed->value;
     place_registers(r);
 }
 
@@ -916,7 +927,7 @@ static void read_function(struct reader *r) {
     skip_space(r);
     if (*r->at == '(') {
         function->results = r->at;
-        r->at = strchr(r->at, ')') + 1;
+        skip_past(r, ')');
     }
     function->name = take_word(r);
     skip_space(r);
@@ -1027,16 +1038,5 @@ const struct kernel *ptx_find(const struct module *module, const char *name) {
     for (const struct kernel *kernel = module->kernels; kernel; kernel = kernel->next)
         if (strcmp(kernel->name, name) == 0)
             return kernel;
-    return NULL;
-}
-
-operation ptx_decode(struct instruction *i) {
-    static operation (*const parts[])(struct instruction *) = {decode_arithmetic, decode_conversion, decode_copies,
-                                                               decode_memory,     decode_together,   decode_matrices};
-    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) {
-        operation found = parts[k](i);
-        if (found)
-            return found;
-    }
     return NULL;
 }

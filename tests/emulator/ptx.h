@@ -12,6 +12,10 @@
 
 enum { LANES = 32, OPERANDS_MAX = 8, GLOBALS_ROOM = 1 << 20 };
 
+/* Generic addresses at which the windows begin; all others are the host's. */
+#define SHARED_WINDOW (UINT64_C(1) << 60)
+#define LOCAL_WINDOW (UINT64_C(1) << 61)
+
 enum ptx_file { FILE_CONSTANTS, FILE_NARROW, FILE_WIDE, FILES };
 
 enum ptx_type {
@@ -66,7 +70,6 @@ enum outcome {
     NEXT,  /* with the next one */
     YIELD, /* so, after other warps had a turn */
     WAIT,  /* with the next one, when the warp is woken */
-    AGAIN, /* with this one, after other warps had a turn */
 };
 typedef enum outcome (*operation)(struct warp *warp, const struct instruction *i, uint32_t mask);
 
@@ -100,11 +103,10 @@ struct kernel {
 };
 
 struct module {
-    char *text;         /* a copy, cut into words */
+    char *text;         /* a copy, cut into lines */
     const char **lines; /* of the text as it came, for messages */
     int line_count;
     struct kernel *kernels;
-    struct symbol *symbols;
     unsigned char *constants;
     size_t constant_bytes, constant_room;
     unsigned char *globals; /* the module's own variables */
@@ -130,13 +132,8 @@ enum special {
     SPECIAL_NCTAID_Z,
     SPECIAL_CLUSTER_CTARANK,
     SPECIAL_CLUSTER_NCTARANK,
-    SPECIAL_CLUSTER_CTAID_X,
-    SPECIAL_CLUSTERID_X,
-    SPECIAL_NCLUSTERID_X,
     SPECIAL_LANEID,
     SPECIAL_WARPID,
-    SPECIAL_SMID,
-    SPECIAL_NSMID,
     SPECIAL_CLOCK,
     SPECIAL_LANEMASK_LT,
     SPECIAL_LANEMASK_LE,
@@ -151,7 +148,8 @@ struct module *ptx_read(const char *text);
 void ptx_free(struct module *module);
 const struct kernel *ptx_find(const struct module *module, const char *name);
 
-/* What runs an opcode such as "add.s32"; NULL when nothing does. Sets what the instruction says by its modifiers. */
+/* What runs an opcode such as "add.s32"; NULL when nothing does. Sets what the instruction says by its modifiers. The
+   machine has it. */
 operation ptx_decode(struct instruction *i);
 unsigned ptx_type_bytes(enum ptx_type type);
 

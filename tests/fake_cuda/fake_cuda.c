@@ -69,6 +69,7 @@ static const char *last_call = "", *failed_call;
 static struct fake_launch launches[LAUNCHES_KEPT];
 static _Thread_local struct context *stack[STACK_MAX];
 static _Thread_local int depth, capture_mode;
+static _Thread_local char emulated_error[1024]; /* of this thread's last launch that failed */
 
 static int64_t setting(const char *name, int64_t otherwise) {
     const char *text = getenv(name);
@@ -239,6 +240,7 @@ static int cuGetErrorName(int result, const char **name) {
                  {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
                  {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
                  {34, "CUDA_ERROR_STUB_LIBRARY"},
+                 {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
                  {999, "CUDA_ERROR_UNKNOWN"},
                  {3, "CUDA_ERROR_NOT_INITIALIZED"},
                  {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE"},
@@ -253,7 +255,7 @@ static int cuGetErrorName(int result, const char **name) {
 static int cuGetErrorString(int result, const char **words) {
     static _Thread_local char text[32];
     snprintf(text, sizeof text, "words for %d", result);
-    *words = text;
+    *words = result == LAUNCH_FAILED && *emulated_error ? emulated_error : text;
     return OK;
 }
 
@@ -613,13 +615,13 @@ static int check_launch(struct fake_launch *launch, const struct config *config,
 static int emulate(const struct function *function, const struct config *config, const struct fake_launch *launch,
                    void **arguments) {
     struct launch_shape shape = {.dynamic_shared_bytes = config->shared_bytes};
-    char error[1024];
     memcpy(shape.grid, launch->grid, sizeof shape.grid);
     memcpy(shape.block, launch->block, sizeof shape.block);
     memcpy(shape.cluster, launch->cluster, sizeof shape.cluster);
-    if (emulator_launch(function->module->code, function->name, &shape, arguments[0], find_memory, error))
+    if (emulator_launch(function->module->code, function->name, &shape, arguments ? arguments[0] : NULL, find_memory,
+                        emulated_error))
         return OK;
-    fprintf(stderr, "fake_cuda: %s\n", error);
+    fprintf(stderr, "fake_cuda: %s\n", emulated_error);
     return LAUNCH_FAILED;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA driver without a GPU, chosen by WEFT_LIBCUDA: it checks what it is asked as the real one does, keeps count of
-   what is alive, records launches, and fails on demand. Kernels do not run; memory is host memory, and copies
-   happen at once. Tests steer it through the table that the library exports as `fake_cuda`. Before it is asked anything it
+   what is alive, records launches, and fails on demand. Kernels that come as NVRTC's PTX run, on the emulator, before the
+   launch returns; others do not. Memory is host memory, and copies happen at once. Tests steer it through the table that the library exports as `fake_cuda`. Before it is asked anything it
    reads
      FAKE_CUDA_VERSION   what it says it speaks; 13000
      FAKE_CUDA_DEVICES   how many GPUs; 2

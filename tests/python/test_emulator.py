@@ -627,6 +627,29 @@ def test_a_kernel_has_one_parameter(gpu: Gpu) -> None:
     assert gpu.load(text, wants=INVALID_IMAGE)[1] == words
 
 
+RECURSIVE = ".func again()\n{\ncall.uni again;\nret;\n}\n"
+
+
+def test_calls_without_end(gpu: Gpu) -> None:
+    text = module("call.uni again;").replace(".visible", RECURSIVE + ".visible")
+    said = gpu.load(text, wants=INVALID_IMAGE)[1]
+    assert said == "PTX line 6: more than 16 calls inside each other, of which the last is to 'again'"
+
+
+def test_texts_that_end_early(gpu: Gpu) -> None:
+    cut = module("call.uni (%r1").split("(%r1")[0] + "(%r1"
+    assert gpu.load(cut, wants=INVALID_IMAGE)[1].endswith("there is no ')' behind '(%r1'")
+    text = module(".reg .b128 %q1;")
+    assert gpu.load(text, wants=INVALID_IMAGE)[1].endswith("registers of type 'b128'")
+
+
+def test_the_driver_says_what_was_wrong(gpu: Gpu) -> None:
+    words = emulated_kernel.ctypes.c_char_p()
+    gpu.launch(module("trap;"), [], wants=LAUNCH_FAILED)
+    gpu.call("cuGetErrorString", LAUNCH_FAILED, emulated_kernel.ctypes.byref(words))
+    assert (words.value or b"").startswith(b"kernel 'k', block [0,0,0], warp 0: 'trap'. PTX line ")
+
+
 # ---- Conversions -------------------------------------------------------------------------------------------
 
 INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
