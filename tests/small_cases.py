@@ -324,103 +324,110 @@ def quantized(t: Maker) -> None:
 
 CASES = {
     # contractions
-    "matmul": Case("hopper", "hopper", matmul(250, 200, 520)),
+    "matmul": Case("product_sm90", "hopper", matmul(250, 200, 520)),
     "matmul f32": Case(
-        "hopper", "hopper.tf32", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
+        "product_sm90", "hopper.tf32", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
     ),
-    "matmul fp8": Case("hopper", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
+    "matmul fp8": Case("product_sm90", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
     "matmul of few, f32": Case(
-        "contraction_mma", "contraction.tf32", matmul(33, 65, 129, "f32"), engine="cuda.tf32"
+        "portable_mma", "contraction.tf32", matmul(33, 65, 129, "f32"), engine="cuda.tf32"
     ),
-    "matmul of few": Case("contraction_mma", "contraction", matmul(33, 65, 129)),
-    "matmul of few, all bits": Case("contraction_fma", "contraction", matmul(65, 33, 70, "f32")),
-    "matmul int8": Case("contraction_mma", "contraction", matmul(64, 64, 64, "i8", "i32")),
-    "matmuls of few": Case("direct", "contraction", matmuls),
-    "matmul of odd depth": Case("map hopper", "packed", matmul(2048, 256, 2047)),
+    "matmul of few": Case("portable_mma", "contraction", matmul(33, 65, 129)),
+    "matmul of few, all bits": Case("portable_fma", "contraction", matmul(65, 33, 70, "f32")),
+    "matmul int8": Case("portable_mma", "contraction", matmul(64, 64, 64, "i8", "i32")),
+    "matmuls of few": Case("portable_direct", "contraction", matmuls),
+    "matmul of odd depth": Case("map product_sm90", "packed", matmul(2048, 256, 2047)),
     "matmul of odd depth, f32": Case(
-        "turn hopper", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
+        "transpose product_sm90", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
     ),
-    "totals": Case("hopper totals", "hopper", totals),
-    "scales": Case("hopper", "hopper", scaled),
+    "totals": Case("product_sm90 combine_partials", "hopper", totals),
+    "scales": Case("product_sm90", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
-    "some tokens": Case("depth_order weight_only_sm90", "weight_only_sm90", some_tokens),
+    "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens),
     # convolutions
-    "conv": Case("hopper", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
-    "conv dgrad": Case("hopper", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
-    "conv wgrad": Case("hopper", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv": Case("product_sm90", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
+    "conv dgrad": Case("product_sm90", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
     "conv, prepared": Case(
-        "hopper", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
+        "product_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
     ),
     "conv wgrad, prepared": Case(
-        "hopper", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
+        "product_sm90", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
     ),
     "conv NCHW": Case(
-        "turn hopper", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
+        "transpose product_sm90", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
     "conv NCHW, all turned": Case(
-        "turn hopper",
+        "transpose product_sm90",
         "packed",
         conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False),
         is_read_again=True,
     ),
     "conv NCHW, lines left out": Case(
-        "map_tile hopper", "packed", conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False)
+        "map_tiled product_sm90", "packed",
+        conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False),
     ),
     "conv NCHW of one tap": Case(
-        "hopper", "hopper", conv("fprop", (3, 72, 12, 16), (136, 72, 1, 1), pad=0, last=False)
+        "product_sm90", "hopper", conv("fprop", (3, 72, 12, 16), (136, 72, 1, 1), pad=0, last=False)
     ),
     "conv NCHW of one tap, wgrad": Case(
-        "hopper", "hopper", conv("wgrad", (3, 72, 12, 14), (136, 72, 1, 1), pad=0, last=False)
+        "product_sm90", "hopper", conv("wgrad", (3, 72, 12, 14), (136, 72, 1, 1), pad=0, last=False)
     ),
     "conv NCHW wgrad": Case(
-        "map_tile hopper", "packed", conv("wgrad", (8, 72, 16, 16), (136, 72, 3, 3), last=False)
+        "map_tiled product_sm90", "packed", conv("wgrad", (8, 72, 16, 16), (136, 72, 3, 3), last=False)
     ),
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64, joined": Case(
-        "patch_sm90 totals", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3), joined=True)
+        "patch_sm90 combine_partials", "patch_sm90",
+        conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3), joined=True),
     ),
     "conv of 64, one tap, joined": Case(
-        "patch_sm90 totals", "patch_sm90", conv("fprop", (8, 64, 55, 50), (136, 64, 1, 1), pad=0, joined=True)
+        "patch_sm90 combine_partials", "patch_sm90",
+        conv("fprop", (8, 64, 55, 50), (136, 64, 1, 1), pad=0, joined=True),
     ),
     "conv of 64 NCHW": Case(
-        "turn map_tile patch_sm90", "packed", conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False)
+        "transpose map_tiled patch_sm90", "packed",
+        conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False),
     ),
-    "conv of few": Case("contraction_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
+    "conv of few": Case("portable_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few wgrad": Case(
-        "contraction_fma combine", "contraction", conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32")
+        "portable_fma combine_splits", "contraction",
+        conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32"),
     ),
     "stem": Case("stem", "stem", conv("fprop", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
-    "stem dgrad": Case("stem_data", "stem", conv("dgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
-    "stem wgrad": Case("stem_filter combine", "stem", conv("wgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem dgrad": Case("stem_dgrad", "stem", conv("dgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem wgrad": Case(
+        "stem_wgrad combine_splits", "stem", conv("wgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)
+    ),
     "stem of 8": Case("stem_sm90", "stem_sm90", conv("fprop", (2, 8, 64, 64), (64, 8, 7, 7), 2, 3)),
     "depthwise": Case("depthwise", "depthwise", depthwise("fprop", 3, 64)),
     "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
-    "depthwise wgrad": Case("depthwise_filter combine", "depthwise", depthwise("wgrad", 3, 64)),
+    "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # experts
-    "experts": Case("grouped_list hopper", "grouped_sm90", experts("bf16", 128)),
-    "experts, gathered": Case("grouped_list hopper", "grouped_sm90", experts("bf16", 128, gather=True)),
-    "experts fp8": Case("grouped_list hopper", "grouped_sm90", experts("e4m3", 128)),
-    "experts wgrad": Case("hopper", "grouped_sm90", experts_gradient),
-    "experts f32": Case("grouped_list contraction_fma", "grouped", experts("f32", 40)),
+    "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
+    "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),
+    "experts fp8": Case("tile_list product_sm90", "grouped_sm90", experts("e4m3", 128)),
+    "experts wgrad": Case("product_sm90", "grouped_sm90", experts_gradient),
+    "experts f32": Case("tile_list portable_fma", "grouped", experts("f32", 40)),
     # attention
-    "attention": Case("attention_fwd", "attention", attention(use_causal_mask=True)),
+    "attention": Case("forward", "attention", attention(use_causal_mask=True)),
     "attention decoding": Case(
-        "attention_fwd attention_merge", "attention", attention(dims=(2, 1, 4096, 64))
+        "forward merge_splits", "attention", attention(dims=(2, 1, 4096, 64))
     ),
     "attention of long rows": Case(
-        "attention_fwd", "attention", attention(dims=(1, 33, 70, 192), dtype="f16")
+        "forward", "attention", attention(dims=(1, 33, 70, 192), dtype="f16")
     ),
-    "attention gradient": Case("attention_bwd attention_bwd_rows", "attention", attention_gradient),
-    "attention, dropout": Case("attention_fwd attention_dump", "attention", attention_dropout),
+    "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
+    "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
     "attention gradient, all": Case(
-        "attention_bwd attention_bwd_bias attention_bwd_sink", "attention", all_gradients
+        "backward backward_bias backward_sink", "attention", all_gradients
     ),
     # rows and channels
     "layer norm": Case("rows", "rows", norm("fwd", 70, 96)),
-    "layer norm of long rows": Case("rows_pipe", "rows", norm("fwd", 3, 65536)),
+    "layer norm of long rows": Case("rows_pipelined", "rows", norm("fwd", 3, 65536)),
     "layer norm gradient": Case("rows", "rows", norm("bwd", 70, 96)),
-    "layer norm gradient, pairs that share": Case("rows_pipe", "rows", norm("bwd", 6, 16384)),
+    "layer norm gradient, pairs that share": Case("rows_pipelined", "rows", norm("bwd", 6, 16384)),
     "softmax of odd rows": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
     "layer norm of odd rows": Case("rows", "rows", norm("fwd", 9, 517)),
     "layer norm gradient of odd rows": Case("rows", "rows", norm("bwd", 1100, 257)),
@@ -434,7 +441,7 @@ CASES = {
     "max pool": Case("pool", "window", pooled((2, 16, 16, 16), 3, 2)),
     "max pool of dense windows": Case("pool_boxes", "window", pooled((2, 32, 16, 16), 3, 1)),
     "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
-    "max pool of odd channels": Case("pool_loose", "window", pooled((2, 33, 8, 16), 3, 2)),
+    "max pool of odd channels": Case("pool_unaligned", "window", pooled((2, 33, 8, 16), 3, 2)),
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
     "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
     "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
@@ -444,8 +451,8 @@ CASES = {
     "bilinear gradient": Case("window_bwd", "window", resized_gradient),
     # what moves and maps
     "map": Case("map", "map", lambda t: t.out(t.g.relu(t.g.add(t(33, 65), t(1, 65))))),
-    "map across": Case("map_tile", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
-    "transpose": Case("turn", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
+    "map across": Case("map_tiled", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
+    "transpose": Case("transpose", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
     "concat across": Case("move", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
@@ -537,7 +544,7 @@ def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], se
         os.environ["WEFT_DUMP_DIR"] = folder
         made = list(pool.map(lambda case: build(case, case.engine, **where), cases))
         texts = [path.read_text() for path in Path(folder).glob("*/*.cu")]
-    kernels = {name for text in texts for name in re.findall(r'#include "(\w+\.cuh)"', text)}
+    kernels = {name for text in texts for name in re.findall(r'#include "[\w/]*/(\w+\.cuh)"', text)}
     return made, kernels | {step["family"] for each in made for step in each.g.plan.report["steps"]}
 
 
@@ -546,7 +553,7 @@ def known() -> set[str]:
     folder = ROOT / "backend/engines/cuda"
     if not folder.exists():
         return set()
-    kernels = {path.name for path in folder.glob("kernels/*.cuh") if "__global__" in path.read_text()}
+    kernels = {path.name for path in folder.rglob("*.cuh") if "__global__" in path.read_text()}
     names = re.findall(r"&cuda_(\w+)", (folder.parent / "engines.c").read_text())
     return kernels | {"cuda." + name.replace("_tf32", ".tf32") for name in names if "engine" not in name}
 
@@ -579,8 +586,8 @@ def main() -> int:
     del made, each
     gc.collect()  # graphs and tensors hold each other; the interpreter ends without any
     if len(chosen) == len(CASES) and known():
-        wrong["all"] = sorted(known() - used)
-        print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {len(used)} kernels and families used")
+        wrong["all"], seen = sorted(known() - used), len(known() & used)
+        print(f"no case for: {', '.join(wrong['all']) or 'nothing'}; {seen} kernels and families used")
     return 1 if any(wrong.values()) else 0
 
 

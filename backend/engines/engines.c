@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of engines, best first, and the families of each, best first. */
 #include "engines/cpu/families.h"
+#include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/kernel.h"
 #include "engines/engine.h"
 
 static const struct family *const cuda_families[] = {

@@ -10,8 +10,8 @@
 #define _GNU_SOURCE
 #include "scenario.h"
 
+#include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/kernel.h"
 #include "graph/graph.h"
 #include "runtime/cache.h"
 #include "runtime/device.h"

@@ -4,7 +4,7 @@
    with no spills. */
 #include "cuda_family.h"
 
-#include "engines/cuda/attention.h"
+#include "engines/cuda/attention/attention.h"
 
 #define BOOL WEFT_DATA_BYTE_BOOLEAN
 #define BIT WEFT_DATA_BOOLEAN

@@ -3,9 +3,9 @@
    operations, and every element of what they write is looked up; then the product, too, is calculated from the copies. */
 #include "cuda_family.h"
 
-#include "engines/cuda/copy.h"
-#include "engines/cuda/packed.h"
-#include "engines/cuda/staged.h"
+#include "engines/cuda/map/copy.h"
+#include "engines/cuda/map/staged.h"
+#include "engines/cuda/product/packed/packed.h"
 
 #include <math.h>
 

@@ -435,7 +435,7 @@ static bool sums_differ(const char *text) {
     return differ;
 }
 
-/* The static assertions of rows.cuh and rows_pipe.cuh, without a compiler. */
+/* The static assertions of rows/rows.cuh and rows/rows_pipelined.cuh, without a compiler. */
 static bool is_legal(const char *text) {
     int64_t team = constant_in(text, "TEAM"), across = constant_in(text, "ACROSS"), run = constant_in(text, "RUN");
     int64_t threads = constant_in(text, "THREADS"), cluster = constant_in(text, "CLUSTER");
@@ -443,7 +443,7 @@ static bool is_legal(const char *text) {
     bool is_columns = constant_in(text, "COLUMNS");
     int64_t in_warp = across >= 32 ? 1 : team * across >= 32 ? 32 / across : team;
     bool is_legal = threads == team * across && threads % 32 == 0 && run > 0;
-    if (!strstr(text, "\"rows_pipe.cuh\""))
+    if (!strstr(text, "\"rows/rows_pipelined.cuh\""))
         return is_legal && (!sums || (steps > 0 && !is_columns)) &&
                (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
     return is_legal && !is_columns && team % 32 == 0 && (cluster == 1 || across == 1) &&

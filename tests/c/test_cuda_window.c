@@ -131,7 +131,7 @@ static const struct family_case cases[] = {
     {&cuda_window, dense_max_pool_backward, "dense max pool backward", "pool_boxes_bwd: windows of 1x3x3"},
     {&cuda_window, max_pool_planes_backward, "max pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
     {&cuda_window, mean_pool_planes_backward, "mean pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
-    {&cuda_window, odd_channels, "odd channels", "pool_loose: windows of 1x3x3"},
+    {&cuda_window, odd_channels, "odd channels", "pool_unaligned: windows of 1x3x3"},
     {&cuda_window, large_windows, "large windows", "pool_team: windows of 1x7x7, runs of 8 channels"},
 };
 

@@ -3,8 +3,8 @@
    CPU runs. Prints a line per failed check; exits non-zero if there was one. */
 #define _GNU_SOURCE 1 /* fork, usleep */
 #include "base/dtype.h"
-#include "engines/cpu/gemm.h"
-#include "engines/cpu/threads.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/gemm.h"
 
 #include <math.h>
 #include <pthread.h>

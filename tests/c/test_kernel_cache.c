@@ -267,7 +267,7 @@ static void test_choosing(void) {
 
 static void compiling(void) {
     const struct code *code;
-    const struct program_header headers[] = {{"lib/math.cuh", "int f();\n\n\t  #error no f\n"}};
+    const struct program_header headers[] = {{"core/math.cuh", "int f();\n\n\t  #error no f\n"}};
     struct program program = program_of(simple_text);
     DO(cache_get(&code, &program, "sm_90a"));
     EXACTLY(code->image, "FAKECUBIN sm_90a\nkernel k -1 0\n// option --gpu-architecture=sm_90a\n// option --std=c++17\n"
@@ -288,7 +288,7 @@ static void compiling(void) {
     program.headers = headers;
     REFUSED(
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
-        "NVRTC 13.0, sm_90a: 'test.cu' does not compile: lib/math.cuh line 3: #error directive: no f: `#error no f`. "
+        "NVRTC 13.0, sm_90a: 'test.cu' does not compile: core/math.cuh line 3: #error directive: no f: `#error no f`. "
         "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. "
         "Log:\nlib/math.cuh(3): "
         "error: #error directive: no f\n  #error no f\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
@@ -327,10 +327,10 @@ static void dumping(void) {
     static const struct {
         const char *name, *text;
     } files[] = {{"test.cu", simple_text},
-                 {"lib/math.cuh", "int f();\n"},
+                 {"core/math.cuh", "int f();\n"},
                  {"options.txt", "NVRTC 13.0\n--gpu-architecture=sm_90a\n--std=c++17\n-default-device\n"},
                  {"log.txt", ""}};
-    const struct program_header headers[] = {{"lib/math.cuh", "int f();\n"}, {"../../escaped", "never written"}};
+    const struct program_header headers[] = {{"core/math.cuh", "int f();\n"}, {"../../escaped", "never written"}};
     struct program program = program_of(simple_text);
     const struct code *code;
     size_t bytes;

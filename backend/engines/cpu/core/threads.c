@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread pool. One loop (a "job") runs at a time; its caller opens a door, workers that are
+   awake enter and take tasks from a counter, the caller shuts the door and waits for those inside.
+   Nobody waits for a worker that slept through a job. It must not know what a task computes. */
+#define _GNU_SOURCE 1 /* sched_getaffinity */
+#include "engines/cpu/core/threads.h"
+
+#include "base/status.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The door: workers inside (16 bits), whether it is open (1 bit), the job's number (the rest). */
+#define DOOR_INSIDE UINT64_C(0xffff)
+#define DOOR_OPEN UINT64_C(0x10000)
+#define DOOR_JOB 17
+
+enum {
+    MAX_THREADS = 4096, /* below what the door counts */
+    SPINS = 1000        /* pauses before sleeping: some 20 to 50 microseconds, what waking costs */
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t opened, emptied;
+    _Atomic int workers;  /* 0 until the pool is made, and in a forked child */
+    _Atomic int sleepers; /* workers that wait for `opened` */
+    _Atomic bool taken;   /* a caller owns what follows */
+    _Atomic uint64_t door;
+    _Atomic int64_t next; /* the first task that nobody took */
+    int64_t tasks;
+    void (*body)(void *context, int64_t task);
+    void *context;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER, .emptied = PTHREAD_COND_INITIALIZER};
+
+static int count;
+static pthread_once_t count_once = PTHREAD_ONCE_INIT;
+
+static weftStatus_t start_status = WEFT_STATUS_SUCCESS;
+static int start_error; /* errno's number of the thread that could not be made */
+static pthread_once_t start_once = PTHREAD_ONCE_INIT;
+
+static void read_count(void) {
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+#ifdef __linux__
+    cpu_set_t set; /* a container or taskset may allow fewer than are online */
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        cpus = CPU_COUNT(&set);
+#endif
+    const char *text = getenv("WEFT_THREADS");
+    long cap = text ? strtol(text, NULL, 10) : 0;
+    if (cap > 0 && cap < cpus)
+        cpus = cap;
+    count = cpus < 1 ? 1 : cpus > MAX_THREADS ? MAX_THREADS : (int)cpus;
+}
+
+int threads_count(void) {
+    pthread_once(&count_once, read_count);
+    return count;
+}
+
+static void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Enters the open job, unless it is the one with number *seen, which this worker has left. */
+static bool enter(uint64_t *seen) {
+    uint64_t door = atomic_load(&pool.door);
+    while ((door & DOOR_OPEN) && door >> DOOR_JOB != *seen) {
+        if (atomic_compare_exchange_weak(&pool.door, &door, door + 1)) {
+            *seen = door >> DOOR_JOB;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void await_job(uint64_t *seen) {
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (enter(seen))
+            return;
+        pause_briefly();
+    }
+    /* A caller opens the door and then looks for sleepers; a worker does it the other way round, so
+       one of them sees the other. */
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&pool.sleepers, 1);
+    while (!enter(seen))
+        pthread_cond_wait(&pool.opened, &pool.lock);
+    atomic_fetch_sub(&pool.sleepers, 1);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void run_tasks(void) {
+    int64_t task;
+    while ((task = atomic_fetch_add(&pool.next, 1)) < pool.tasks)
+        pool.body(pool.context, task);
+}
+
+static void leave(void) {
+    uint64_t before = atomic_fetch_sub(&pool.door, 1);
+    if (!(before & DOOR_OPEN) && (before & DOOR_INSIDE) == 1) { /* the caller may sleep */
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_signal(&pool.emptied);
+        pthread_mutex_unlock(&pool.lock);
+    }
+}
+
+static void *work(void *unused) {
+    uint64_t seen = 0;
+    (void)unused;
+    for (;;) {
+        await_job(&seen);
+        run_tasks();
+        leave();
+    }
+    return NULL;
+}
+
+static void wake_workers(int64_t wanted) {
+    int64_t sleepers = atomic_load(&pool.sleepers);
+    if (sleepers == 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    for (int64_t i = 0; i < wanted && i < sleepers; i++)
+        pthread_cond_signal(&pool.opened);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void await_workers(void) {
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (!(atomic_load(&pool.door) & DOOR_INSIDE))
+            return;
+        pause_briefly();
+    }
+    pthread_mutex_lock(&pool.lock);
+    while (atomic_load(&pool.door) & DOOR_INSIDE)
+        pthread_cond_wait(&pool.emptied, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
+    if (tasks < 2 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
+        for (int64_t task = 0; task < tasks; task++)
+            body(context, task);
+        return;
+    }
+    pool.tasks = tasks;
+    pool.body = body;
+    pool.context = context;
+    atomic_store(&pool.next, 0);
+    uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
+    atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
+    wake_workers(tasks - 1);
+    run_tasks();
+    atomic_fetch_and(&pool.door, ~DOOR_OPEN);
+    await_workers();
+    atomic_store(&pool.taken, false);
+}
+
+/* Only the forking thread lives on in a child: forget the workers and whatever they were doing. */
+static void forget_workers(void) {
+    atomic_store(&pool.workers, 0);
+    atomic_store(&pool.door, 0);
+    atomic_store(&pool.taken, false);
+}
+
+static void make_workers(void) {
+    int wanted = threads_count() - 1, made = 0;
+    sigset_t all, before;
+    start_error = pthread_atfork(NULL, NULL, forget_workers);
+    sigfillset(&all); /* signals belong to the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (start_error == 0 && made < wanted) {
+        pthread_t thread;
+        start_error = pthread_create(&thread, NULL, work, NULL);
+        if (start_error == 0) {
+            pthread_detach(thread);
+            made++;
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    atomic_store(&pool.workers, made);
+    if (start_error)
+        start_status = WEFT_STATUS_INTERNAL_ERROR;
+}
+
+weftStatus_t threads_start(void) {
+    pthread_once(&start_once, make_workers);
+    if (start_status != WEFT_STATUS_SUCCESS)
+        FAIL(start_status,
+             "thread pool: needs %d threads, but the system would not make them all (%s). Raise the "
+             "process limit (ulimit -u) or set WEFT_THREADS=1.",
+             threads_count() - 1, strerror(start_error));
+    return WEFT_STATUS_SUCCESS;
+}

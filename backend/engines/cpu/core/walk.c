@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making a walk: offsets of every tensor along the loops, merged where they can be. */
+#include "engines/cpu/core/walk.h"
+
+/* Whether every tensor steps from the end of loop `inner` to its next row as one step of loop `outer`. */
+static bool steps_as_one(const struct walk *walk, int accesses, int outer, int inner) {
+    for (int a = 0; a < accesses; a++)
+        if (walk->strides[a][outer] != walk->strides[a][inner] * walk->extents[inner])
+            return false;
+    return true;
+}
+
+bool walk_merges(const struct program *program, const struct axis *axes, int count) {
+    for (int a = 0; a < program->access_count; a++) {
+        int64_t reach = program->accesses[a].strides[axes[count - 1].dim] * axes[count - 1].step;
+        for (int i = count - 1; i >= 0; i--) {
+            int64_t stride = program->accesses[a].strides[axes[i].dim] * axes[i].step;
+            if (axes[i].first != 0 || (axes[i].extent != 1 && stride != reach))
+                return false;
+            reach *= axes[i].extent;
+        }
+    }
+    return true;
+}
+
+static void copy_loop(struct walk *walk, int accesses, int to, int from) {
+    walk->extents[to] = walk->extents[from];
+    for (int a = 0; a < accesses; a++)
+        walk->strides[a][to] = walk->strides[a][from];
+}
+
+/* Drops loops of one step and merges neighbours; loop `fixed`, the last if any, is left as it is. */
+static void merge_loops(struct walk *walk, int accesses, int fixed) {
+    int kept = 0;
+    for (int i = 0; i < walk->rank; i++) {
+        if (walk->extents[i] == 1 && i != fixed)
+            continue;
+        if (kept > 0 && i != fixed && steps_as_one(walk, accesses, kept - 1, i)) {
+            int64_t outer = walk->extents[kept - 1];
+            copy_loop(walk, accesses, kept - 1, i);
+            walk->extents[kept - 1] *= outer;
+            continue;
+        }
+        copy_loop(walk, accesses, kept++, i);
+    }
+    walk->rank = kept;
+}
+
+/* Puts loops of one step in front until there are rows and columns. */
+static void pad_loops(struct walk *walk, int accesses) {
+    while (walk->rank < 2) {
+        if (walk->rank == 1)
+            copy_loop(walk, accesses, 1, 0);
+        walk->extents[0] = 1;
+        for (int a = 0; a < accesses; a++)
+            walk->strides[a][0] = 0;
+        walk->rank++;
+    }
+}
+
+/* Wide blocks suit rows that lie in memory as they are; a tensor that lies column by column wants a square one, which
+   uses whole cache lines of it. */
+static int block_columns_of(const struct walk *walk, const struct program *program) {
+    int column = walk->rank - 1;
+    for (int a = 0; a < program->access_count; a++)
+        if (program->accesses[a].value >= 0 && walk->strides[a][column] > 1 && walk->strides[a][column - 1] == 1)
+            return 32;
+    return PROGRAM_BLOCK;
+}
+
+void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,
+               bool may_merge_columns) {
+    int accesses = program->access_count;
+    walk->rank = count;
+    for (int i = 0; i < count; i++)
+        walk->extents[i] = axes[i].extent;
+    for (int a = 0; a < accesses; a++) {
+        walk->bases[a] = 0;
+        for (int i = 0; i < count; i++) {
+            int64_t stride = program->accesses[a].strides[axes[i].dim];
+            walk->bases[a] += stride * axes[i].first;
+            walk->strides[a][i] = stride * axes[i].step;
+        }
+    }
+    merge_loops(walk, accesses, may_merge_columns ? -1 : count - 1);
+    pad_loops(walk, accesses);
+    walk->rows = 1;
+    for (int i = 0; i < walk->rank - 1; i++)
+        walk->rows *= walk->extents[i];
+    walk->block_columns = block_columns_of(walk, program);
+}

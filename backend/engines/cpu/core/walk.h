@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How an index space is walked by a program: as rows and columns, where a row's number runs over all loops but the
+   innermost, and a column's number over that one. It must not know what the program computes. */
+#ifndef WEFT_ENGINES_CPU_WALK_H
+#define WEFT_ENGINES_CPU_WALK_H
+
+#include "engines/cpu/map/program.h"
+
+/* One loop over a part of a dimension of the space: index = first + i * step, 0 <= i < extent. */
+struct axis {
+    int dim;
+    int64_t extent, first, step;
+};
+
+enum { WALK_AXES = WEFT_DIM_MAX + 4 };
+
+struct walk {
+    int rank;                   /* at least 2; the last loop is the columns, the one before the inner rows */
+    int64_t rows;               /* product of all extents but the last */
+    int64_t extents[WALK_AXES]; /* the last: how many columns */
+    int64_t bases[PROGRAM_ACCESSES];
+    int64_t strides[PROGRAM_ACCESSES][WALK_AXES]; /* elements */
+    int block_columns;                            /* columns of a block at most */
+};
+
+/* Prepares the walk of a program over loops, outermost first, at most WALK_AXES - 2 of them. Loops that all tensors step
+   through as through one are merged; columns are merged with rows only where may_merge_columns. */
+void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,
+               bool may_merge_columns);
+
+/* Whether all tensors step through these loops as through the last of them, with the product of their extents. */
+bool walk_merges(const struct program *program, const struct axis *axes, int count);
+
+/* The caller's block: its corner is (row, column). */
+struct block {
+    void *data;
+    int64_t ld; /* elements from row to row */
+};
+
+/* Runs the program on [row, row + rows) x [column, column + columns); values are pointers by the graph's value index. */
+void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
+                 int64_t row, int64_t rows, int64_t column, int64_t columns);
+
+#endif

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loops in double, on libm's functions. */
+#include "engines/cpu/map/loops.h"
+
+#include <math.h>
+
+#define logistic(x) (1 / (1 + exp(-(x))))
+#define logistic_approx(x) logistic(x)
+
+typedef double real;
+#define FIND_LOOP loop_f64
+#include "engines/cpu/map/loops_define.h"

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The map family: any connected group of pointwise operations of one shape in one sweep, in the memory order of its
+   result. Each element is computed alone, so that the numbers do not depend on blocks or threads. */
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/walk.h"
+#include "engines/cpu/families.h"
+
+static const double BYTES_PER_SECOND = 16e9;
+static const double START_SECONDS = 1e-6;
+static const double TASK_NANOSECONDS = 20e3; /* what waking a thread is worth */
+
+enum { LEAST_TASK = 4 * PROGRAM_BLOCK, MOST_TASK = 128 * PROGRAM_BLOCK };
+
+static const struct given none = {.value = -1, .alpha = 1};
+
+struct map {
+    struct program program;
+    struct walk walk;
+    int64_t task_rows, task_columns, column_tasks, tasks;
+};
+
+/* The result whose dims and memory order lead. */
+static const struct tensor *leading_output(const struct region *region) {
+    const struct tensor *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++) {
+            bool is_exported = node->is_output[k] && region_exports(region, node->operands[k]);
+            if (node->is_output[k] && (!found || is_exported))
+                found = region->graph->values[node->operands[k]].tensor;
+            if (is_exported)
+                return found;
+        }
+    }
+    return found;
+}
+
+static weftStatus_t compile(struct program *program, const struct region *region) {
+    for (int i = 0; i < region->count; i++)
+        if (!node_is_pointwise(region_node(region, i)))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no pointwise operation. Only those are fused here.",
+                 descriptor_label(region_node(region, i)->op));
+    return program_compile(program, region, leading_output(region), &none);
+}
+
+static double predict(const struct program *program, const struct region *region, const struct device *device) {
+    double elements = (double)tensor_elements(leading_output(region));
+    int threads = program->shares_bytes || device->threads < 1 ? 1 : device->threads;
+    double computing = elements * program->nanoseconds * 1e-9 / threads, moving = program->bytes / BYTES_PER_SECOND;
+    return START_SECONDS + (computing > moving ? computing : moving);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct program program;
+    TRY(compile(&program, region));
+    *seconds = predict(&program, region, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* One loop per dimension, outermost where the tensor's stride is largest. */
+static int order_axes(const struct tensor *tensor, struct axis *axes) {
+    int count = (int)tensor->dims.count;
+    for (int i = 0; i < count; i++) {
+        int at = i;
+        for (; at > 0 && tensor->strides.at[axes[at - 1].dim] < tensor->strides.at[i]; at--)
+            axes[at] = axes[at - 1];
+        axes[at] = (struct axis){.dim = i, .extent = tensor->dims.at[i], .step = 1};
+    }
+    return count;
+}
+
+/* Pieces large enough to be worth a thread, a whole number of blocks each. */
+static void cut_tasks(struct map *map) {
+    int64_t rows = map->walk.rows, columns = map->walk.extents[map->walk.rank - 1];
+    double elements = TASK_NANOSECONDS / map->program.nanoseconds;
+    int64_t size = elements > MOST_TASK ? MOST_TASK : elements < LEAST_TASK ? LEAST_TASK : (int64_t)elements;
+    size -= size % PROGRAM_BLOCK;
+    map->task_columns = columns > size ? size : columns;
+    map->task_rows = columns > 0 ? size / map->task_columns : 1;
+    if (map->program.shares_bytes)
+        map->task_columns = columns, map->task_rows = rows;
+    map->column_tasks = columns > 0 ? (columns + map->task_columns - 1) / map->task_columns : 0;
+    map->tasks = rows > 0 ? (rows + map->task_rows - 1) / map->task_rows * map->column_tasks : 0;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct map *map;
+    struct axis axes[WEFT_DIM_MAX];
+    TRY(arena_alloc(arena, &map, sizeof *map));
+    TRY(compile(&map->program, &step->region));
+    int count = order_axes(leading_output(&step->region), axes);
+    walk_make(&map->walk, &map->program, axes, count, true);
+    cut_tasks(map);
+    TRY(threads_start());
+    step->state = map;
+    return arena_print(arena, &step->detail, "%d operations as %d instructions on blocks of %d", step->region.count,
+                       map->program.instruction_count, PROGRAM_BLOCK);
+}
+
+struct job {
+    const struct map *map;
+    void *const *values;
+};
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static void run_task(void *context, int64_t task) {
+    const struct job *job = context;
+    const struct map *map = job->map;
+    int64_t row = task / map->column_tasks * map->task_rows, column = task % map->column_tasks * map->task_columns;
+    int64_t rows = least(map->walk.rows - row, map->task_rows);
+    int64_t columns = least(map->walk.extents[map->walk.rank - 1] - column, map->task_columns);
+    program_run(&map->program, &map->walk, job->values, (struct block){0}, row, rows, column, columns);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)workspace, (void)stream;
+    struct job job = {step->state, values};
+    threads_for(job.map->tasks, run_task, &job);
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_map = {
+    .name = "cpu.map",
+    .doc = "pointwise operations of one shape in one sweep",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+    .may_alias = program_may_alias,
+};

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From pointwise nodes to instructions: what each node is computed in, and what is loaded, rounded and stored when. It
+   must not know how the index space is walked or on how many threads. */
+#include "engines/cpu/map/program.h"
+
+#include <string.h>
+
+enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
+
+/* Where a value is while instructions are listed: virtual registers, one per instruction that makes one. */
+struct place {
+    int value;
+    unsigned char registers[2]; /* in float, in double; NONE */
+};
+
+struct builder {
+    struct program *program;
+    const struct region *region;
+    const struct tensor *space;
+    int place_count, next_register;
+    struct place places[VALUES];
+    bool is_full;
+};
+
+static const struct tensor *tensor_of(const struct builder *builder, int value) {
+    return builder->region->graph->values[value].tensor;
+}
+
+static int value_of(const struct builder *builder, const struct tensor *tensor) {
+    return graph_find_value(builder->region->graph, tensor);
+}
+
+/* ---- Types ------------------------------------------------------------------------------------------------------- */
+
+bool program_type_is_wide(int32_t type) {
+    return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
+}
+
+static bool node_is_wide(const struct pointwise_op *op) {
+    struct pointwise_operands operands = pointwise_operands(op);
+    const struct tensor *tensors[] = {operands.x, operands.b, operands.t, operands.out};
+    bool is_index = op->pw->mode == WEFT_POINTWISE_GEN_INDEX;
+    if (is_index)
+        return program_type_is_wide(operands.out->type) || operands.out->dims.at[op->pw->axis] > 1 << 24;
+    bool is_wide = op->pw->math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)op->pw->math);
+    for (int i = 0; i < 4; i++)
+        is_wide = is_wide || (tensors[i] && program_type_is_wide(tensors[i]->type));
+    return is_wide;
+}
+
+/* Bits of an operand of integer arithmetic; too many where double could not stand in for int64. */
+static int integer_bits(const struct tensor *tensor) {
+    if (!tensor)
+        return 0;
+    return dtype_is_float((weftDataType_t)tensor->type) ? 64 : dtype_of((weftDataType_t)tensor->type)->bits;
+}
+
+/* Whether a node of integer arithmetic gives the same numbers in double. */
+static bool is_exact_in_double(const struct pointwise_op *op) {
+    struct pointwise_operands operands = pointwise_operands(op);
+    int x = integer_bits(operands.x), b = integer_bits(operands.b), t = integer_bits(operands.t);
+    switch (op->pw->mode) {
+    case WEFT_POINTWISE_GEN_INDEX:
+        return true;
+    case WEFT_POINTWISE_DIV:
+    case WEFT_POINTWISE_MOD:
+    case WEFT_POINTWISE_FLOOR_MOD:
+    case WEFT_POINTWISE_POW:
+        return false;
+    case WEFT_POINTWISE_MUL:
+        return x + b <= 52;
+    case WEFT_POINTWISE_ADD_SQUARE:
+        return x <= 32 && 2 * b <= 52;
+    }
+    return x <= 32 && b <= 32 && t <= 32;
+}
+
+/* ---- What a region must be --------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensor(const struct builder *builder, const struct node *node, const struct tensor *tensor,
+                                 bool is_output) {
+    bool is_whole = tensor_same_dims(tensor, builder->space) ||
+                    (tensor_elements(tensor) == 1 && tensor_elements(builder->space) == 1);
+    TRY(tensor_check_plain(tensor, node->op));
+    if (!dtype_of((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
+    if (is_output && !is_whole)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s makes %s in a region whose values are %s. Operations are fused when their results have the same dims.",
+             descriptor_label(node->op), tensor_dims_text(tensor), tensor_dims_text(builder->space));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_node(const struct builder *builder, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    if (!dtype_is_float((weftDataType_t)op->pw->math) && !is_exact_in_double(op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: %s in %s arithmetic on its operands may need more than the 53 bits of a double. Use FLOAT or smaller "
+             "integers.",
+             descriptor_label(node->op), pointwise_find_mode(op->pw->mode)->name,
+             dtype_of((weftDataType_t)op->pw->math)->name);
+    for (int i = 0; i < node->operand_count; i++)
+        TRY(check_tensor(builder, node, tensor_of(builder, node->operands[i]), node->is_output[i]));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Listing instructions ---------------------------------------------------------------------------------------- */
+
+/* The next instruction; a lasting dummy when there is no room. */
+static struct instruction *add(struct builder *builder, enum verb verb, bool is_wide) {
+    struct program *program = builder->program;
+    builder->is_full = builder->is_full || program->instruction_count == PROGRAM_INSTRUCTIONS;
+    program->instruction_count -= builder->is_full;
+    struct instruction *instruction = &program->instructions[program->instruction_count++];
+    *instruction = (struct instruction){
+        .verb = verb, .is_wide = is_wide, .dst = NONE, .x = NONE, .b = NONE, .t = NONE, .access = -1};
+    if (verb != VERB_STORE)
+        instruction->dst = (unsigned char)builder->next_register++;
+    return instruction;
+}
+
+static int add_access(struct builder *builder, int value, weftDataType_t type, bool is_store) {
+    struct program *program = builder->program;
+    builder->is_full = builder->is_full || program->access_count == PROGRAM_ACCESSES;
+    program->access_count -= builder->is_full;
+    struct access *access = &program->accesses[program->access_count];
+    *access = (struct access){.value = value, .is_store = is_store, .type = type};
+    return program->access_count++;
+}
+
+static int add_tensor_access(struct builder *builder, int value, bool is_store) {
+    const struct tensor *tensor = tensor_of(builder, value);
+    int index = add_access(builder, value, (weftDataType_t)tensor->type, is_store);
+    for (int64_t i = 0; i < builder->space->dims.count && tensor_elements(tensor) != 1; i++)
+        if (tensor->dims.at[i] != 1)
+            builder->program->accesses[index].strides[i] = tensor->strides.at[i];
+    builder->program->bytes += (double)tensor_bytes(tensor);
+    return index;
+}
+
+static struct place *place_of(struct builder *builder, int value) {
+    for (int i = 0; i < builder->place_count; i++)
+        if (builder->places[i].value == value)
+            return &builder->places[i];
+    builder->is_full = builder->is_full || builder->place_count == VALUES;
+    builder->place_count -= builder->is_full;
+    builder->places[builder->place_count] = (struct place){value, {NONE, NONE}};
+    return &builder->places[builder->place_count++];
+}
+
+/* The register that holds a value, loaded or converted if need be. */
+static unsigned char read_value(struct builder *builder, int value, bool is_wide) {
+    struct place *place = place_of(builder, value);
+    if (place->registers[is_wide] != NONE)
+        return place->registers[is_wide];
+    struct instruction *instruction;
+    if (place->registers[!is_wide] != NONE) {
+        instruction = add(builder, VERB_CONVERT, is_wide);
+        instruction->x = place->registers[!is_wide];
+    } else {
+        instruction = add(builder, VERB_LOAD, is_wide);
+        instruction->access = add_tensor_access(builder, value, false);
+    }
+    return place->registers[is_wide] = instruction->dst;
+}
+
+static unsigned char add_scale(struct builder *builder, unsigned char x, double factor, bool is_wide) {
+    if (factor == 1)
+        return x;
+    struct instruction *scale = add(builder, VERB_SCALE, is_wide);
+    scale->x = x;
+    scale->factor = factor;
+    return scale->dst;
+}
+
+static unsigned char read_operand(struct builder *builder, const struct tensor *tensor, double factor, bool is_wide) {
+    return add_scale(builder, read_value(builder, value_of(builder, tensor), is_wide), factor, is_wide);
+}
+
+static struct instruction *add_apply(struct builder *builder, int mode, bool is_wide) {
+    struct instruction *apply = add(builder, VERB_APPLY, is_wide);
+    apply->loop = is_wide ? loop_f64(mode) : loop_f32(mode);
+    builder->program->nanoseconds += loop_cost(mode, is_wide);
+    return apply;
+}
+
+/* Notes where a result is. A value that other nodes of the region read has been rounded to its tensor's type, as if it
+   had been to memory and back. */
+static void define_value(struct builder *builder, int value, unsigned char result, bool is_wide, bool is_truth) {
+    const struct tensor *tensor = tensor_of(builder, value);
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    bool is_kept =
+        type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide) || (is_truth && dtype_is_boolean(type));
+    bool is_read = false;
+    for (int i = 0; i < builder->region->count; i++) {
+        const struct node *node = region_node(builder->region, i);
+        for (int k = 0; k < node->operand_count; k++)
+            is_read = is_read || (node->operands[k] == value && !node->is_output[k]);
+    }
+    if (is_read && !is_kept) {
+        struct instruction *round = add(builder, VERB_ROUND, is_wide);
+        round->x = result;
+        round->type = type;
+        result = round->dst;
+    }
+    place_of(builder, value)->registers[is_wide] = result;
+}
+
+static void add_index(struct builder *builder, const struct pointwise_op *op, bool is_wide) {
+    struct instruction *index = add(builder, VERB_INDEX, is_wide);
+    index->access = add_access(builder, -1, WEFT_DATA_INT64, false);
+    builder->program->accesses[index->access].strides[op->pw->axis] = 1;
+    define_value(builder, value_of(builder, op->y), index->dst, is_wide, false);
+}
+
+static void add_node(struct builder *builder, const struct pointwise_op *op) {
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    struct pointwise_operands operands = pointwise_operands(op);
+    bool is_wide = node_is_wide(op), is_integer = !dtype_is_float((weftDataType_t)op->pw->math);
+    if (mode->form == FORM_INDEX) {
+        add_index(builder, op, is_wide);
+        return;
+    }
+    unsigned char x = read_operand(builder, operands.x, is_integer ? 1 : op->alpha1, is_wide), b = x, t = x;
+    if (operands.b)
+        b = read_operand(builder, operands.b, is_integer ? 1 : op->alpha2, is_wide);
+    if (operands.t)
+        t = read_operand(builder, operands.t, 1, is_wide);
+    struct instruction *apply = add_apply(builder, op->pw->mode, is_wide);
+    apply->parameters = pointwise_parameters(op);
+    apply->x = x, apply->b = b, apply->t = t;
+    define_value(builder, value_of(builder, operands.out), apply->dst, is_wide, mode->is_logical);
+}
+
+/* The caller's block, as the node that makes it defines its result. */
+static void add_given(struct builder *builder, const struct given *given) {
+    bool is_wide = given->is_wide;
+    unsigned char result = add(builder, VERB_GIVEN, is_wide)->dst;
+    result = add_scale(builder, result, given->alpha, is_wide);
+    if (given->beta != 0) {
+        struct instruction *load = add(builder, VERB_LOAD, is_wide);
+        load->access = add_tensor_access(builder, given->value, false);
+        unsigned char before = add_scale(builder, load->dst, given->beta, is_wide);
+        struct instruction *sum = add_apply(builder, WEFT_POINTWISE_ADD, is_wide);
+        sum->x = result, sum->b = before, sum->t = result;
+        result = sum->dst;
+    }
+    define_value(builder, given->value, result, is_wide, false);
+}
+
+static void add_stores(struct builder *builder) {
+    for (int i = 0; i < builder->place_count && !builder->is_full; i++) {
+        const struct place *place = &builder->places[i];
+        const struct value *value = &builder->region->graph->values[place->value];
+        if (value->producer < 0 || !region_has(builder->region, value->producer) ||
+            !region_exports(builder->region, place->value))
+            continue;
+        /* A value may have been converted for readers; what it was computed in is the one to store. */
+        bool is_wide =
+            place->registers[0] == NONE || (place->registers[1] != NONE && place->registers[1] < place->registers[0]);
+        struct instruction *store = add(builder, VERB_STORE, is_wide);
+        store->x = place->registers[is_wide];
+        store->access = add_tensor_access(builder, place->value, true);
+        weftDataType_t type = (weftDataType_t)value->tensor->type;
+        builder->program->shares_bytes = builder->program->shares_bytes || dtype_of(type)->bits < 8;
+    }
+}
+
+/* ---- Compiling --------------------------------------------------------------------------------------------------- */
+
+/* Marks the nodes whose results are read by marked nodes or leave the region. */
+static void find_needed(const struct region *region, bool *is_needed) {
+    for (int i = region->count; i-- > 0;) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++) {
+            int value = node->operands[k];
+            if (!node->is_output[k])
+                continue;
+            is_needed[i] = is_needed[i] || region_exports(region, value);
+            for (int j = i + 1; j < region->count; j++)
+                for (int m = 0; m < region_node(region, j)->operand_count; m++)
+                    is_needed[i] = is_needed[i] || (is_needed[j] && region_node(region, j)->operands[m] == value);
+        }
+    }
+}
+
+weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
+                             const struct given *given) {
+    struct builder builder = {.program = program, .region = region, .space = space};
+    bool is_needed[PROGRAM_INSTRUCTIONS] = {false};
+    const char *label = descriptor_label(region_node(region, 0)->op);
+    if (region->count > PROGRAM_INSTRUCTIONS)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: %d operations are more than the %d that are fused at a time.", label, region->count,
+             PROGRAM_INSTRUCTIONS);
+    *program = (struct program){0};
+    find_needed(region, is_needed);
+    if (given->value >= 0)
+        add_given(&builder, given);
+    for (int i = 0; i < region->count && !builder.is_full; i++) {
+        const struct node *node = region_node(region, i);
+        if (!node_is_pointwise(node))
+            continue;
+        TRY(check_node(&builder, node));
+        if (is_needed[i])
+            add_node(&builder, (const struct pointwise_op *)node->op);
+    }
+    add_stores(&builder);
+    if (builder.is_full || !program_assign_registers(program))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: a fusion of %d operations needs more than %d instructions, %d tensors or %d registers. It is split.",
+             label, region->count, PROGRAM_INSTRUCTIONS, PROGRAM_ACCESSES, PROGRAM_REGISTERS);
+    program->nanoseconds += 0.1 * program->instruction_count;
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool program_may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
+    const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;
+    int producer = region->graph->values[out].producer;
+    if (producer < 0 || !region_has(region, producer) || !tensor_same_layout(from, to))
+        return false;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++)
+            if (node->operands[k] == in && !node_is_pointwise(node))
+                return false;
+    }
+    return true;
+}

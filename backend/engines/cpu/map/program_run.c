@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running a program: block by block, instruction by instruction. All memory of a block is read before any is written,
+   except that the last computation may write as it reads, element by element. */
+#include "base/dtype.h"
+#include "engines/cpu/core/walk.h"
+
+#include <string.h>
+
+/* Where a block of [rows, columns] elements lies in a tensor. */
+struct place {
+    void *base;
+    int64_t index, row_stride, column_stride; /* elements */
+    weftDataType_t type;
+};
+
+struct run {
+    const struct program *program;
+    const struct walk *walk;
+    void *const *values;
+    struct block given;
+    int rows, columns;
+    int64_t indices[PROGRAM_ACCESSES];  /* of the block's corner */
+    void *registers[PROGRAM_REGISTERS]; /* own memory, or that of a tensor */
+    double memory[PROGRAM_REGISTERS][PROGRAM_BLOCK] __attribute__((aligned(64)));
+};
+
+static int64_t bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
+
+static weftDataType_t type_of(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
+
+static struct place place_of(const struct run *run, int access) {
+    const int64_t *strides = run->walk->strides[access];
+    int column = run->walk->rank - 1;
+    int value = run->program->accesses[access].value;
+    return (struct place){.base = value >= 0 ? run->values[value] : NULL,
+                          .index = run->indices[access],
+                          .row_stride = strides[column - 1],
+                          .column_stride = strides[column],
+                          .type = run->program->accesses[access].type};
+}
+
+/* The block in memory where it lies as a register would: without gaps, in this type. NULL: it does not. */
+static void *find_dense(const struct run *run, const struct place *place, bool is_wide) {
+    bool is_dense = (place->column_stride == 1 || run->columns == 1) &&
+                    (place->row_stride == run->columns || run->rows == 1) && place->type == type_of(is_wide) &&
+                    place->base && (uintptr_t)place->base % (uintptr_t)bytes_of(is_wide) == 0;
+    return is_dense ? (char *)place->base + place->index * bytes_of(is_wide) : NULL;
+}
+
+/* ---- Rows of either type ----------------------------------------------------------------------------------------- */
+
+static void load_row(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
+    if (is_wide)
+        dtype_to_f64(dst, place->type, place->base, index, count);
+    else
+        dtype_to_f32(dst, place->type, place->base, index, count);
+}
+
+static void store_row(bool is_wide, const struct place *place, int64_t index, const void *src, int64_t count) {
+    if (is_wide)
+        dtype_from_f64(place->type, place->base, index, src, count);
+    else
+        dtype_from_f32(place->type, place->base, index, src, count);
+}
+
+static void fill(bool is_wide, void *row, int64_t count) {
+    double *wide = row, wide_value = is_wide ? *wide : 0;
+    float *narrow = row, narrow_value = *narrow;
+    for (int64_t i = 0; i < count && is_wide; i++)
+        wide[i] = wide_value;
+    for (int64_t i = 0; i < count && !is_wide; i++)
+        narrow[i] = narrow_value;
+}
+
+/* dst[j * columns + i] = src[i * rows + j] */
+static void transpose(bool is_wide, void *dst, const void *src, int rows, int columns) {
+    const double *wide = src;
+    const float *narrow = src;
+    for (int j = 0; j < rows && is_wide; j++)
+        for (int i = 0; i < columns; i++)
+            ((double *)dst)[j * columns + i] = wide[i * rows + j];
+    for (int j = 0; j < rows && !is_wide; j++)
+        for (int i = 0; i < columns; i++)
+            ((float *)dst)[j * columns + i] = narrow[i * rows + j];
+}
+
+/* ---- Loads and stores -------------------------------------------------------------------------------------------- */
+
+static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
+    for (int r = 0; r < run->rows; r++) {
+        int64_t index = place->index + r * place->row_stride;
+        for (int c = 0; c < run->columns; c++, dst += bytes_of(is_wide)) {
+            if (place->type == WEFT_DATA_FLOAT && !is_wide)
+                memcpy(dst, (const char *)place->base + (index + c * place->column_stride) * bytes_of(false),
+                       sizeof(float));
+            else
+                load_row(is_wide, dst, place, index + c * place->column_stride, 1);
+        }
+    }
+}
+
+/* Column by column, then turned. */
+static void load_columns(const struct run *run, bool is_wide, void *dst, const struct place *place) {
+    double columns[PROGRAM_BLOCK];
+    for (int c = 0; c < run->columns; c++)
+        load_row(is_wide, (char *)columns + c * run->rows * bytes_of(is_wide), place,
+                 place->index + c * place->column_stride, run->rows);
+    transpose(is_wide, dst, columns, run->rows, run->columns);
+}
+
+static void load_rows(const struct run *run, bool is_wide, char *dst, const struct place *place) {
+    int64_t row_bytes = run->columns * bytes_of(is_wide);
+    bool is_run = place->column_stride == 1 && place->row_stride == run->columns;
+    if (is_run) {
+        load_row(is_wide, dst, place, place->index, (int64_t)run->rows * run->columns);
+        return;
+    }
+    for (int r = 0; r < run->rows; r++) {
+        char *row = dst + r * row_bytes;
+        if (r > 0 && place->row_stride == 0) {
+            memcpy(row, dst, (size_t)row_bytes);
+            continue;
+        }
+        load_row(is_wide, row, place, place->index + r * place->row_stride, place->column_stride ? run->columns : 1);
+        if (place->column_stride == 0)
+            fill(is_wide, row, run->columns);
+    }
+}
+
+static void load(struct run *run, const struct instruction *instruction) {
+    struct place place = place_of(run, instruction->access);
+    void *dense = find_dense(run, &place, instruction->is_wide), *dst = run->registers[instruction->dst];
+    if (dense)
+        run->registers[instruction->dst] = dense;
+    else if (place.column_stride == 0 || place.column_stride == 1 || run->columns == 1)
+        load_rows(run, instruction->is_wide, dst, &place);
+    else if (place.row_stride == 1)
+        load_columns(run, instruction->is_wide, dst, &place);
+    else
+        load_scattered(run, instruction->is_wide, dst, &place);
+}
+
+static void store_columns(const struct run *run, bool is_wide, const struct place *place, const void *src) {
+    double columns[PROGRAM_BLOCK];
+    transpose(is_wide, columns, src, run->columns, run->rows);
+    for (int c = 0; c < run->columns; c++)
+        store_row(is_wide, place, place->index + c * place->column_stride,
+                  (const char *)columns + c * run->rows * bytes_of(is_wide), run->rows);
+}
+
+static void store(const struct run *run, const struct instruction *instruction) {
+    struct place place = place_of(run, instruction->access);
+    const char *src = run->registers[instruction->x];
+    bool is_wide = instruction->is_wide;
+    if (!place.base || find_dense(run, &place, is_wide) == src)
+        return; /* nobody wants it, or it was written as it was computed */
+    if (place.row_stride == 1 && place.column_stride != 1 && run->rows > 1) {
+        store_columns(run, is_wide, &place, src);
+        return;
+    }
+    for (int r = 0; r < run->rows; r++, src += run->columns * bytes_of(is_wide)) {
+        int64_t index = place.index + r * place.row_stride;
+        if (place.column_stride == 1) {
+            store_row(is_wide, &place, index, src, run->columns);
+            continue;
+        }
+        for (int c = 0; c < run->columns; c++) {
+            const char *element = src + c * bytes_of(is_wide);
+            if (place.type == WEFT_DATA_FLOAT && !is_wide)
+                memcpy((char *)place.base + (index + c * place.column_stride) * bytes_of(false), element,
+                       sizeof(float));
+            else
+                store_row(is_wide, &place, index + c * place.column_stride, element, 1);
+        }
+    }
+}
+
+/* ---- The other instructions -------------------------------------------------------------------------------------- */
+
+static void count_index(const struct run *run, const struct instruction *instruction) {
+    struct place place = place_of(run, instruction->access);
+    double *wide = run->registers[instruction->dst];
+    float *narrow = run->registers[instruction->dst];
+    for (int r = 0; r < run->rows; r++)
+        for (int c = 0; c < run->columns; c++) {
+            int64_t index = place.index + r * place.row_stride + c * place.column_stride;
+            if (instruction->is_wide)
+                wide[r * run->columns + c] = (double)index;
+            else
+                narrow[r * run->columns + c] = (float)index;
+        }
+}
+
+static void take_given(struct run *run, const struct instruction *instruction) {
+    int64_t bytes = bytes_of(instruction->is_wide);
+    char *src = run->given.data, *dst = run->registers[instruction->dst];
+    if (run->rows == 1 || run->given.ld == run->columns)
+        run->registers[instruction->dst] = src;
+    for (int r = 0; r < run->rows && run->registers[instruction->dst] != src; r++)
+        memcpy(dst + r * run->columns * bytes, src + r * run->given.ld * bytes, (size_t)(run->columns * bytes));
+}
+
+static void scale(bool is_wide, int64_t count, void *dst, const void *src, double factor) {
+    const double *wide = src;
+    const float *narrow = src;
+    for (int64_t i = 0; i < count && is_wide; i++)
+        ((double *)dst)[i] = wide[i] * factor;
+    for (int64_t i = 0; i < count && !is_wide; i++)
+        ((float *)dst)[i] = narrow[i] * (float)factor;
+}
+
+static void round_to(bool is_wide, int64_t count, void *dst, const void *src, weftDataType_t type) {
+    unsigned char memory[PROGRAM_BLOCK * sizeof(double)];
+    struct place place = {.base = memory, .type = type};
+    store_row(is_wide, &place, 0, src, count);
+    load_row(is_wide, dst, &place, 0, count);
+}
+
+/* dst may be the register that held an operand. */
+static void apply(struct run *run, const struct instruction *instruction, int64_t count) {
+    const void *x = run->registers[instruction->x], *b = run->registers[instruction->b];
+    const void *t = run->registers[instruction->t];
+    void *dst = run->memory[instruction->dst];
+    if (instruction->access >= 0) {
+        struct place place = place_of(run, instruction->access);
+        void *dense = find_dense(run, &place, instruction->is_wide);
+        dst = dense ? dense : dst;
+    }
+    instruction->loop(count, dst, x, b, t, &instruction->parameters);
+    run->registers[instruction->dst] = dst;
+}
+
+static void execute(struct run *run, const struct instruction *instruction) {
+    int64_t count = (int64_t)run->rows * run->columns;
+    bool is_wide = instruction->is_wide;
+    const void *x = instruction->x == PROGRAM_NO_REGISTER ? NULL : run->registers[instruction->x];
+    void *dst = NULL;
+    if (instruction->dst != PROGRAM_NO_REGISTER && instruction->verb != VERB_APPLY)
+        dst = run->registers[instruction->dst] = run->memory[instruction->dst];
+    switch (instruction->verb) {
+    case VERB_LOAD:
+        load(run, instruction);
+        break;
+    case VERB_INDEX:
+        count_index(run, instruction);
+        break;
+    case VERB_GIVEN:
+        take_given(run, instruction);
+        break;
+    case VERB_APPLY:
+        apply(run, instruction, count);
+        break;
+    case VERB_SCALE:
+        scale(is_wide, count, dst, x, instruction->factor);
+        break;
+    case VERB_ROUND:
+        round_to(is_wide, count, dst, x, instruction->type);
+        break;
+    case VERB_CONVERT: /* the source has the other width */
+        load_row(is_wide, dst, &(struct place){.base = (void *)x, .type = type_of(!is_wide)}, 0, count);
+        break;
+    case VERB_STORE:
+        store(run, instruction);
+        break;
+    }
+}
+
+/* ---- Walking ----------------------------------------------------------------------------------------------------- */
+
+/* Runs all columns of a few rows that follow each other along the inner row loop. */
+static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
+    const struct walk *walk = run->walk;
+    const struct block given = run->given;
+    int64_t width = bytes_of(run->program->instructions[0].is_wide), step = walk->block_columns;
+    for (int64_t done = 0; done < columns; done += step) {
+        run->columns = (int)(columns - done < step ? columns - done : step);
+        for (int a = 0; a < run->program->access_count; a++) {
+            run->indices[a] = walk->bases[a] + (column + done) * walk->strides[a][walk->rank - 1];
+            for (int i = 0; i < walk->rank - 1; i++)
+                run->indices[a] += position[i] * walk->strides[a][i];
+        }
+        if (given.data)
+            run->given.data = (char *)given.data + (row * given.ld + done) * width;
+        for (int i = 0; i < run->program->instruction_count; i++)
+            execute(run, &run->program->instructions[i]);
+    }
+    run->given = given;
+}
+
+void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
+                 int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    struct run run;
+    run.program = program, run.walk = walk, run.values = values, run.given = block;
+    int64_t inner = walk->extents[walk->rank - 2];
+    int64_t widest = columns < walk->block_columns ? columns : walk->block_columns;
+    int64_t most = widest > 0 ? PROGRAM_BLOCK / widest : 1;
+    for (int64_t done = 0; done < rows; done += run.rows) {
+        int64_t position[WALK_AXES], rest = row + done;
+        for (int i = walk->rank - 2; i >= 0; i--) {
+            position[i] = rest % walk->extents[i];
+            rest /= walk->extents[i];
+        }
+        int64_t count = rows - done < most ? rows - done : most;
+        int64_t left = inner - position[walk->rank - 2];
+        run.rows = (int)(count < left ? count : left);
+        run_rows(&run, position, column, columns, done);
+    }
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
+   of the product while it is in the cache. */
+#include "engines/cpu/product/contraction.h"
+#include "base/dtype.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/product/depthwise.h"
+#include "engines/product.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+
+/* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
+static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 8e9;
+static const double BYTES_PER_SECOND = 16e9;
+static const double START_SECONDS = 2e-6;
+static const double FLOAT_EXACT = 0x1p24; /* whole numbers up to here are exact in float */
+
+static const struct contraction_kind *kind_of(const struct node *node) {
+    return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
+}
+
+/* The value that a contraction's node makes. */
+static int result_of(const struct node *node) {
+    int i = 0;
+    while (!node->is_output[i])
+        i++;
+    return node->operands[i];
+}
+
+/* ---- What a region must be --------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &region->graph->values[node->operands[i]];
+        const struct tensor *tensor = value->tensor;
+        if (!node->is_output[i] && value->producer >= 0 && region_has(region, value->producer))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 descriptor_label(region->graph->nodes[value->producer].op));
+        TRY(tensor_check_plain(tensor, node->op));
+        if (!dtype_of((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. */
+static const struct gemm_kernel *kernel_of(const struct product *product) {
+    weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
+    double most = dtype_of(a)->max * dtype_of(b)->max * product->depth;
+    bool is_wide = product->math == WEFT_DATA_DOUBLE || program_type_is_wide(a) || program_type_is_wide(b) ||
+                   (!dtype_is_float(product->math) && most > FLOAT_EXACT);
+    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+}
+
+static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
+    TRY(region_find_product(node, region, node_is_pointwise));
+    TRY(check_operands(region, *node));
+    TRY(kind_of(*node)->check(*node));
+    struct product product = kind_of(*node)->product(*node);
+    struct given given = {.value = result_of(*node),
+                          .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
+                          .alpha = product.alpha,
+                          .beta = product.beta};
+    return program_compile(program, region, region->graph->values[given.value].tensor, &given);
+}
+
+static double padded(int64_t extent, int width) {
+    return extent > 0 ? (double)((extent + width - 1) / width * width) / (double)extent : 1;
+}
+
+static double multiplying_seconds(const struct product *product, double flops) {
+    const struct gemm_kernel *kernel = kernel_of(product);
+    if (product->rows == 0)
+        return flops / DEPTHWISE_FLOPS;
+    return flops * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
+           (FLOPS_PER_COLUMN * kernel->columns);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct program program;
+    const struct node *node;
+    TRY(compile(&program, region, &node));
+    struct product product = kind_of(node)->product(node);
+    int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
+    double elements = (double)tensor_elements(region->graph->values[result_of(node)].tensor);
+    double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
+    double bytes = program.bytes + (double)tensor_bytes(product.a) + (double)tensor_bytes(product.b);
+    double moving = bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building and running ---------------------------------------------------------------------------------------- */
+
+struct sink {
+    const struct contraction *contraction;
+    const struct piece *piece;
+    void *const *values;
+};
+
+static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
+                         int64_t column, int columns) {
+    const struct sink *sink = context;
+    program_run(&sink->contraction->program, &sink->piece->walk, sink->values, (struct block){block, ld},
+                batch * sink->piece->gemm.m + row, rows, column, columns);
+}
+
+static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
+                             struct arena *arena) {
+    const struct gemm *gemm = &contraction->pieces[0].gemm;
+    int behind = step->region.count - 1, pieces = contraction->piece_count;
+    if (contraction->pieces[0].is_depthwise)
+        return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
+    return arena_print(arena, &step->detail,
+                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
+                       pieces, (long long)gemm->batch, (long long)gemm->m, (long long)gemm->k, (long long)gemm->k,
+                       (long long)gemm->n, behind);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct contraction *contraction;
+    const struct node *node;
+    TRY(arena_alloc(arena, &contraction, sizeof *contraction));
+    TRY(compile(&contraction->program, &step->region, &node));
+    /* Elements below 8 bits share a byte, which two threads must not write. */
+    contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
+    struct product product = kind_of(node)->product(node);
+    const struct gemm_kernel *kernel = kernel_of(&product);
+    TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
+    for (int i = 0; i < contraction->piece_count; i++) {
+        struct piece *piece = &contraction->pieces[i];
+        piece->gemm.kernel = kernel;
+        piece->gemm.pack_a = piece->a.pack;
+        piece->gemm.pack_b = piece->b.pack;
+        piece->gemm.store = finish_block;
+        int64_t bytes = piece->is_depthwise ? depthwise_workspace_bytes(piece)
+                                            : gemm_workspace_bytes(&piece->gemm, contraction->threads);
+        step->workspace_bytes = bytes > step->workspace_bytes ? bytes : step->workspace_bytes;
+    }
+    TRY(threads_start());
+    step->state = contraction;
+    return describe(step, contraction, kernel, arena);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    const struct contraction *contraction = step->state;
+    for (int i = 0; i < contraction->piece_count; i++) {
+        struct piece piece = contraction->pieces[i];
+        struct sink sink = {contraction, &piece, values};
+        piece.a.base = values[piece.a.value];
+        piece.b.base = values[piece.b.value];
+        piece.gemm.a = &piece.a.base, piece.gemm.b = &piece.b.base, piece.gemm.sink = &sink;
+        if (piece.is_depthwise)
+            depthwise_run(contraction, &piece, values, workspace);
+        else
+            gemm_run(&piece.gemm, contraction->threads, workspace);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_contraction = {
+    .name = "cpu.contraction",
+    .doc = "a matmul or convolution and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+    .may_alias = program_may_alias,
+};

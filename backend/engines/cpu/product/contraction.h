@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A matmul or a convolution with pointwise operations behind it, as products of packed matrices: what the parts of the
+   family share. */
+#ifndef WEFT_ENGINES_CPU_CONTRACTION_H
+#define WEFT_ENGINES_CPU_CONTRACTION_H
+
+#include "engines/cpu/core/walk.h"
+#include "engines/cpu/product/gemm.h"
+#include "engines/cpu/product/patches.h"
+
+/* A factor of a product: how gemm packs it, and the value whose memory it is. */
+struct factor {
+    gemm_pack *pack;
+    int value;
+    union {
+        const void *base; /* each of the others begins with it; filled in when it runs */
+        struct gemm_matrix matrix;
+        struct patches patches;
+        struct filter filter;
+    };
+};
+
+/* One product. Its rows, over all of its batch, and its columns are those of the walk. */
+struct piece {
+    bool is_depthwise; /* no product of matrices: a has patches, b a filter */
+    struct gemm gemm;
+    struct factor a, b;
+    struct walk walk;
+};
+
+struct contraction {
+    struct program program; /* what becomes of each element of the product */
+    int threads;
+    int piece_count;
+    struct piece *pieces;
+};
+
+/* What is multiplied, before it is planned. */
+struct product {
+    const struct tensor *a, *b;
+    weftDataType_t math;
+    double alpha, beta;    /* as struct given has them */
+    double depth;          /* products that make one element, at most */
+    int64_t rows, columns; /* of one product of matrices, about; 0: there is none */
+};
+
+/* What a kind of contraction answers. */
+struct contraction_kind {
+    weftStatus_t (*check)(const struct node *node);
+    struct product (*product)(const struct node *node);
+    /* Lists the pieces; the program is compiled. */
+    weftStatus_t (*plan)(struct contraction *contraction, const struct graph *graph, const struct node *node,
+                         const struct gemm_kernel *kernel, struct arena *arena);
+};
+
+extern const struct contraction_kind matmul_contraction, conv_contraction;
+
+#endif

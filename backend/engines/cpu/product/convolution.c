@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Convolution and its gradients as products of packed matrices. With t a tap index (filter tap and channel):
+     forward   y[position, k]  = sum over t of patches(x)[position, t] * w[t, k]
+     data      dx[position, c] = sum over t of patches(dy)[position, t] * w[t, c], by the phases of the stride: dx at
+               distance `stride` sees dy through the same taps, each phase a convolution of stride 1
+     filter    dw[t, k]        = sum over positions of patches(x)[position, t] * dy[position, k]
+   Where channels lie apart and positions side by side, or channels are few, the first two are computed transposed, image
+   by image. */
+#include "graph/ops/convolution.h"
+#include "base/dtype.h"
+#include "engines/cpu/product/contraction.h"
+
+enum {
+    FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
+    FEW_CHANNELS = 16,   /* half of a kernel's columns */
+    FEW_GROUPS = 8,      /* too few for vectors over depthwise channels */
+    MOST_PHASES = 4096,  /* of a data gradient's stride, each a product of its own */
+};
+
+/* ---- What the family asks ---------------------------------------------------------------------------------------- */
+
+static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
+
+static bool is_depthwise(const struct conv_geometry *g) {
+    return g->direction != CONV_FILTER && g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS;
+}
+
+/* Places within a step of the stride that x has. */
+static void count_phases(const struct conv_geometry *g, int64_t *phases) {
+    for (int i = 0; i < 3; i++)
+        phases[i] = g->stride[i] < g->x.size[i] ? g->stride[i] : g->x.size[i] > 0 ? g->x.size[i] : 1;
+}
+
+static struct product product(const struct node *node) {
+    struct conv_geometry g = conv_geometry(node->op);
+    const struct conv_op *op = (const struct conv_op *)node->op;
+    const struct conv_operand *image = g.direction == CONV_DATA ? &g.x : &g.y;
+    int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
+    struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
+                              .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
+                              .math = (weftDataType_t)op->parameters->math,
+                              .alpha = op->alpha,
+                              .beta = op->beta};
+    if (g.direction == CONV_FILTER) {
+        product.depth = (double)g.n * (double)count_of(g.y.size);
+        product.rows = g.c * count_of(g.w.size);
+        product.columns = g.k;
+    } else {
+        product.depth = (double)read * (double)count_of(g.w.size);
+        product.rows = made < FEW_CHANNELS ? made : g.n * count_of(image->size);
+        product.columns = made < FEW_CHANNELS ? count_of(image->size) : made;
+    }
+    if (is_depthwise(&g))
+        product.rows = product.columns = 0;
+    return product;
+}
+
+static weftStatus_t check(const struct node *node) {
+    struct product p = product(node);
+    const struct tensor *operands[] = {p.a, p.b};
+    for (int i = 0; i < 2; i++)
+        if (dtype_of((weftDataType_t)operands[i]->type)->bits < 8)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has elements of %d bits. Convert it to 8 bits or more.",
+                 descriptor_label(node->op), descriptor_label(&operands[i]->base),
+                 dtype_of((weftDataType_t)operands[i]->type)->bits);
+    struct conv_geometry g = conv_geometry(node->op);
+    int64_t phases[3];
+    count_phases(&g, phases);
+    if (g.direction == CONV_DATA && (double)phases[0] * (double)phases[1] * (double)phases[2] > MOST_PHASES)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: its stride %s makes more than %d products, one for each place within a step. Use a smaller stride.",
+             descriptor_label(node->op), numbers_text(g.stride + 3 - g.spatial, g.spatial), MOST_PHASES);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Planning ---------------------------------------------------------------------------------------------------- */
+
+struct planner {
+    struct contraction *contraction;
+    const struct graph *graph;
+    struct conv_geometry g;
+    bool is_wide;
+};
+
+/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read at
+   position + offset + i * tap_step under the i-th. */
+struct phase {
+    int64_t count, first, step, offset, tap_step;
+};
+
+/* The image that is read, but for its geometry. */
+static struct patches patches_of(const struct planner *planner, const struct conv_operand *operand, int64_t channels) {
+    struct patches patches = {.type = (weftDataType_t)operand->tensor->type,
+                              .is_wide = planner->is_wide,
+                              .groups = planner->g.groups,
+                              .channels = channels,
+                              .image_stride = operand->outer_stride,
+                              .group_stride = operand->group_stride,
+                              .channel_stride = operand->channel_stride};
+    for (int i = 0; i < 3; i++) {
+        patches.size[i] = operand->size[i];
+        patches.stride[i] = operand->size_stride[i];
+        patches.positions[i] = operand->size[i];
+        patches.step[i] = patches.taps[i] = 1;
+    }
+    return patches;
+}
+
+/* x as the forward operation reads it, taps in the filter's memory order. */
+static struct patches forward_patches(const struct planner *planner) {
+    const struct conv_geometry *g = &planner->g;
+    struct patches patches = patches_of(planner, &g->x, g->c);
+    for (int i = 0; i < 3; i++) {
+        patches.positions[i] = g->y.size[i];
+        patches.step[i] = g->stride[i];
+        patches.taps[i] = g->w.size[i];
+        patches.offset[i] = -g->pre[i] + (g->flip ? (g->w.size[i] - 1) * g->dilation[i] : 0);
+        patches.tap_step[i] = g->flip ? -g->dilation[i] : g->dilation[i];
+    }
+    return patches;
+}
+
+/* The filter with depth over taps and `channels`, rows over the other channels. */
+static struct filter filter_of(const struct planner *planner, int64_t channels, int64_t channel_stride,
+                               int64_t row_stride) {
+    const struct conv_operand *w = &planner->g.w;
+    struct filter filter = {.type = (weftDataType_t)w->tensor->type,
+                            .is_wide = planner->is_wide,
+                            .groups = planner->g.groups,
+                            .channels = channels,
+                            .group_stride = w->group_stride,
+                            .row_stride = row_stride,
+                            .channel_stride = channel_stride};
+    for (int i = 0; i < 3; i++) {
+        filter.taps[i] = w->size[i];
+        filter.tap_stride[i] = w->size_stride[i];
+    }
+    return filter;
+}
+
+static struct factor image_factor(const struct planner *planner, const struct tensor *tensor, struct patches patches) {
+    struct factor factor = {.pack = patches_pack, .value = graph_find_value(planner->graph, tensor)};
+    patches_simplify(&patches);
+    factor.patches = patches;
+    return factor;
+}
+
+static struct factor filter_factor(const struct planner *planner, struct filter filter, bool is_depthwise) {
+    struct factor factor = {.pack = filter_pack, .value = graph_find_value(planner->graph, planner->g.w.tensor)};
+    if (!is_depthwise)
+        filter_simplify(&filter);
+    factor.filter = filter;
+    return factor;
+}
+
+/* ---- Loops over the result --------------------------------------------------------------------------------------- */
+
+/* The dimension of channels of a tensor; one of groups stands before it or is part of it. */
+static int channel_dim(const struct planner *planner, const struct tensor *tensor) {
+    return (int)tensor->dims.count - planner->g.spatial - 1;
+}
+
+/* Groups of an image: a dimension of their own, or blocks of channels. */
+static struct axis group_axis(const struct planner *planner, const struct tensor *image, int64_t channels) {
+    return (struct axis){
+        .dim = 1, .extent = planner->g.groups, .step = channel_dim(planner, image) == 2 ? 1 : channels};
+}
+
+/* An image that is made (forward, data): from patches of `source` and a filter, at positions along `axes`. */
+struct image_plan {
+    const struct tensor *image, *source;
+    int64_t channels;
+    struct patches patches;
+    struct filter filter;
+    struct axis axes[3];
+};
+
+/* Whether images are computed one by one, channels as rows and positions as columns. */
+static bool image_is_turned(const struct planner *planner, const struct image_plan *plan) {
+    const struct tensor *image = plan->image;
+    int64_t positions = count_of(plan->patches.positions);
+    int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
+    bool lies_turned = image->strides.at[last] < image->strides.at[channel] && positions >= FEW_POSITIONS;
+    return (lies_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
+           walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+}
+
+/* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
+   channels, which are the groups of a depthwise filter. */
+static void walk_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, bool is_turned) {
+    struct axis axes[WALK_AXES];
+    int spatial = planner->g.spatial, count = 0;
+    struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
+    struct axis group = group_axis(planner, plan->image, plan->channels);
+    struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
+    if (is_turned) {
+        axes[count++] = image;
+        axes[count++] = group;
+        axes[count++] = channel;
+        axes[count] = plan->axes[spatial - 1];
+        axes[count++].extent = count_of(plan->patches.positions);
+    } else {
+        if (!piece->is_depthwise)
+            axes[count++] = group;
+        axes[count++] = image;
+        for (int i = 0; i < spatial; i++)
+            axes[count++] = plan->axes[i];
+        axes[count++] = piece->is_depthwise ? group : channel;
+    }
+    walk_make(&piece->walk, &planner->contraction->program, axes, count, false);
+}
+
+static void plan_image(struct planner *planner, struct piece *piece, struct image_plan *plan) {
+    const struct conv_geometry *g = &planner->g;
+    int64_t positions = count_of(plan->patches.positions),
+            depth = plan->patches.channels * count_of(plan->patches.taps);
+    piece->is_depthwise =
+        !planner->is_wide && plan->channels == 1 && plan->patches.channels == 1 && g->groups >= FEW_GROUPS;
+    bool is_turned = image_is_turned(planner, plan) && !(piece->is_depthwise && plan->patches.group_stride == 1);
+    plan->patches.batch_has_images = is_turned;
+    struct factor read = image_factor(planner, plan->source, plan->patches);
+    struct factor weights = filter_factor(planner, plan->filter, piece->is_depthwise);
+    piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
+    piece->a = read;
+    piece->b = weights;
+    if (is_turned && !piece->is_depthwise) {
+        piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
+        piece->a = weights;
+        piece->b = read;
+    }
+    walk_image(planner, piece, plan, is_turned);
+}
+
+/* ---- The three directions ---------------------------------------------------------------------------------------- */
+
+static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
+    const struct conv_geometry *g = &planner->g;
+    struct image_plan plan = {.image = g->y.tensor,
+                              .source = g->x.tensor,
+                              .channels = g->k,
+                              .patches = forward_patches(planner),
+                              .filter = filter_of(planner, g->c, g->w.channel_stride, g->w.outer_stride)};
+    int first = (int)g->y.tensor->dims.count - g->spatial;
+    for (int i = 0; i < g->spatial; i++)
+        plan.axes[i] = (struct axis){.dim = first + i, .extent = g->y.size[3 - g->spatial + i], .step = 1};
+    TRY(arena_alloc(arena, &planner->contraction->pieces, sizeof(struct piece)));
+    planner->contraction->piece_count = 1;
+    plan_image(planner, planner->contraction->pieces, &plan);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* dx at place + stride * position meets tap m where place + pre - r(m) * dilation is a multiple of the stride. */
+static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place) {
+    int64_t stride = g->stride[i], taps = g->w.size[i];
+    struct phase phase = {.step = 1};
+    for (int64_t m = 0; m < taps; m++) {
+        int64_t distance = place + g->pre[i] - (g->flip ? taps - 1 - m : m) * g->dilation[i];
+        if (distance % stride != 0)
+            continue;
+        if (phase.count == 0)
+            phase.first = m, phase.offset = distance / stride;
+        if (phase.count == 1)
+            phase.step = m - phase.first, phase.tap_step = distance / stride - phase.offset;
+        phase.count++;
+    }
+    return phase;
+}
+
+static void plan_phase(struct planner *planner, struct piece *piece, const int64_t *places) {
+    const struct conv_geometry *g = &planner->g;
+    struct image_plan plan = {.image = g->x.tensor,
+                              .source = g->y.tensor,
+                              .channels = g->c,
+                              .patches = patches_of(planner, &g->y, g->k),
+                              .filter = filter_of(planner, g->k, g->w.outer_stride, g->w.channel_stride)};
+    struct patches *patches = &plan.patches;
+    struct filter *filter = &plan.filter;
+    int first = (int)g->x.tensor->dims.count - g->spatial;
+    for (int i = 0; i < 3; i++) {
+        struct phase phase = phase_of(g, i, places[i]);
+        int64_t count = (g->x.size[i] - places[i] + g->stride[i] - 1) / g->stride[i];
+        patches->positions[i] = count;
+        patches->taps[i] = filter->taps[i] = phase.count;
+        patches->offset[i] = phase.offset;
+        patches->tap_step[i] = phase.tap_step;
+        filter->first += phase.first * filter->tap_stride[i];
+        filter->tap_stride[i] *= phase.step;
+        if (i >= 3 - g->spatial)
+            plan.axes[i - 3 + g->spatial] = (struct axis){
+                .dim = first + i - 3 + g->spatial, .extent = count, .first = places[i], .step = g->stride[i]};
+    }
+    plan_image(planner, piece, &plan);
+}
+
+static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
+    const struct conv_geometry *g = &planner->g;
+    int64_t phases[3], places[3];
+    count_phases(g, phases);
+    TRY(arena_alloc(arena, &planner->contraction->pieces, (size_t)count_of(phases) * sizeof(struct piece)));
+    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases))
+        plan_phase(planner, &planner->contraction->pieces[planner->contraction->piece_count++], places);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
+    const struct conv_geometry *g = &planner->g;
+    const struct tensor *w = g->w.tensor;
+    struct axis axes[WALK_AXES];
+    struct piece *piece;
+    int channel = channel_dim(planner, w), count = 0;
+    TRY(arena_alloc(arena, &piece, sizeof *piece));
+    struct patches x = forward_patches(planner), dy = patches_of(planner, &g->y, g->k);
+    x.positions_are_depth = dy.positions_are_depth = true;
+    piece->gemm =
+        (struct gemm){.batch = g->groups, .m = g->c * count_of(g->w.size), .n = g->k, .k = g->n * count_of(g->y.size)};
+    piece->a = image_factor(planner, g->x.tensor, x);
+    piece->b = image_factor(planner, g->y.tensor, dy);
+    axes[count++] = (struct axis){.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
+    for (int i = 0; i < g->spatial; i++)
+        axes[count++] = (struct axis){.dim = channel + 1 + i, .extent = g->w.size[3 - g->spatial + i], .step = 1};
+    axes[count++] = (struct axis){.dim = channel, .extent = g->c, .step = 1};
+    axes[count++] = (struct axis){.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1};
+    walk_make(&piece->walk, &planner->contraction->program, axes, count, false);
+    planner->contraction->pieces = piece;
+    planner->contraction->piece_count = 1;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
+                         const struct gemm_kernel *kernel, struct arena *arena) {
+    struct planner planner = {.contraction = contraction,
+                              .graph = graph,
+                              .g = conv_geometry(node->op),
+                              .is_wide = kernel->type == WEFT_DATA_DOUBLE};
+    switch (planner.g.direction) {
+    case CONV_FORWARD:
+        return plan_forward(&planner, arena);
+    case CONV_DATA:
+        return plan_data(&planner, arena);
+    case CONV_FILTER:
+        return plan_filter(&planner, arena);
+    }
+    return WEFT_STATUS_INTERNAL_ERROR;
+}
+
+const struct contraction_kind conv_contraction = {check, product, plan};

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed matrix multiplication. C is cut into tiles, taken by threads; a tile is summed over panels
+   of k in a buffer of its thread, and each of its blocks of rows is stored as its last panel is done:
+
+       tile of C [tile_m, tile_n]             per thread, in L2/L3
+         panel of B [GEMM_DEPTH, tile_n]      packed once per tile and panel, in L2/L3
+           block of A [BLOCK_M, GEMM_DEPTH]   packed once per tile and panel, in L2
+             kernel [rows, columns]           sums in registers, a sliver of B in L1
+
+   It must not know tensors or operations. */
+#include "engines/cpu/product/gemm.h"
+
+#include "base/dtype.h"
+#include "engines/cpu/core/threads.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    BLOCK_M = 192, /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
+    TILE_M = 768,  /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
+    TILE_N = 960,  /* a tile's buffers some 4 MiB per thread */
+    LINE = 64,     /* alignment of buffers, bytes: the widest vector */
+    PACK_COST = 16 /* multiplications in the time that packing one element takes */
+};
+/* Fewer multiplications than this are done before another thread wakes up. */
+static const double ALONE = 1 << 20;
+
+/* ---- Kernels ---- */
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#endif
+
+/* A macro, since GCC splits vectors into what the enclosing function's target has before it inlines:
+   one text for several targets can only be expanded. */
+#define GEMM_KERNEL(function, attribute, real, lanes, height)                                                          \
+    attribute static void function(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld, \
+                                   bool first) {                                                                       \
+        typedef real vector __attribute__((vector_size(lanes * sizeof(real)), may_alias));                             \
+        const real *a = a_panel, *b = b_panel;                                                                         \
+        real *c = c_block;                                                                                             \
+        vector sum[height][2] = {{{0}}};                                                                               \
+        for (; depth > 0; depth--, a += height, b += 2 * lanes) {                                                      \
+            vector left = *(const vector *)b, right = *(const vector *)(b + lanes);                                    \
+            _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) {                                                \
+                sum[i][0] += a[i] * left;                                                                              \
+                sum[i][1] += a[i] * right;                                                                             \
+            }                                                                                                          \
+        }                                                                                                              \
+        _Pragma("GCC unroll 16") for (int i = 0; i < height; i++, c += ld) {                                           \
+            vector *left = (vector *)c, *right = (vector *)(c + lanes);                                                \
+            if (first)                                                                                                 \
+                *left = *right = (vector){0};                                                                          \
+            *left += sum[i][0];                                                                                        \
+            *right += sum[i][1];                                                                                       \
+        }                                                                                                              \
+    }
+
+#if defined(__x86_64__)
+#define AVX512 __attribute__((target("avx512f")))
+#define AVX2 __attribute__((target("avx2,fma")))
+GEMM_KERNEL(multiply_avx512_f32, AVX512, float, 16, 12)
+GEMM_KERNEL(multiply_avx512_f64, AVX512, double, 8, 12)
+GEMM_KERNEL(multiply_avx2_f32, AVX2, float, 8, 6)
+GEMM_KERNEL(multiply_avx2_f64, AVX2, double, 4, 6)
+#endif
+/* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
+GEMM_KERNEL(multiply_plain_f32, , float, 4, 6)
+GEMM_KERNEL(multiply_plain_f64, , double, 2, 6)
+
+static const struct gemm_kernel kernels[] = {
+#if defined(__x86_64__)
+    {"avx512 12x32", WEFT_DATA_FLOAT, 12, 32, multiply_avx512_f32},
+    {"avx512 12x16", WEFT_DATA_DOUBLE, 12, 16, multiply_avx512_f64},
+    {"avx2 6x16", WEFT_DATA_FLOAT, 6, 16, multiply_avx2_f32},
+    {"avx2 6x8", WEFT_DATA_DOUBLE, 6, 8, multiply_avx2_f64},
+#endif
+    {"plain 6x8", WEFT_DATA_FLOAT, 6, 8, multiply_plain_f32},
+    {"plain 6x4", WEFT_DATA_DOUBLE, 6, 4, multiply_plain_f64},
+};
+
+static bool cpu_runs(const struct gemm_kernel *kernel) {
+#if defined(__x86_64__)
+    if (strncmp(kernel->name, "avx512", 6) == 0)
+        return __builtin_cpu_supports("avx512f");
+    if (strncmp(kernel->name, "avx2", 4) == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    (void)kernel;
+    return true;
+}
+
+const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank) {
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (kernels[i].type == type && cpu_runs(&kernels[i]) && rank-- == 0)
+            return &kernels[i];
+    return NULL;
+}
+
+/* ---- Cutting C into tiles ---- */
+
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct tiling {
+    int64_t tile_m, tile_n, block_m;   /* multiples of the kernel's rows, columns, rows */
+    int64_t tiles_m, tiles_n, threads; /* threads: how many buffers, at least 1 */
+    int64_t depth;                     /* of all panels of k but perhaps the last */
+    int64_t a_bytes, b_bytes, c_bytes; /* one thread's buffers */
+};
+
+/* Cuts C into about cuts_m x cuts_n tiles. */
+static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n) {
+    struct tiling t = {0};
+    t.tile_m = round_up(divide_up(gemm->m, cuts_m), gemm->kernel->rows);
+    t.tile_n = round_up(divide_up(gemm->n, cuts_n), gemm->kernel->columns);
+    t.tiles_m = divide_up(gemm->m, t.tile_m);
+    t.tiles_n = divide_up(gemm->n, t.tile_n);
+    return t;
+}
+
+/* Time, in multiplications per step of k, until the last thread is done. */
+static double predict(const struct tiling *t, int64_t batch, int threads) {
+    double rounds = (double)divide_up(batch * t->tiles_m * t->tiles_n, threads);
+    double product = (double)t->tile_m * (double)t->tile_n;
+    return rounds * (product + PACK_COST * (double)(t->tile_m + t->tile_n));
+}
+
+static struct tiling tiling_of(const struct gemm *gemm, int threads) {
+    int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
+    int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
+    double work = (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    struct tiling best = cut(gemm, cuts_m, cuts_n);
+    if (threads < 1 || work < ALONE)
+        threads = 1;
+    for (int64_t i = 0; i < threads; i++) {
+        for (int64_t j = 0; j <= threads / (i + 1); j++) {
+            struct tiling t = cut(gemm, cuts_m + i, cuts_n + j);
+            if (predict(&t, gemm->batch, threads) < predict(&best, gemm->batch, threads))
+                best = t;
+        }
+    }
+    best.threads = min(threads, max(1, gemm->batch * best.tiles_m * best.tiles_n));
+    best.block_m = min(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
+    best.depth = max(1, divide_up(gemm->k, max(1, divide_up(gemm->k, GEMM_DEPTH))));
+    best.a_bytes = round_up(best.block_m * best.depth * size, LINE);
+    best.b_bytes = round_up(best.tile_n * best.depth * size, LINE);
+    best.c_bytes = round_up(best.tile_m * best.tile_n * size, LINE);
+    return best;
+}
+
+static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
+
+int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
+    if (is_empty(gemm))
+        return 0;
+    struct tiling t = tiling_of(gemm, threads);
+    return LINE + t.threads * (t.a_bytes + t.b_bytes + t.c_bytes);
+}
+
+/* ---- Running ---- */
+
+struct job {
+    const struct gemm *gemm;
+    struct tiling tiling;
+    int64_t size; /* bytes of an element */
+    char *buffers;
+    _Atomic int64_t next_tile;
+};
+
+/* The part of C that a thread works on, and where. */
+struct tile {
+    int64_t batch, row, rows, column, columns;
+    char *a, *b, *c;
+};
+
+/* Packs [first, first + count) x [k0, k0 + depth) of one operand, panel after panel. */
+static void pack(const struct job *job, gemm_pack *function, const void *source, char *panels, int width, int64_t batch,
+                 int64_t first, int64_t count, int64_t k0, int depth) {
+    int64_t panel_bytes = width * depth * job->size;
+    for (int64_t i = 0; i < count; i += width, panels += panel_bytes) {
+        int lanes = (int)min(width, count - i);
+        if (lanes < width)
+            memset(panels, 0, (size_t)panel_bytes);
+        function(source, panels, width, batch, first + i, lanes, k0, depth);
+    }
+}
+
+/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. */
+static void multiply_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows, int depth,
+                           bool first) {
+    const struct gemm_kernel *kernel = job->gemm->kernel;
+    int64_t ld = job->tiling.tile_n;
+    for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
+        for (int64_t i = 0; i < rows; i += kernel->rows) {
+            kernel->multiply(depth, tile->a + i * depth * job->size, tile->b + j * depth * job->size,
+                             tile->c + ((row + i) * ld + j) * job->size, ld, first);
+        }
+    }
+}
+
+static void store_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows) {
+    int64_t ld = job->tiling.tile_n;
+    job->gemm->store(job->gemm->sink, tile->c + row * ld * job->size, ld, tile->batch, tile->row + row, (int)rows,
+                     tile->column, (int)tile->columns);
+}
+
+static void run_tile(const struct job *job, const struct tile *tile) {
+    const struct gemm *gemm = job->gemm;
+    if (gemm->k <= 0) {
+        memset(tile->c, 0, (size_t)job->tiling.c_bytes);
+        store_block(job, tile, 0, tile->rows);
+    }
+    for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
+        int depth = (int)min(job->tiling.depth, gemm->k - k0);
+        pack(job, gemm->pack_b, gemm->b, tile->b, gemm->kernel->columns, tile->batch, tile->column, tile->columns, k0,
+             depth);
+        for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
+            int64_t rows = min(job->tiling.block_m, tile->rows - row);
+            pack(job, gemm->pack_a, gemm->a, tile->a, gemm->kernel->rows, tile->batch, tile->row + row, rows, k0,
+                 depth);
+            multiply_block(job, tile, row, rows, depth, k0 == 0);
+            if (k0 + depth == gemm->k)
+                store_block(job, tile, row, rows);
+        }
+    }
+}
+
+/* One thread: takes tiles until none is left. */
+static void run_tiles(void *context, int64_t thread) {
+    struct job *job = context;
+    const struct gemm *gemm = job->gemm;
+    const struct tiling *t = &job->tiling;
+    int64_t per_batch = t->tiles_m * t->tiles_n, index;
+    struct tile tile;
+    tile.a = job->buffers + thread * (t->a_bytes + t->b_bytes + t->c_bytes);
+    tile.b = tile.a + t->a_bytes;
+    tile.c = tile.b + t->b_bytes;
+    while ((index = atomic_fetch_add(&job->next_tile, 1)) < gemm->batch * per_batch) {
+        tile.batch = index / per_batch;
+        tile.row = index % per_batch / t->tiles_n * t->tile_m;
+        tile.column = index % t->tiles_n * t->tile_n;
+        tile.rows = min(t->tile_m, gemm->m - tile.row);
+        tile.columns = min(t->tile_n, gemm->n - tile.column);
+        run_tile(job, &tile);
+    }
+}
+
+void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
+    if (is_empty(gemm))
+        return;
+    struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads)};
+    job.size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
+    job.buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
+    threads_for(job.tiling.threads, run_tiles, &job);
+}
+
+/* ---- Operands in memory ---- */
+
+/* Index of the element at (first, k0) in one matrix of a batch. */
+static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
+    for (int i = matrix->batch_rank - 1; i >= 0; i--) {
+        index += batch % matrix->batch_dims[i] * matrix->batch_strides[i];
+        batch /= matrix->batch_dims[i];
+    }
+    return index;
+}
+
+/* Transposes rows [count, depth], `ld` from row to row, into panel [depth, width]. Four rows at a
+   time: reads of few rows keep out of each other's cache sets when ld is a power of two. */
+static void transpose(float *panel, int width, const float *rows, int64_t ld, int count, int depth) {
+    typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+    int i = 0;
+    for (; i + 4 <= count; i += 4, rows += 4 * ld) {
+        float *to = panel + i;
+        int d = 0;
+        for (; d + 4 <= depth; d += 4, to += 4 * width) {
+            four a = *(const four *)(rows + d), b = *(const four *)(rows + ld + d);
+            four c = *(const four *)(rows + 2 * ld + d), e = *(const four *)(rows + 3 * ld + d);
+            four ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            four ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+            four ce01 = __builtin_shufflevector(c, e, 0, 4, 1, 5);
+            four ce23 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+            *(four *)to = __builtin_shufflevector(ab01, ce01, 0, 1, 4, 5);
+            *(four *)(to + width) = __builtin_shufflevector(ab01, ce01, 2, 3, 6, 7);
+            *(four *)(to + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
+            *(four *)(to + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
+        }
+        for (; d < depth; d++, to += width)
+            for (int lane = 0; lane < 4; lane++)
+                to[lane] = rows[lane * ld + d];
+    }
+    for (; i < count; i++, rows += ld)
+        for (int d = 0; d < depth; d++)
+            panel[(int64_t)d * width + i] = rows[d];
+}
+
+/* A matrix whose rows (of A; columns of B) are contiguous. */
+static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
+                                  int depth) {
+    if (matrix->type == WEFT_DATA_FLOAT) {
+        transpose(panel, width, (const float *)matrix->base + index, matrix->stride, count, depth);
+        return;
+    }
+    float strip[4][GEMM_DEPTH];
+    for (int i = 0; i < count; i += 4) {
+        int rows = (int)min(4, count - i);
+        for (int j = 0; j < rows; j++, index += matrix->stride)
+            dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
+        transpose(panel + i, width, strip[0], GEMM_DEPTH, rows, depth);
+    }
+}
+
+void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                      int depth) {
+    const struct gemm_matrix *matrix = source;
+    int64_t index = matrix_index(matrix, batch, first, k0);
+    float *dst = panel;
+    if (matrix->depth_stride == 1) {
+        pack_contiguous_depth(matrix, dst, width, index, count, depth);
+        return;
+    }
+    for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
+        if (matrix->type == WEFT_DATA_FLOAT) {
+            const float *src = (const float *)matrix->base + index;
+            for (int i = 0; i < count; i++)
+                dst[i] = src[i * matrix->stride];
+        } else if (matrix->stride == 1) {
+            dtype_to_f32(dst, matrix->type, matrix->base, index, count);
+        } else {
+            for (int i = 0; i < count; i++)
+                dtype_to_f32(dst + i, matrix->type, matrix->base, index + i * matrix->stride, 1);
+        }
+    }
+}
+
+void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                             int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    int64_t index = matrix_index(matrix, batch, first, k0);
+    double *dst = panel;
+    for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width)
+        for (int i = 0; i < count; i++)
+            dst[i] = dtype_load(matrix->type, matrix->base, index + i * matrix->stride);
+}

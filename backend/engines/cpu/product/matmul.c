@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Matmul as a product of packed matrices: which operand gives the rows, and what of the batch becomes rows. */
+#include "graph/ops/matmul.h"
+#include "engines/cpu/product/contraction.h"
+
+static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
+
+/* Whether the transposed product is computed: its rows are the ones that lie in memory, or b is all but a vector. */
+static bool is_turned(const struct matmul_op *op) {
+    const struct tensor *c = op->c;
+    int64_t columns = c->dims.count - 1, rows = columns - 1, m = c->dims.at[rows], n = c->dims.at[columns];
+    return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
+}
+
+static struct product product(const struct node *node) {
+    const struct matmul_op *op = op_at(node);
+    int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
+    return (struct product){.a = op->a,
+                            .b = op->b,
+                            .math = (weftDataType_t)op->parameters->math,
+                            .alpha = 1,
+                            .depth = (double)op->a->dims.at[last],
+                            .rows = is_turned(op) ? n : m,
+                            .columns = is_turned(op) ? m : n};
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------------------- */
+
+/* Adds a loop to the batch, or makes the last one longer where the matrices of both follow each other. */
+static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride) {
+    int last = matrix->batch_rank - 1;
+    if (extent == 1)
+        return true;
+    if (last >= 0 && matrix->batch_strides[last] == stride * extent) {
+        matrix->batch_dims[last] *= extent;
+        matrix->batch_strides[last] = stride;
+        return true;
+    }
+    if (matrix->batch_rank == WEFT_DIM_MAX)
+        return false;
+    matrix->batch_dims[matrix->batch_rank] = extent;
+    matrix->batch_strides[matrix->batch_rank++] = stride;
+    return true;
+}
+
+/* The batch of an operand, entry by entry of the result's: matmul_batch_entry as loops. */
+static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result) {
+    for (int64_t i = 0; i < result->dims.count - 2; i++) {
+        int64_t whole = result->dims.at[i], extent = operand->dims.at[i];
+        if (whole == 0)
+            return true;
+        if (!add_batch(matrix, extent, operand->strides.at[i]) || !add_batch(matrix, whole / extent, 0))
+            return false;
+    }
+    return true;
+}
+
+static weftStatus_t check(const struct node *node) {
+    const struct matmul_op *op = op_at(node);
+    const struct tensor *operands[] = {op->a, op->b};
+    if (op->m_override || op->n_override || op->k_override)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s has overrides of M, N or K, which the packed product does not read. Mask the result, or split the "
+             "batch.",
+             descriptor_label(node->op));
+    for (int i = 0; i < 2; i++) {
+        struct gemm_matrix matrix = {0};
+        if (!find_batch(&matrix, operands[i], op->c))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+                 "%s: the batch of %s has more than %d different strides. Make it "
+                 "contiguous.",
+                 descriptor_label(node->op), descriptor_label(&operands[i]->base), WEFT_DIM_MAX);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The product ------------------------------------------------------------------------------------------------- */
+
+static struct factor factor_of(const struct graph *graph, const struct tensor *tensor, const struct tensor *result,
+                               int64_t dim, int64_t depth_dim, bool is_wide) {
+    struct factor factor = {.pack = is_wide ? gemm_pack_matrix_double : gemm_pack_matrix,
+                            .value = graph_find_value(graph, tensor)};
+    factor.matrix = (struct gemm_matrix){.type = (weftDataType_t)tensor->type,
+                                         .stride = tensor->strides.at[dim],
+                                         .depth_stride = tensor->strides.at[depth_dim]};
+    find_batch(&factor.matrix, tensor, result);
+    return factor;
+}
+
+/* Makes one product of a batch when all of it shares b and a's rows go on from entry to entry. */
+static void merge_batch(struct piece *piece) {
+    struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
+    bool is_shared = b->batch_rank == 0 || (b->batch_rank == 1 && b->batch_strides[0] == 0);
+    if (piece->gemm.batch < 2 || !is_shared || a->batch_rank != 1 || a->batch_strides[0] != a->stride * piece->gemm.m)
+        return;
+    piece->gemm.m *= piece->gemm.batch;
+    piece->gemm.batch = 1;
+    a->batch_rank = b->batch_rank = 0;
+}
+
+static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
+                         const struct gemm_kernel *kernel, struct arena *arena) {
+    const struct matmul_op *op = op_at(node);
+    const struct tensor *c = op->c;
+    int64_t rows = c->dims.count - 2, columns = rows + 1, m = c->dims.at[rows], n = c->dims.at[columns];
+    bool is_wide = kernel->type == WEFT_DATA_DOUBLE;
+    bool turned = is_turned(op);
+    struct axis axes[WEFT_DIM_MAX];
+    struct piece *piece;
+    TRY(arena_alloc(arena, &piece, sizeof *piece));
+    piece->gemm = (struct gemm){.batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = op->a->dims.at[columns]};
+    for (int i = 0; i < c->dims.count; i++)
+        axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
+    for (int i = 0; i < rows; i++)
+        piece->gemm.batch *= c->dims.at[i];
+    struct factor a = factor_of(graph, op->a, c, rows, columns, is_wide);
+    struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
+    piece->a = turned ? b : a;
+    piece->b = turned ? a : b;
+    if (turned) {
+        struct axis row = axes[rows];
+        axes[rows] = axes[columns];
+        axes[columns] = row;
+    }
+    merge_batch(piece);
+    walk_make(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
+    contraction->pieces = piece;
+    contraction->piece_count = 1;
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct contraction_kind matmul_contraction = {check, product, plan};

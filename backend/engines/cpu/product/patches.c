@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing patches and filters: a panel is cut into rectangles in which memory is a plain strided matrix (some channels
+   of one tap, at positions that follow each other along the last dimension), and each is packed as one. */
+#include "engines/cpu/product/patches.h"
+
+#include "base/dtype.h"
+
+#include <string.h>
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The panel's rectangle from lane `lane` on and from depth `row` on. */
+struct panel {
+    void *data;
+    int width;
+    bool is_wide;
+};
+
+static void *corner(const struct panel *panel, int64_t lane, int64_t row) {
+    return (char *)panel->data + (row * panel->width + lane) * (panel->is_wide ? 8 : 4);
+}
+
+static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++)
+        memset(corner(panel, lane, row + i), 0, (size_t)(lanes * (panel->is_wide ? 8 : 4)));
+}
+
+/* Packs elements base[index + i * stride + d * depth_stride]. */
+static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows, const void *base,
+                 weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
+    struct gemm_matrix matrix = {.base = (const char *)base + dtype_bytes(type, index),
+                                 .type = type,
+                                 .stride = stride,
+                                 .depth_stride = depth_stride};
+    gemm_pack *pack = panel->is_wide ? gemm_pack_matrix_double : gemm_pack_matrix;
+    pack(&matrix, corner(panel, lane, row), panel->width, 0, 0, (int)lanes, 0, (int)rows);
+}
+
+/* ---- Patches ----------------------------------------------------------------------------------------------------- */
+
+/* Positions that follow each other along the last dimension. */
+struct run {
+    int64_t count, place[3];
+    int64_t origin; /* element of the image and group */
+};
+
+static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
+    for (int i = 2; i > 0; i--) {
+        place[i] = index % extents[i];
+        index /= extents[i];
+    }
+    place[0] = index;
+}
+
+static struct run run_at(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
+    int64_t per_image = p->positions[0] * p->positions[1] * p->positions[2];
+    int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
+    struct run run;
+    unravel(p->batch_has_images ? position : position % per_image, p->positions, run.place);
+    run.count = least(most, p->positions[2] - run.place[2]);
+    run.origin = image * p->image_stride + batch % p->groups * p->group_stride;
+    return run;
+}
+
+/* a / b rounded up, b > 0. */
+static int64_t divide_up(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+
+/* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are the
+   other from `channel_at` on. */
+static void pack_run(const struct patches *p, const struct panel *panel, const struct run *run, int64_t at, int64_t tap,
+                     int64_t channel, int64_t channels, int64_t channel_at) {
+    int64_t taps[3], first[3];
+    int64_t index = run->origin + channel * p->channel_stride;
+    unravel(tap, p->taps, taps);
+    for (int i = 0; i < 3; i++)
+        first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
+    /* The part of the run within the image: from `before` on, up to `end`. */
+    int64_t before = divide_up(-first[2], p->step[2]), end = divide_up(p->size[2] - first[2], p->step[2]);
+    before = before < 0 ? 0 : least(before, run->count);
+    end = end < before ? before : least(end, run->count);
+    for (int i = 0; i < 2; i++)
+        if (first[i] < 0 || first[i] >= p->size[i])
+            before = end = run->count;
+        else
+            index += first[i] * p->stride[i];
+    index += (first[2] + before * p->step[2]) * p->stride[2];
+    int64_t step = p->step[2] * p->stride[2];
+    if (p->positions_are_depth) {
+        clear(panel, channel_at, channels, at, before);
+        clear(panel, channel_at, channels, at + end, run->count - end);
+        if (end > before)
+            copy(panel, channel_at, channels, at + before, end - before, p->base, p->type, index, p->channel_stride,
+                 step);
+    } else {
+        if (before > 0)
+            clear(panel, at, before, channel_at, channels);
+        if (run->count > end)
+            clear(panel, at + end, run->count - end, channel_at, channels);
+        if (end > before)
+            copy(panel, at + before, end - before, channel_at, channels, p->base, p->type, index, step,
+                 p->channel_stride);
+    }
+}
+
+void patches_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                  int depth) {
+    const struct patches *p = source;
+    const struct panel panel = {data, width, p->is_wide};
+    int64_t position = p->positions_are_depth ? k0 : first, positions = p->positions_are_depth ? depth : count;
+    int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
+    for (int64_t i = 0; i < positions;) {
+        struct run run = run_at(p, batch, position + i, positions - i);
+        for (int64_t j = 0; j < indices;) {
+            int64_t tap = (index + j) / p->channels, channel = (index + j) % p->channels;
+            int64_t channels = least(indices - j, p->channels - channel);
+            pack_run(p, &panel, &run, i, tap, channel, channels, j);
+            j += channels;
+        }
+        i += run.count;
+    }
+}
+
+static bool is_plain(const struct patches *p, int i) {
+    return p->taps[i] == 1 && p->offset[i] == 0 && p->step[i] == 1 && p->size[i] == p->positions[i];
+}
+
+void patches_simplify(struct patches *p) {
+    for (int i = 1; i >= 0 && is_plain(p, i) && is_plain(p, 2); i--) {
+        if (p->size[i] != 1 && p->stride[i] != p->stride[2] * p->size[2])
+            return;
+        p->size[2] = p->positions[2] = p->size[i] * p->size[2];
+        p->size[i] = p->positions[i] = 1;
+    }
+}
+
+/* ---- Filters ----------------------------------------------------------------------------------------------------- */
+
+void filter_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                 int depth) {
+    const struct filter *f = source;
+    const struct panel panel = {data, width, f->is_wide};
+    for (int64_t j = 0; j < depth;) {
+        int64_t tap = (k0 + j) / f->channels, channel = (k0 + j) % f->channels, taps[3];
+        int64_t channels = least(depth - j, f->channels - channel);
+        int64_t index =
+            f->first + batch % f->groups * f->group_stride + first * f->row_stride + channel * f->channel_stride;
+        unravel(tap, f->taps, taps);
+        for (int i = 0; i < 3; i++)
+            index += taps[i] * f->tap_stride[i];
+        copy(&panel, 0, count, j, channels, f->base, f->type, index, f->row_stride, f->channel_stride);
+        j += channels;
+    }
+}
+
+void filter_simplify(struct filter *f) {
+    for (int i = 2; i >= 0; i--) {
+        if (f->taps[i] != 1 && f->tap_stride[i] != f->channels * f->channel_stride)
+            return;
+        f->channels *= f->taps[i];
+        f->taps[i] = 1;
+    }
+}

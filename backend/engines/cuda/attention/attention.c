@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip; memory grows with the sequences, never with their
+   product. What decides here is the arithmetic: tensor cores where operands have 16 bits or less, else multiply-adds. */
+#include "engines/cuda/attention/attention.h"
+#include "engines/cuda/families.h"
+
+#include <stdio.h>
+
+static const struct attention_arithmetic mma_f16 = {WEFT_DATA_HALF,       "f16", "float", 2, 4, true, 256,
+                                                    "f16 on tensor cores"};
+static const struct attention_arithmetic mma_bf16 = {WEFT_DATA_BFLOAT16,    "bf16", "float", 2, 4, true, 256,
+                                                     "bf16 on tensor cores"};
+static const struct attention_arithmetic fma_float = {WEFT_DATA_FLOAT,      "float", "float", 4, 4, false, 128,
+                                                      "float multiply-adds"};
+static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "double", "double", 8, 8, false, 64,
+                                                       "double multiply-adds"};
+
+/* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
+enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128 };
+static const double EFFICIENCY = 0.5;
+static const double START_SECONDS = 3e-6;
+
+bool attention_wants(const struct cuda_attention *c, const struct tensor *output) {
+    return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
+}
+
+bool attention_is_rich(const struct cuda_attention *c, int parts) {
+    return parts > 1 || c->a->bias || c->a->dropout_probability > 0 || c->arithmetic->sum_bytes > 4;
+}
+
+int attention_most_columns(const struct cuda_attention *c, int parts) {
+    bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
+    return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
+}
+
+struct attention_depth attention_depth_of(int64_t depth, int most) {
+    struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
+    found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);
+    found.padded = found.chunk * found.chunks;
+    return found;
+}
+
+weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+         "%s: the smallest tile takes %lld bytes of shared memory, %s has %lld. Use a narrower data type.",
+         descriptor_label(region_node(c->region, 0)->op), (long long)shared_bytes, c->device->name,
+         (long long)c->device->cuda.shared_per_block);
+}
+
+weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps) {
+    if (blocks > INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s are more than a grid holds. Split the batch.",
+             descriptor_label(region_node(c->region, 0)->op), (long long)blocks, kernel->entry);
+    kernel->grid[0] = (uint32_t)blocks;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)warps * 32;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Accepting ---- */
+
+/* is_bias: elements below a byte may be, since they are read one by one. */
+static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool is_bias) {
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    if (!(is_bias ? cuda_element_name(type) : cuda_type_name(type)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store.",
+             descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
+    TRY(tensor_check_plain(tensor, op));
+    for (int64_t i = 0; i < tensor->dims.count; i++)
+        if (tensor->dims.at[i] >= INT32_MAX / 2)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s; an extent may be %d at most here.",
+                 descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor), INT32_MAX / 2 - 1);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_fp8(int32_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static bool is_wide(int32_t type) {
+    return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
+}
+
+/* Whether an operand with memory, a result as well, has more digits than float keeps. */
+static bool has_double(const struct cuda_attention *c) {
+    const struct node *node = region_node(c->region, 0);
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
+        if (tensor->type == WEFT_DATA_DOUBLE && !tensor->is_by_value && !tensor->is_constant)
+            return true;
+    }
+    return c->a->math == WEFT_DATA_DOUBLE;
+}
+
+/* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. */
+static const struct attention_arithmetic *choose_arithmetic(const struct cuda_attention *c) {
+    const struct tensor *d_o = c->backward ? c->backward->d_o : NULL;
+    const struct tensor *factors[] = {c->a->q, c->a->k, c->a->v, d_o};
+    int halves = 0, bfloats = 0, eights = 0, wide = has_double(c), count = d_o ? 4 : 3;
+    for (int i = 0; i < count; i++) {
+        int32_t type = factors[i]->type;
+        halves += type == WEFT_DATA_HALF;
+        bfloats += type == WEFT_DATA_BFLOAT16;
+        eights += is_fp8(type);
+        wide |= is_wide(type);
+    }
+    if (wide)
+        return &fma_double;
+    /* Gradients of fp8 operands may be larger than f16 holds. */
+    bool prefers_bf16 = bfloats || (c->backward && !halves && c->has_k16);
+    if (halves + bfloats + eights < count || (halves && bfloats) || (prefers_bf16 && !c->has_k16))
+        return &fma_float;
+    return prefers_bf16 ? &mma_bf16 : &mma_f16;
+}
+
+static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
+    const struct node *node = region_node(region, 0);
+    bool is_forward = op_of(node->op) == &sdpa_fwd_op;
+    if (region->count != 1 || (!is_forward && op_of(node->op) != &sdpa_bwd_op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves one sdpa_fwd or sdpa_bwd at a time.",
+             descriptor_label(node->op));
+    *c = (struct cuda_attention){.region = region, .graph = region->graph, .device = device};
+    c->forward = is_forward ? (const struct sdpa_fwd_op *)node->op : NULL;
+    c->backward = is_forward ? NULL : (const struct sdpa_bwd_op *)node->op;
+    c->a = is_forward ? &c->forward->a : &c->backward->a;
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
+        TRY(check_operand(node->op, tensor, tensor == c->a->bias));
+    }
+    c->has_k16 = c->has_async = device->cuda.major >= 8;
+    c->arithmetic = choose_arithmetic(c);
+    c->batches = c->a->q->dims.at[0];
+    c->heads = c->a->q->dims.at[1];
+    c->queries = c->a->q->dims.at[2];
+    c->depth = c->a->q->dims.at[3];
+    c->key_heads = c->a->k->dims.at[1];
+    c->keys = c->a->k->dims.at[2];
+    c->value_heads = c->a->v->dims.at[1];
+    c->value_depth = c->a->v->dims.at[3];
+    c->lines = c->batches * c->heads * c->queries;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static double predict(const struct cuda_attention *c) {
+    const struct node *node = region_node(c->region, 0);
+    const struct cuda_properties *cuda = &c->device->cuda;
+    double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
+    rate *= c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4);
+    double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
+    for (int i = 0; i < node->operand_count; i++)
+        bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
+    double moving = bytes / (double)cuda->bandwidth, computing = op_flops(node->op) * again / rate;
+    return START_SECONDS + (moving > computing ? moving : computing);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct cuda_attention c;
+    TRY(analyse(&c, region, device));
+    TRY(c.forward ? attention_forward_accepts(&c) : attention_backward_accepts(&c));
+    *seconds = predict(&c);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct cuda_attention c;
+    struct cuda_step *state;
+    TRY(analyse(&c, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    return c.forward ? attention_forward_build(step, &c, state, arena)
+                     : attention_backward_build(step, &c, state, arena);
+}
+
+const struct family cuda_attention = {
+    .name = "cuda.attention",
+    .doc = "scaled dot-product attention and its gradients, with scores kept on chip",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

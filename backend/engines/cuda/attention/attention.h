@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attention family's parts: what an operation is for the kernels, tiles that fit a device, and the printing of what
+   all kernels share. attention.c decides; forward.c and backward.c make the kernels. */
+#ifndef WEFT_ENGINES_CUDA_ATTENTION_H
+#define WEFT_ENGINES_CUDA_ATTENTION_H
+
+#include "engines/cuda/core/kernel.h"
+#include "graph/ops/attention.h"
+
+/* How products are made and summed. */
+struct attention_arithmetic {
+    weftDataType_t staged; /* type of tiles in shared memory */
+    const char *staged_name, *sum_name;
+    int bytes, sum_bytes;
+    bool is_mma;
+    int most_columns; /* of results that one block sums in registers */
+    const char *doc;
+};
+
+struct cuda_attention {
+    const struct region *region;
+    const struct graph *graph;
+    const struct device *device;
+    const struct attention *a;
+    const struct sdpa_fwd_op *forward;  /* one of these */
+    const struct sdpa_bwd_op *backward; /* is NULL */
+    const struct attention_arithmetic *arithmetic;
+    bool has_k16, has_async; /* of sm_80: products of 16 halves, copies that pass by the registers */
+    int64_t batches, heads, key_heads, value_heads, queries, keys, depth, value_depth;
+    int64_t lines; /* batches * heads * queries */
+};
+
+/* 16 m_tiles rows per warp against `columns` of the other side at a time. */
+struct attention_tile {
+    int warps, m_tiles, columns, stages;
+    bool is_held; /* own rows stay in registers */
+};
+
+/* Whether scores take more registers than the product alone: a bias, dropout, double sums, a second part of the weights. */
+bool attention_is_rich(const struct cuda_attention *c, int parts);
+
+/* How many columns of results a block can sum in registers. */
+int attention_most_columns(const struct cuda_attention *c, int parts);
+
+/* Whether somebody wants an output. */
+bool attention_wants(const struct cuda_attention *c, const struct tensor *output);
+
+static inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+static inline int64_t round_up(int64_t n, int64_t to) { return divide_up(n, to) * to; }
+
+/* A depth in shared memory: a multiple of 16, and of the chunks that its columns are summed in, or, where the whole
+   does not fit, come in. */
+struct attention_depth {
+    int64_t padded, chunk, chunks;
+};
+struct attention_depth attention_depth_of(int64_t depth, int most);
+
+/* What no tile can change: a device with less shared memory than the smallest one takes. */
+weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_bytes);
+
+/* A kernel's blocks, or an error where they are more than a grid holds. */
+weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps);
+
+/* ---- print.c ---- */
+
+/* Neighbours that one access may take of a [B, H, S, D] operand; 1: also where they do not lie side by side. */
+int attention_run(const struct tensor *tensor);
+/* using NAME_t, the pointer, and strides NAME_batch, .. by the names of `axes` (NULL: batch, head, row, column). */
+void attention_print_tensor(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                            const char *name, const char *const axes[4]);
+/* constexpr int NAME_RUN as well. */
+void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                             const char *name, const char *run_name);
+/* The arithmetic, sizes, and what scores depend on. */
+void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c);
+void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
+                          int64_t shared_bytes);
+/* The tensor where somebody wants it, and a constant that says whether. */
+void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                            const char *name, const char *flag);
+
+/* ---- forward.c, backward.c ---- */
+
+weftStatus_t attention_forward_accepts(const struct cuda_attention *c);
+weftStatus_t attention_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                     struct arena *arena);
+weftStatus_t attention_backward_accepts(const struct cuda_attention *c);
+weftStatus_t attention_backward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                      struct arena *arena);
+
+#endif

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sdpa_bwd on CUDA: dO o of each row, then gradients of keys and values, of queries, of the bias and of the sink, each by
+   kernels of their own that sum in a fixed order. */
+#include "engines/cuda/attention/attention.h"
+
+#include <stdio.h>
+
+/* Tiles, best first, for results, and rows held in registers, of up to `most_columns` columns in all. is_lean: registers
+   suffice only without what attention_is_rich names. */
+static const struct {
+    bool is_mma, is_lean;
+    int most_columns;
+    struct attention_tile tile;
+} tiles[] = {
+    {true, true, 96, {4, 2, 32, 2, false}},    {true, true, 128, {4, 1, 64, 2, true}},
+    {true, true, 128, {4, 1, 64, 2, false}},   {true, false, 128, {4, 1, 32, 2, false}},
+    {true, true, 256, {4, 1, 32, 2, false}},   {true, false, 256, {4, 1, 16, 2, false}},
+    {true, false, 256, {2, 1, 16, 2, false}},  {true, false, 256, {1, 1, 16, 1, false}},
+    {false, true, 128, {4, 1, 32, 1, false}},  {false, false, 256, {4, 1, 16, 1, false}},
+    {false, false, 256, {2, 1, 16, 1, false}}, {false, false, 256, {1, 1, 16, 1, false}},
+    {false, false, 256, {1, 1, 8, 1, false}},
+};
+
+enum { ROW_WARPS = 4, SINK_WARPS = 8 };
+
+/* One run of attention_bwd or attention_bwd_bias. */
+struct pass {
+    bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
+    const struct tensor *first, *second;
+    struct attention_depth depth, value_depth; /* with the chunks that results are made in, and slices come in */
+    const struct attention_tile *tile;
+    int64_t shared_bytes;
+    int parts;
+};
+
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Columns of a depth that are in shared memory at once. */
+static int64_t held_columns(const struct pass *p, const struct attention_depth *depth) {
+    return p->is_sliced ? depth->chunk : depth->padded;
+}
+
+static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
+    int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
+    int64_t rows = t->warps * t->m_tiles * 16;
+    int64_t depth = held_columns(p, &p->depth) + pad, value_depth = held_columns(p, &p->value_depth) + pad;
+    int64_t passing = t->columns * (depth + value_depth) * bytes + (p->own_is_key ? 2 * t->columns * sum : 32);
+    int64_t slice = p->is_sliced ? t->columns * most(depth, value_depth) : pad;
+    int64_t owned = (rows * depth + (p->makes_first ? rows * value_depth : pad) + slice) * bytes;
+    if (p->is_bias)
+        return passing + owned + rows * (t->columns + 1) * sum;
+    int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
+    return t->stages * passing + owned + weights * bytes + t->stages * t->columns * 4;
+}
+
+static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor) {
+    return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
+}
+
+/* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time. */
+static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_sliced) {
+    int limit = attention_most_columns(c, p->parts), widest = is_sliced ? c->arithmetic->most_columns : INT32_MAX;
+    bool sums_first = p->makes_first && !p->is_bias;
+    p->is_sliced = is_sliced;
+    p->depth = attention_depth_of(c->depth, sums_first ? limit : widest);
+    p->value_depth = attention_depth_of(c->value_depth, p->makes_second ? limit : widest);
+    int64_t columns = (sums_first ? p->depth.chunk : 0) + (p->makes_second ? p->value_depth.chunk : 0);
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        const struct attention_tile *t = &tiles[i].tile;
+        bool has_no_registers = tiles[i].is_lean && (p->is_bias || attention_is_rich(c, p->parts));
+        int64_t held = t->is_held ? p->depth.padded + p->value_depth.padded : 0;
+        if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers || most(columns, held) > tiles[i].most_columns)
+            continue;
+        if (is_sliced ? t->is_held : t->warps == 1)
+            continue;
+        p->tile = t;
+        p->shared_bytes = shared_bytes(c, p, p->tile);
+        if (p->shared_bytes <= c->device->cuda.shared_per_block)
+            return true;
+    }
+    return false;
+}
+
+static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
+    p->parts = is_wide(c, p->first) || is_wide(c, p->second) ? 2 : 1;
+    bool found = choose_tile(p, c, false) || choose_tile(p, c, true);
+    return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
+}
+
+/* The passes that an operation takes: dK and dV together where one block can sum both. */
+enum { PASSES_MAX = 4 };
+static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
+    int64_t both = round_up(most(c->depth, 1), 16) + round_up(most(c->value_depth, 1), 16);
+    int parts = is_wide(c, op->dk) || is_wide(c, op->dv) ? 2 : 1;
+    bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= attention_most_columns(c, parts);
+    *count = 0;
+    if (wants_k)
+        passes[(*count)++] = (struct pass){.own_is_key = true,
+                                           .makes_first = true,
+                                           .makes_second = is_together,
+                                           .first = op->dk,
+                                           .second = is_together ? op->dv : NULL};
+    if (wants_v && !is_together)
+        passes[(*count)++] = (struct pass){.own_is_key = true, .makes_second = true, .second = op->dv};
+    if (attention_wants(c, op->dq))
+        passes[(*count)++] = (struct pass){.makes_first = true, .first = op->dq};
+    if (attention_wants(c, op->dbias))
+        passes[(*count)++] = (struct pass){.makes_first = true, .is_bias = true};
+    for (int i = 0; i < *count; i++)
+        TRY(plan_pass(&passes[i], c));
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t attention_backward_accepts(const struct cuda_attention *c) {
+    struct pass passes[PASSES_MAX];
+    int count;
+    return plan_backward(passes, &count, c);
+}
+
+/* ---- Printing ---- */
+
+static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
+    int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
+    print_scratch(print, c->arithmetic->sum_name, 0, "shifts");
+    print_scratch(print, c->arithmetic->sum_name, bytes, "dots");
+    return 2 * bytes;
+}
+
+static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c, struct cuda_kernel *kernel,
+                               struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    attention_print_scores(&print, c);
+    print_constant(&print, "WARPS", ROW_WARPS);
+    attention_print_tensor(&print, c, c->backward->o, "o", NULL);
+    attention_print_tensor(&print, c, c->backward->d_o, "d_o", NULL);
+    attention_print_tensor(&print, c, c->backward->stats, "stats", NULL);
+    step->workspace_bytes = print_rows(&print, c);
+    TRY(kernel_finish(&print, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
+    return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
+}
+
+static void print_pass(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+    attention_print_scores(print, c);
+    attention_print_tile(print, p->tile, "COLUMNS", p->shared_bytes);
+    print_constant(print, "OWN_IS_KEY", p->own_is_key);
+    print_constant(print, "IS_SLICED", p->is_sliced);
+    print_constant(print, "DEPTH", held_columns(p, &p->depth));
+    print_constant(print, "VALUE_DEPTH", held_columns(p, &p->value_depth));
+    print_constant(print, "FIRST", p->depth.chunk);
+    print_constant(print, "SECOND", p->value_depth.chunk);
+    print_constant(print, "PARTS", p->parts);
+    attention_print_operand(print, c, c->a->q, "q", "Q_RUN");
+    attention_print_operand(print, c, c->a->k, "k", "K_RUN");
+    attention_print_operand(print, c, c->a->v, "v", "V_RUN");
+    attention_print_operand(print, c, c->backward->d_o, "d_o", "D_O_RUN");
+    print_number(print, c->heads / most(c->key_heads, 1), "key_share");
+    print_number(print, c->heads / most(c->value_heads, 1), "value_share");
+    print_rows(print, c);
+}
+
+static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
+                               struct arena *arena) {
+    int64_t own_heads = !p->own_is_key ? c->heads : p->makes_first ? c->key_heads : c->value_heads;
+    int64_t extent = p->own_is_key ? c->keys : c->queries, rows = p->tile->warps * p->tile->m_tiles * 16;
+    int64_t chunks = p->makes_first ? p->depth.chunks : p->value_depth.chunks;
+    if (p->makes_second && p->value_depth.chunks > chunks)
+        chunks = p->value_depth.chunks;
+    int64_t blocks = c->batches * own_heads * divide_up(extent, rows) * chunks;
+    if (!blocks)
+        return WEFT_STATUS_SUCCESS;
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    print_pass(&print, c, p);
+    attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
+    attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
+    print_constant(&print, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
+    print_constant(&print, "SECOND_IS_PAIR", p->second && attention_run(p->second) % 2 == 0);
+    print_number(&print, own_heads, "own_heads");
+    print_number(&print, c->heads / most(own_heads, 1), "own_share");
+    print_number(&print, divide_up(extent, rows), "tiles");
+    print_number(&print, chunks, "chunks");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "attention/backward.cuh", "attention_bwd", arena));
+    kernel->shared_bytes = (uint32_t)p->shared_bytes;
+    return attention_grid(kernel, c, blocks, p->tile->warps);
+}
+
+static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
+                               struct arena *arena) {
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    const struct tensor *dbias = c->backward->dbias;
+    int64_t rows = p->tile->warps * p->tile->m_tiles * 16;
+    int64_t query_tiles = divide_up(dbias->dims.at[2], rows),
+            key_tiles = divide_up(dbias->dims.at[3], p->tile->columns);
+    int64_t blocks = dbias->dims.at[0] * dbias->dims.at[1] * query_tiles * key_tiles;
+    if (!blocks)
+        return WEFT_STATUS_SUCCESS;
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    print_pass(&print, c, p);
+    attention_print_tensor(&print, c, dbias, "dbias", axes);
+    print_constant(&print, "MAKES_FIRST", 1);
+    print_constant(&print, "MAKES_SECOND", 0);
+    print_constant(&print, "ONE_QUERY", dbias->dims.at[2] == 1);
+    print_constant(&print, "ONE_KEY", dbias->dims.at[3] == 1);
+    print_number(&print, dbias->dims.at[0], "bias_batches");
+    print_number(&print, dbias->dims.at[1], "bias_heads");
+    print_number(&print, query_tiles, "query_tiles");
+    print_number(&print, key_tiles, "key_tiles");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "attention/backward_bias.cuh", "attention_bwd_bias", arena));
+    kernel->shared_bytes = (uint32_t)p->shared_bytes;
+    return attention_grid(kernel, c, blocks, p->tile->warps);
+}
+
+static weftStatus_t build_sink(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
+    const struct tensor *dsink = c->backward->dsink;
+    if (!c->heads)
+        return WEFT_STATUS_SUCCESS;
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    attention_print_scores(&print, c);
+    print_constant(&print, "WARPS", SINK_WARPS);
+    print_type(&print, "dsink_t", (weftDataType_t)dsink->type);
+    print_pointer(&print, (weftDataType_t)dsink->type, graph_find_value(c->graph, dsink), 0, "dsink");
+    print_number(&print, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
+    print_rows(&print, c);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "attention/backward_sink.cuh", "attention_bwd_sink", arena));
+    return attention_grid(kernel, c, c->heads, SINK_WARPS);
+}
+
+weftStatus_t attention_backward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                      struct arena *arena) {
+    struct pass passes[PASSES_MAX];
+    int count;
+    TRY(plan_backward(passes, &count, c));
+    if (c->lines && (count || attention_wants(c, c->backward->dsink)))
+        TRY(build_rows(step, c, &state->kernels[state->count++], arena));
+    for (int i = 0; i < count; i++)
+        TRY(passes[i].is_bias ? build_bias(c, &passes[i], state, arena) : build_pass(c, &passes[i], state, arena));
+    if (attention_wants(c, c->backward->dsink))
+        TRY(build_sink(c, state, arena));
+    if (!count)
+        return arena_print(arena, &step->detail, "%s", c->arithmetic->doc);
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %d passes", c->arithmetic->doc,
+                       passes[0].tile->warps * passes[0].tile->m_tiles * 16, passes[0].tile->columns,
+                       passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sdpa_fwd on CUDA: tile, packing of shared heads, splitting of keys, and the kernels. */
+#include "engines/cuda/attention/attention.h"
+
+#include <stdio.h>
+
+/* Tiles, best first, for results, and queries held in registers, of up to `most_columns` columns; the first that fits the
+   device is taken. is_lean: registers suffice only without what attention_is_rich names. */
+static const struct {
+    bool is_mma, is_lean;
+    int most_columns;
+    struct attention_tile tile;
+} tiles[] = {
+    {true, true, 64, {4, 2, 64, 2, true}},     {true, true, 96, {4, 2, 64, 2, false}},
+    {true, false, 64, {4, 2, 32, 2, false}},   {true, true, 128, {4, 2, 32, 2, false}},
+    {true, true, 128, {4, 1, 64, 2, true}},    {true, false, 128, {4, 1, 32, 2, true}},
+    {true, false, 128, {2, 1, 32, 2, true}},   {true, true, 256, {4, 1, 32, 2, false}},
+    {true, false, 256, {4, 1, 16, 2, false}},  {true, false, 256, {2, 1, 16, 2, false}},
+    {true, false, 256, {1, 1, 16, 1, false}},  {false, true, 64, {4, 1, 32, 2, false}},
+    {false, true, 128, {4, 1, 32, 1, false}},  {false, false, 128, {4, 1, 16, 1, false}},
+    {false, false, 128, {2, 1, 16, 1, false}}, {false, false, 128, {1, 1, 16, 1, false}},
+    {false, false, 128, {1, 1, 8, 1, false}},
+};
+
+enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
+
+struct forward {
+    const struct attention_tile *tile;
+    struct attention_depth depth, value_depth;
+    int64_t shared_bytes;
+    int64_t groups, pack, rows, tiles, splits; /* pack: heads whose queries make up `rows` */
+    int parts;
+};
+
+static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->m_tiles * 16; }
+
+static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
+    int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
+    int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
+    int64_t weights = c->arithmetic->is_mma ? pad : rows * (t->columns + pad);
+    return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
+}
+
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the
+   time. */
+static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
+    f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        const struct attention_tile *t = &tiles[i].tile;
+        if (tiles[i].is_mma != c->arithmetic->is_mma || (tiles[i].is_lean && attention_is_rich(c, f->parts)) ||
+            f->value_depth.chunk > tiles[i].most_columns || (t->is_held && f->depth.padded > tiles[i].most_columns))
+            continue;
+        if (t->warps == 1 && !is_sliced)
+            continue;
+        if (t->m_tiles > 1 && f->rows <= tile_rows(t) / 2)
+            continue; /* warps without rows help to bring tiles; rows of a warp with others would be for nothing */
+        f->tile = t;
+        f->shared_bytes = shared_bytes(c, t, f);
+        if (f->shared_bytes <= c->device->cuda.shared_per_block)
+            return true;
+    }
+    return false;
+}
+
+/* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for a
+   second round, nearly as long as the first. */
+static int64_t count_splits(const struct cuda_attention *c, const struct forward *f) {
+    int64_t units = c->batches * f->groups * f->tiles * f->value_depth.chunks;
+    int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / most(units, 1);
+    int64_t useful = divide_up(c->keys, f->tile->columns) / 2;
+    int64_t splits = wanted < useful ? wanted : useful;
+    return splits < 2 ? 1 : splits < SPLITS_MAX ? splits : SPLITS_MAX;
+}
+
+static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
+    int64_t share = c->heads / most(c->key_heads, 1);
+    bool is_packed = c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MOST;
+    const struct tensor *o = c->forward->o;
+    *f = (struct forward){.pack = is_packed ? share : 1};
+    f->groups = c->heads / f->pack;
+    f->rows = c->queries * f->pack;
+    f->parts = c->arithmetic->is_mma && !o->is_virtual && o->type == WEFT_DATA_FLOAT ? 2 : 1;
+    f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
+    if (!choose_tile(f, c, false) && !choose_tile(f, c, true))
+        return attention_refuse(c, f->shared_bytes);
+    f->tiles = divide_up(f->rows, tile_rows(f->tile));
+    f->splits = count_splits(c, f);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
+    struct forward f;
+    return plan_forward(&f, c);
+}
+
+/* ---- Printing ---- */
+
+/* What ends a row, in attention_fwd or in attention_merge. */
+static void print_ends(struct kernel_print *print, const struct cuda_attention *c) {
+    attention_print_wanted(print, c, c->forward->o, "o", "HAS_O");
+    attention_print_wanted(print, c, c->forward->stats, "stats", "HAS_STATS");
+    attention_print_wanted(print, c, c->forward->max, "max", "HAS_MAX");
+    attention_print_wanted(print, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
+}
+
+static int64_t print_splits(struct kernel_print *print, const struct cuda_attention *c, const struct forward *f) {
+    int64_t lines = f->splits * c->lines, bytes = c->arithmetic->sum_bytes;
+    int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
+    print_number(print, f->splits, "splits");
+    print_scratch(print, c->arithmetic->sum_name, 0, "split_o");
+    print_scratch(print, c->arithmetic->sum_name, o_bytes, "split_most");
+    print_scratch(print, c->arithmetic->sum_name, o_bytes + line_bytes, "split_sum");
+    return f->splits > 1 ? o_bytes + 2 * line_bytes : 0;
+}
+
+static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
+                               struct cuda_kernel *kernel, struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    attention_print_scores(&print, c);
+    attention_print_tile(&print, f->tile, "KEYS", f->shared_bytes);
+    print_constant(&print, "DEPTH", f->depth.chunk);
+    print_constant(&print, "IS_SLICED", f->depth.chunks > 1);
+    print_constant(&print, "VALUES", f->value_depth.chunk);
+    print_constant(&print, "PARTS", f->parts);
+    print_constant(&print, "IS_SPLIT", f->splits > 1);
+    print_constant(&print, "IS_PACKED", f->pack > 1);
+    print_constant(&print, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
+    attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
+    attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
+    attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
+    print_ends(&print, c);
+    print_number(&print, c->heads / most(c->key_heads, 1), "key_share");
+    print_number(&print, c->heads / most(c->value_heads, 1), "value_share");
+    print_number(&print, f->groups, "groups");
+    print_number(&print, f->pack, "pack");
+    print_number(&print, f->rows, "rows");
+    print_number(&print, f->tiles, "tiles");
+    print_number(&print, f->value_depth.chunks, "chunks");
+    step->workspace_bytes = print_splits(&print, c, f);
+    TRY(kernel_finish(&print, kernel, "attention/forward.cuh", "attention_fwd", arena));
+    kernel->shared_bytes = (uint32_t)f->shared_bytes;
+    return attention_grid(kernel, c, c->batches * f->groups * f->tiles * f->value_depth.chunks * f->splits,
+                          f->tile->warps);
+}
+
+static weftStatus_t build_merge(const struct cuda_attention *c, const struct forward *f, struct cuda_kernel *kernel,
+                                struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    attention_print_scores(&print, c);
+    print_constant(&print, "WARPS", MERGE_WARPS);
+    print_ends(&print, c);
+    print_splits(&print, c, f);
+    TRY(kernel_finish(&print, kernel, "attention/merge_splits.cuh", "attention_merge", arena));
+    return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
+}
+
+static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, c->graph);
+    attention_print_scores(&print, c);
+    print_constant(&print, "WARPS", DUMP_WARPS);
+    attention_print_tensor(&print, c, c->forward->rng_dump, "dump", NULL);
+    TRY(kernel_finish(&print, kernel, "attention/dropout_dump.cuh", "attention_dump", arena));
+    int64_t blocks = divide_up(c->lines * divide_up(c->keys, 4), DUMP_WARPS * 32);
+    int64_t enough = (int64_t)c->device->cuda.multiprocessors * 64;
+    return attention_grid(kernel, c, blocks < enough ? blocks : enough, DUMP_WARPS);
+}
+
+weftStatus_t attention_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                     struct arena *arena) {
+    struct forward f;
+    TRY(plan_forward(&f, c));
+    const struct sdpa_fwd_op *op = c->forward;
+    if (c->lines && c->keys && attention_wants(c, op->rng_dump))
+        TRY(build_dump(c, &state->kernels[state->count++], arena));
+    if (c->lines && (attention_wants(c, op->o) || attention_wants(c, op->stats) || attention_wants(c, op->max) ||
+                     attention_wants(c, op->sum_exp))) {
+        TRY(build_main(step, c, &f, &state->kernels[state->count++], arena));
+        if (f.splits > 1)
+            TRY(build_merge(c, &f, &state->kernels[state->count++], arena));
+    }
+    return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %lld splits", c->arithmetic->doc,
+                       (int)tile_rows(f.tile), f.tile->columns, f.depth.chunks > 1 ? " in slices" : "", f.tile->stages,
+                       (long long)f.splits);
+}

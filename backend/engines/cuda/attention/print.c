@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Text and arguments that all attention kernels share. */
+#include "base/philox.h"
+#include "engines/cuda/attention/attention.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+int attention_run(const struct tensor *tensor) {
+    int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
+    if (tensor->strides.at[3] != 1 || tensor->is_by_value || tensor->is_constant)
+        return 1;
+    int64_t length = gcd(tensor->alignment, 16) / bytes;
+    length = gcd(length > 1 ? length : 1, tensor->dims.at[3]);
+    for (int i = 0; i < 3; i++)
+        if (tensor->dims.at[i] > 1)
+            length = gcd(length, tensor->strides.at[i]);
+    return length < 0 ? (int)-length : (int)length;
+}
+
+void attention_print_tensor(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                            const char *name, const char *const axes[4]) {
+    static const char *const usual[] = {"batch", "head", "row", "column"};
+    char field[48];
+    snprintf(field, sizeof field, "%s_t", name);
+    print_type(print, field, (weftDataType_t)tensor->type);
+    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
+    for (int i = 0; i < 4; i++) {
+        snprintf(field, sizeof field, "%s_%s", name, (axes ? axes : usual)[i]);
+        print_number(print, tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i], field);
+    }
+}
+
+void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                             const char *name, const char *run_name) {
+    attention_print_tensor(print, c, tensor, name, NULL);
+    print_constant(print, run_name, attention_run(tensor));
+}
+
+void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                            const char *name, const char *flag) {
+    print_constant(print, flag, attention_wants(c, tensor));
+    if (attention_wants(c, tensor))
+        attention_print_tensor(print, c, tensor, name, NULL);
+    else
+        text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel's text names it */
+}
+
+void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
+                          int64_t shared_bytes) {
+    print_constant(print, "WARPS", tile->warps);
+    print_constant(print, "M_TILES", tile->m_tiles);
+    print_constant(print, columns_name, tile->columns);
+    print_constant(print, "STAGES", tile->stages);
+    print_constant(print, "IS_HELD", tile->is_held);
+    print_constant(print, "SHARED_BYTES", shared_bytes);
+}
+
+static void print_real(struct kernel_print *print, double number, const char *name) {
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    print_number(print, bits, name);
+}
+
+/* A scalar, or one number per batch or head: its pointer, and NAME_step where there are several. */
+static void print_list(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                       const char *name, const char *step_name, int dim, const char *flag) {
+    print_constant(print, flag, tensor != NULL);
+    if (!tensor)
+        return;
+    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
+    if (step_name)
+        print_number(print, tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim], step_name);
+}
+
+static void print_arithmetic(struct kernel_print *print, const struct cuda_attention *c) {
+    text_add(&print->constants, "using staged_t = %s;\nusing sum_t = %s;\n", c->arithmetic->staged_name,
+             c->arithmetic->sum_name);
+    print_constant(print, "HAS_K16", c->has_k16);
+    print_constant(print, "HAS_ASYNC", c->has_async);
+}
+
+static void print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
+    double keeps = 1 - c->a->dropout_probability;
+    print_constant(print, "HAS_DROPOUT", keeps != 1);
+    print_constant(print, "HAS_DROPOUT_OFFSET", keeps != 1 && c->a->dropout_offset);
+    if (keeps == 1)
+        return;
+    print_pointer(print, (weftDataType_t)c->a->dropout_seed->type, graph_find_value(c->graph, c->a->dropout_seed), 0,
+                  "dropout_seed");
+    if (c->a->dropout_offset)
+        print_pointer(print, (weftDataType_t)c->a->dropout_offset->type,
+                      graph_find_value(c->graph, c->a->dropout_offset), 0, "dropout_offset");
+    print_number(print, philox_threshold(keeps), "threshold");
+    print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
+}
+
+void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
+    static const char *const bias_axes[] = {"batch", "head", "query", "key"};
+    const struct attention *a = c->a;
+    print_arithmetic(print, c);
+    print_number(print, c->batches, "batches");
+    print_number(print, c->heads, "heads");
+    print_number(print, c->queries, "queries");
+    print_number(print, c->keys, "keys");
+    print_number(print, c->depth, "depth");
+    print_number(print, c->value_depth, "value_depth");
+    print_number(print, c->lines, "lines");
+    print_number(print, a->left_bound, "left");
+    print_number(print, a->right_bound, "right");
+    print_constant(print, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
+    print_list(print, c, a->scale, "scale", NULL, 0, "HAS_SCALE");
+    if (!a->scale)
+        print_real(print, a->scale_value, "scale");
+    print_list(print, c, a->seq_len_q, "seq_len_q", "seq_len_q_step", 0, "HAS_SEQ_LEN_Q");
+    print_list(print, c, a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", 0, "HAS_SEQ_LEN_KV");
+    print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");
+    print_constant(print, "HAS_ALIBI", a->alibi);
+    print_constant(print, "BIAS", !a->bias ? 0 : dtype_is_boolean((weftDataType_t)a->bias->type) ? 2 : 1);
+    if (a->bias)
+        attention_print_tensor(print, c, a->bias, "bias", bias_axes);
+    else
+        text_add(&print->constants, "using bias_t = float;\n"); /* as above */
+    print_dropout(print, c);
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's file. */
+#include "engines/cuda/core/kernel.h"
+
+#include <string.h>
+
+void kernel_print_init(struct kernel_print *print, const struct graph *graph) {
+    print->graph = graph;
+    text_init(&print->constants);
+    text_init(&print->fields);
+    text_init(&print->code);
+    print->argument_count = print->map_count = 0;
+}
+
+const char *cuda_type_name(weftDataType_t type) {
+    static const char *const names[] = {
+        [WEFT_DATA_FLOAT] = "float",   [WEFT_DATA_DOUBLE] = "double", [WEFT_DATA_HALF] = "f16",
+        [WEFT_DATA_BFLOAT16] = "bf16", [WEFT_DATA_INT8] = "i8",       [WEFT_DATA_UINT8] = "u8",
+        [WEFT_DATA_INT32] = "i32",     [WEFT_DATA_UINT32] = "u32",    [WEFT_DATA_INT64] = "i64",
+        [WEFT_DATA_FP8_E4M3] = "e4m3", [WEFT_DATA_FP8_E5M2] = "e5m2", [WEFT_DATA_BYTE_BOOLEAN] = "bool8",
+        [WEFT_DATA_FP8_E8M0] = "e8m0",
+    };
+    return (size_t)type < sizeof names / sizeof *names ? names[type] : NULL;
+}
+
+const char *cuda_element_name(weftDataType_t type) {
+    switch (type) {
+    case WEFT_DATA_FP4_E2M1:
+        return "e2m1";
+    case WEFT_DATA_INT4:
+        return "i4";
+    case WEFT_DATA_UINT4:
+        return "u4";
+    case WEFT_DATA_BOOLEAN:
+        return "bool1";
+    default:
+        return cuda_type_name(type);
+    }
+}
+
+void print_constant(struct kernel_print *print, const char *name, int64_t value) {
+    text_add(&print->constants, "constexpr int %s = %lld;\n", name, (long long)value);
+}
+
+void print_type(struct kernel_print *print, const char *name, weftDataType_t type) {
+    text_add(&print->constants, "using %s = %s;\n", name, cuda_element_name(type));
+}
+
+static void add_argument(struct kernel_print *print, struct argument argument) {
+    if (print->argument_count < ARGUMENTS_MAX)
+        print->arguments[print->argument_count] = argument;
+    print->argument_count++;
+}
+
+void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
+    const struct tensor *tensor = print->graph->values[value].tensor;
+    bool is_held = tensor->is_by_value || tensor->is_constant;
+    const char *element = cuda_element_name(type); /* families ask before they print */
+    const char *form = is_held ? "    held<%s> %s;\n" : cuda_type_name(type) ? "    %s* %s;\n" : "    packed<%s> %s;\n";
+    text_add(&print->fields, form, element ? element : "void", name);
+    if (is_held)
+        add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
+    else
+        add_argument(print, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
+}
+
+void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
+    text_add(&print->fields, "    %s* %s;\n", type, name);
+    add_argument(print, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
+}
+
+void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name) {
+    if (print->map_count == 0)
+        text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n");
+    text_add(&print->fields, "    tensor_map %s;\n", name);
+    add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
+    for (int i = 1; i < MAP_WORDS; i++)
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    print->maps[print->map_count++] = *map;
+}
+
+void print_number(struct kernel_print *print, int64_t number, const char *name) {
+    text_add(&print->fields, "    i64 %s;\n", name);
+    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, number});
+}
+
+/* magic = ceil(2^(31 + bits) / value), where 2^bits is the first power of two not below value: 32 bits, and exact for
+   n < 2^31. */
+void print_divisor(struct kernel_print *print, int64_t value, const char *name) {
+    uint64_t bits = 0, divisor = value > 0 ? (uint64_t)value : 1;
+    while (UINT64_C(1) << bits < divisor)
+        bits++;
+    uint64_t magic = divisor == 1 ? 0 : ((UINT64_C(1) << (31 + bits)) + divisor - 1) / divisor;
+    uint64_t shift = bits ? bits - 1 : 0;
+    text_add(&print->fields, "    divisor %s;\n", name);
+    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)(divisor | magic << 32)});
+    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
+}
+
+weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
+                           struct arena *arena) {
+    struct text whole;
+    while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    text_init(&whole);
+    text_add(&whole, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
+    text_add_chars(&whole, text_string(&print->constants), print->constants.length);
+    text_add(&whole, "\nnamespace weft {\n\nstruct arguments {\n");
+    text_add_chars(&whole, text_string(&print->fields), print->fields.length);
+    text_add(&whole, "};\n\n");
+    text_add_chars(&whole, text_string(&print->code), print->code.length);
+    text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
+    bool failed = whole.failed || print->constants.failed || print->fields.failed || print->code.failed;
+    weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
+    if (!status && print->argument_count > ARGUMENTS_MAX)
+        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d arguments, at most %d fit",
+                             print->argument_count, ARGUMENTS_MAX);
+    kernel->file = file;
+    kernel->entry = entry;
+    kernel->argument_count = print->argument_count;
+    kernel->map_count = print->map_count;
+    if (!status)
+        status = arena_copy(arena, &kernel->program, text_string(&whole), whole.length + 1);
+    if (!status)
+        status = arena_copy(arena, &kernel->arguments, print->arguments,
+                            (size_t)print->argument_count * sizeof *print->arguments);
+    if (!status)
+        status = arena_copy(arena, &kernel->maps, print->maps, (size_t)print->map_count * sizeof *print->maps);
+    text_free(&whole);
+    text_free(&print->constants);
+    text_free(&print->fields);
+    text_free(&print->code);
+    return status;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every CUDA family builds its steps from: kernels, each a device file (.cuh) with printed text in front of it, and a
+   list of arguments. A family decides (accepts) and prints (build); compiling, loading, launching and releasing are the
+   same for all and live here. Sizes are arguments, never text, so that a new shape finds its kernel compiled. */
+#ifndef WEFT_ENGINES_CUDA_KERNEL_H
+#define WEFT_ENGINES_CUDA_KERNEL_H
+
+#include "base/text.h"
+#include "engines/engine.h"
+#include "runtime/carried.h"
+#include "runtime/launch.h"
+#include "runtime/module.h"
+
+enum argument_kind {
+    ARGUMENT_VALUE,   /* address of a value of the graph, plus `number` bytes */
+    ARGUMENT_HELD,    /* a by-value scalar or constant itself, `number` bytes of host memory */
+    ARGUMENT_SCRATCH, /* address in the step's workspace, `number` bytes from its start */
+    ARGUMENT_NUMBER,  /* a 64-bit number; also the two words of a divisor */
+    ARGUMENT_MAP, /* the first word of a tensor map of a value, or of the step's workspace where that is -1, of which
+                         `number` is the form; 15 words follow */
+};
+
+struct argument {
+    enum argument_kind kind;
+    int value;
+    int64_t number;
+};
+
+enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 8, MAPS_MAX = 10, MAP_WORDS = 16 };
+
+/* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the day. */
+struct cuda_map {
+    struct tensor_map_form form;
+    bool is_im2col;
+    int64_t offset; /* bytes from the address of the value, or of the workspace */
+};
+
+struct cuda_kernel {
+    const char *file;    /* its path from engines/cuda: "map/map.cuh" */
+    const char *entry;   /* its function */
+    const char *program; /* the whole text but for the library's headers */
+    int argument_count;
+    const struct argument *arguments; /* the fields of the kernel's struct, 8 bytes each, in order */
+    int map_count;
+    const struct cuda_map *maps;
+    uint32_t grid[3], block, shared_bytes;
+    uint32_t cluster;     /* blocks along x; 0: no clusters */
+    bool is_dependent;    /* may start while the work before it ends: it waits itself */
+    bool is_cooperative;  /* its blocks wait for each other: all run at once, or none */
+    uint8_t identity[32]; /* of the program, see cache_identify */
+    const struct code *code;
+    bool is_carried; /* the code came with a saved plan */
+    struct kernel *loaded;
+};
+
+/* What step->state of every CUDA family is. */
+struct cuda_step {
+    struct device device;
+    int count;
+    struct cuda_kernel kernels[KERNELS_MAX];
+};
+
+/* ---- Printing ---- */
+
+/* A kernel under construction. `failed` of its texts and its count are asked once, by kernel_finish. */
+struct kernel_print {
+    struct text constants; /* using in_t = bf16; constexpr int VECTOR = 8; */
+    struct text fields;    /* of struct arguments */
+    struct text code;      /* functions printed from the graph */
+    const struct graph *graph;
+    int argument_count;
+    struct argument arguments[ARGUMENTS_MAX];
+    int map_count;
+    struct cuda_map maps[MAPS_MAX];
+};
+
+void kernel_print_init(struct kernel_print *print, const struct graph *graph);
+void print_constant(struct kernel_print *print, const char *name, int64_t value);
+/* using NAME = the storage type of a data type; */
+void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
+/* The name of a data type in CUDA text, or NULL where its elements have no address: those below a byte. */
+const char *cuda_type_name(weftDataType_t type);
+/* The name of any data type as registers hold it. Types below a byte lie in memory behind a packed<T>. */
+const char *cuda_element_name(weftDataType_t type);
+
+/* A field that is a tensor map, 64-byte aligned: printed before all others. */
+void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
+
+/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as held<T>, which holds the number and
+   turns into a pointer to it wherever one is wanted: code reads both alike. */
+void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
+void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);
+void print_number(struct kernel_print *print, int64_t number, const char *name);
+/* core/index.cuh's divisor for n / value, n < 2^31. */
+void print_divisor(struct kernel_print *print, int64_t value, const char *name);
+
+/* Ends the printing: puts the program into the kernel, its parts into the arena, and frees the print. */
+weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
+                           struct arena *arena);
+
+/* ---- The part of a family that is the same for all ---- */
+
+/* What the engine's compile and code are. */
+weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
+                          const struct carried_codes *carried);
+bool cuda_code(const struct step *step, int i, struct carried_code *code);
+
+/* One kernel: its code from `carried` where it is there (NULL: nowhere), else compiled. */
+weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
+                            const struct carried_codes *carried);
+
+/* The families' load, run and release. */
+weftStatus_t cuda_load(struct step *step, const struct device *device);
+weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
+void cuda_release(struct step *step);
+
+/* The device files, by the paths under which they include each other. */
+const struct program_header *kernel_files(int *count);
+
+#endif

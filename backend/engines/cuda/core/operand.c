@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Index spaces: made from tensors, ordered and merged so that kernels walk as few dimensions as memory allows. */
+#include "engines/cuda/core/operand.h"
+
+enum { LONGEST_RUN = 16 };
+
+void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
+                       bool is_store) {
+    const struct tensor *tensor = graph->values[value].tensor;
+    *operand =
+        (struct operand){.value = value, .memory = value, .is_store = is_store, .type = (weftDataType_t)tensor->type};
+    bool scalar = tensor_elements(tensor) == 1;
+    for (int i = 0; i < space->rank && !scalar; i++)
+        operand->strides[i] = tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i];
+}
+
+int64_t space_elements(const struct space *space) {
+    int64_t elements = 1;
+    for (int i = 0; i < space->rank; i++)
+        elements *= space->extents[i];
+    return elements;
+}
+
+static void swap_dims(struct space *space, struct operand *operands, int count, int a, int b) {
+    int64_t extent = space->extents[a];
+    space->extents[a] = space->extents[b];
+    space->extents[b] = extent;
+    for (int k = 0; k < count; k++) {
+        int64_t stride = operands[k].strides[a];
+        operands[k].strides[a] = operands[k].strides[b];
+        operands[k].strides[b] = stride;
+    }
+}
+
+static void remove_dim(struct space *space, struct operand *operands, int count, int dim) {
+    space->rank--;
+    for (int i = dim; i < space->rank; i++) {
+        space->extents[i] = space->extents[i + 1];
+        for (int k = 0; k < count; k++)
+            operands[k].strides[i] = operands[k].strides[i + 1];
+    }
+}
+
+static bool merges(const struct space *space, const struct operand *operands, int count, int dim) {
+    for (int k = 0; k < count; k++)
+        if (operands[k].strides[dim] != operands[k].strides[dim + 1] * space->extents[dim + 1])
+            return false;
+    return true;
+}
+
+void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
+    for (int i = space->rank; i-- > 0;)
+        if (space->extents[i] == 1 && space->rank > 1)
+            remove_dim(space, operands, count, i);
+    for (int i = 1; i < space->rank; i++)
+        for (int at = i; at > 0 && operands[lead].strides[at - 1] < operands[lead].strides[at]; at--)
+            swap_dims(space, operands, count, at - 1, at);
+    for (int i = space->rank - 1; i-- > 0;)
+        if (merges(space, operands, count, i)) {
+            space->extents[i + 1] *= space->extents[i];
+            remove_dim(space, operands, count, i);
+        }
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* The power of two that divides an operand's memory wherever a run along `dim` may begin, `length` at most. */
+static int64_t common_length(const struct space *space, const struct operand *operand, int dim, int64_t length) {
+    length = gcd(length, operand->offset);
+    for (int i = 0; i < space->rank; i++)
+        length = i == dim ? length : gcd(length, operand->strides[i]);
+    return length;
+}
+
+/* How many elements an aligned access of up to 16 bytes holds. */
+static int64_t elements_per_access(const struct operand *operand, const struct graph *graph) {
+    int64_t bits = gcd(graph->values[operand->memory].tensor->alignment, 16) * 8;
+    int64_t fits = bits / dtype_of(operand->type)->bits;
+    return fits > 1 ? fits : 1;
+}
+
+int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph) {
+    int64_t length = gcd(elements_per_access(operand, graph), space->extents[dim]);
+    return (int)common_length(space, operand, dim, length);
+}
+
+bool operand_is_dense(const struct space *space, const struct operand *operand) {
+    int64_t packed = 1;
+    for (int i = space->rank; i-- > 0; packed *= space->extents[i])
+        if (operand->memory < 0 || operand->strides[i] != packed)
+            return false;
+    return true;
+}
+
+/* The most that an access to the operand may take, of runs of up to `length`; `byte` elements must fit. */
+static int64_t limit_length(int64_t length, const struct operand *operand, int64_t byte, const struct graph *graph) {
+    int64_t fits = elements_per_access(operand, graph);
+    bool is_aligned = graph->values[operand->memory].tensor->alignment >= 16;
+    return gcd(length, is_aligned && fits < byte ? byte : fits);
+}
+
+/* How many elements of the smallest type fill a byte. */
+static int64_t elements_per_byte(const struct operand *operands, int count) {
+    int64_t most = 1;
+    for (int k = 0; k < count; k++) {
+        int64_t fills = operands[k].memory < 0 ? 1 : 8 / gcd(dtype_of(operands[k].type)->bits, 8);
+        most = fills > most ? fills : most;
+    }
+    return most;
+}
+
+int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
+    int last = space->rank - 1;
+    int64_t length = last ? gcd(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
+    for (int k = 0; k < count; k++) {
+        if (operands[k].memory < 0 || operands[k].strides[last] != 1)
+            continue;
+        length = limit_length(length, &operands[k], elements_per_byte(operands, count), graph);
+        length = common_length(space, &operands[k], last, length);
+    }
+    return (int)length;
+}
+
+int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
+    int64_t length = LONGEST_RUN;
+    for (int k = 0; k < count; k++)
+        if (operand_is_dense(space, &operands[k]))
+            length =
+                gcd(limit_length(length, &operands[k], elements_per_byte(operands, count), graph), operands[k].offset);
+    return (int)length;
+}

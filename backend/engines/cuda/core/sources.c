@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The device files (.cuh) of all families, embedded as they stand: the assembler copies each between two labels. A new file
+   is one line here; it is included by its path from engines/cuda. */
+#include "engines/cuda/core/kernel.h"
+
+#define FILES(FILE)                                                                                                    \
+    FILE(base_philox, "../../base/philox.h", "base/philox.h")                                                          \
+    FILE(attention_backward, "attention/backward.cuh", "attention/backward.cuh")                                       \
+    FILE(attention_backward_bias, "attention/backward_bias.cuh", "attention/backward_bias.cuh")                        \
+    FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
+    FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
+    FILE(attention_dropout_dump, "attention/dropout_dump.cuh", "attention/dropout_dump.cuh")                           \
+    FILE(attention_epilogue, "attention/epilogue.cuh", "attention/epilogue.cuh")                                       \
+    FILE(attention_forward, "attention/forward.cuh", "attention/forward.cuh")                                          \
+    FILE(attention_gradient, "attention/gradient.cuh", "attention/gradient.cuh")                                       \
+    FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
+    FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \
+    FILE(attention_warp_tiles, "attention/warp_tiles.cuh", "attention/warp_tiles.cuh")                                 \
+    FILE(core_async, "core/async.cuh", "core/async.cuh")                                                               \
+    FILE(core_chunks, "core/chunks.cuh", "core/chunks.cuh")                                                            \
+    FILE(core_dependent_launch, "core/dependent_launch.cuh", "core/dependent_launch.cuh")                              \
+    FILE(core_gather, "core/gather.cuh", "core/gather.cuh")                                                            \
+    FILE(core_index, "core/index.cuh", "core/index.cuh")                                                               \
+    FILE(core_math, "core/math.cuh", "core/math.cuh")                                                                  \
+    FILE(core_mma, "core/mma.cuh", "core/mma.cuh")                                                                     \
+    FILE(core_philox, "core/philox.cuh", "core/philox.cuh")                                                            \
+    FILE(core_ptx_sm90, "core/ptx_sm90.cuh", "core/ptx_sm90.cuh")                                                      \
+    FILE(core_reduce, "core/reduce.cuh", "core/reduce.cuh")                                                            \
+    FILE(core_stream, "core/stream.cuh", "core/stream.cuh")                                                            \
+    FILE(core_types, "core/types.cuh", "core/types.cuh")                                                               \
+    FILE(map_block_scales, "map/block_scales.cuh", "map/block_scales.cuh")                                             \
+    FILE(map_block_values, "map/block_values.cuh", "map/block_values.cuh")                                             \
+    FILE(map_exchange, "map/exchange.cuh", "map/exchange.cuh")                                                         \
+    FILE(map_join, "map/join.cuh", "map/join.cuh")                                                                     \
+    FILE(map_map, "map/map.cuh", "map/map.cuh")                                                                        \
+    FILE(map_map_tiled, "map/map_tiled.cuh", "map/map_tiled.cuh")                                                      \
+    FILE(map_move, "map/move.cuh", "map/move.cuh")                                                                     \
+    FILE(map_rng, "map/rng.cuh", "map/rng.cuh")                                                                        \
+    FILE(map_scales, "map/scales.cuh", "map/scales.cuh")                                                               \
+    FILE(map_transpose, "map/transpose.cuh", "map/transpose.cuh")                                                      \
+    FILE(product_combine_partials, "product/combine_partials.cuh", "product/combine_partials.cuh")                     \
+    FILE(product_combine_splits, "product/combine_splits.cuh", "product/combine_splits.cuh")                           \
+    FILE(product_depthwise_depthwise, "product/depthwise/depthwise.cuh", "product/depthwise/depthwise.cuh")            \
+    FILE(product_depthwise_depthwise_mma, "product/depthwise/depthwise_mma.cuh",                                       \
+         "product/depthwise/depthwise_mma.cuh")                                                                        \
+    FILE(product_depthwise_depthwise_wgrad, "product/depthwise/depthwise_wgrad.cuh",                                   \
+         "product/depthwise/depthwise_wgrad.cuh")                                                                      \
+    FILE(product_depthwise_lattice, "product/depthwise/lattice.cuh", "product/depthwise/lattice.cuh")                  \
+    FILE(product_grouped_grouped, "product/grouped/grouped.cuh", "product/grouped/grouped.cuh")                        \
+    FILE(product_grouped_grouped_sm90, "product/grouped/grouped_sm90.cuh", "product/grouped/grouped_sm90.cuh")         \
+    FILE(product_grouped_groups, "product/grouped/groups.cuh", "product/grouped/groups.cuh")                           \
+    FILE(product_grouped_tile_list, "product/grouped/tile_list.cuh", "product/grouped/tile_list.cuh")                  \
+    FILE(product_hopper_offsets, "product/hopper/offsets.cuh", "product/hopper/offsets.cuh")                           \
+    FILE(product_hopper_patch_sm90, "product/hopper/patch_sm90.cuh", "product/hopper/patch_sm90.cuh")                  \
+    FILE(product_hopper_product_sm90, "product/hopper/product_sm90.cuh", "product/hopper/product_sm90.cuh")            \
+    FILE(product_hopper_prologue, "product/hopper/prologue.cuh", "product/hopper/prologue.cuh")                        \
+    FILE(product_hopper_reductions, "product/hopper/reductions.cuh", "product/hopper/reductions.cuh")                  \
+    FILE(product_hopper_staged_reductions, "product/hopper/staged_reductions.cuh",                                     \
+         "product/hopper/staged_reductions.cuh")                                                                       \
+    FILE(product_hopper_staging, "product/hopper/staging.cuh", "product/hopper/staging.cuh")                           \
+    FILE(product_portable_direct, "product/portable_direct.cuh", "product/portable_direct.cuh")                        \
+    FILE(product_portable_fma, "product/portable_fma.cuh", "product/portable_fma.cuh")                                 \
+    FILE(product_portable_mma, "product/portable_mma.cuh", "product/portable_mma.cuh")                                 \
+    FILE(product_staging, "product/staging.cuh", "product/staging.cuh")                                                \
+    FILE(product_stem_pixels, "product/stem/pixels.cuh", "product/stem/pixels.cuh")                                    \
+    FILE(product_stem_stem, "product/stem/stem.cuh", "product/stem/stem.cuh")                                          \
+    FILE(product_stem_stem_dgrad, "product/stem/stem_dgrad.cuh", "product/stem/stem_dgrad.cuh")                        \
+    FILE(product_stem_stem_sm90, "product/stem/stem_sm90.cuh", "product/stem/stem_sm90.cuh")                           \
+    FILE(product_stem_stem_wgrad, "product/stem/stem_wgrad.cuh", "product/stem/stem_wgrad.cuh")                        \
+    FILE(product_tiles, "product/tiles.cuh", "product/tiles.cuh")                                                      \
+    FILE(product_weight_only_few_bits, "product/weight_only/few_bits.cuh", "product/weight_only/few_bits.cuh")         \
+    FILE(product_weight_only_repack, "product/weight_only/repack.cuh", "product/weight_only/repack.cuh")               \
+    FILE(product_weight_only_weight_only, "product/weight_only/weight_only.cuh",                                       \
+         "product/weight_only/weight_only.cuh")                                                                        \
+    FILE(product_weight_only_weight_only_sm90, "product/weight_only/weight_only_sm90.cuh",                             \
+         "product/weight_only/weight_only_sm90.cuh")                                                                   \
+    FILE(rows_channels, "rows/channels.cuh", "rows/channels.cuh")                                                      \
+    FILE(rows_rows, "rows/rows.cuh", "rows/rows.cuh")                                                                  \
+    FILE(rows_rows_pipelined, "rows/rows_pipelined.cuh", "rows/rows_pipelined.cuh")                                    \
+    FILE(window_geometry, "window/geometry.cuh", "window/geometry.cuh")                                                \
+    FILE(window_planes, "window/planes.cuh", "window/planes.cuh")                                                      \
+    FILE(window_pool, "window/pool.cuh", "window/pool.cuh")                                                            \
+    FILE(window_pool_boxes, "window/pool_boxes.cuh", "window/pool_boxes.cuh")                                          \
+    FILE(window_pool_boxes_bwd, "window/pool_boxes_bwd.cuh", "window/pool_boxes_bwd.cuh")                              \
+    FILE(window_pool_bwd, "window/pool_bwd.cuh", "window/pool_bwd.cuh")                                                \
+    FILE(window_pool_common, "window/pool_common.cuh", "window/pool_common.cuh")                                       \
+    FILE(window_pool_gradient, "window/pool_gradient.cuh", "window/pool_gradient.cuh")                                 \
+    FILE(window_pool_planes, "window/pool_planes.cuh", "window/pool_planes.cuh")                                       \
+    FILE(window_pool_planes_bwd, "window/pool_planes_bwd.cuh", "window/pool_planes_bwd.cuh")                           \
+    FILE(window_pool_results, "window/pool_results.cuh", "window/pool_results.cuh")                                    \
+    FILE(window_pool_team, "window/pool_team.cuh", "window/pool_team.cuh")                                             \
+    FILE(window_pool_unaligned, "window/pool_unaligned.cuh", "window/pool_unaligned.cuh")                              \
+    FILE(window_pool_whole, "window/pool_whole.cuh", "window/pool_whole.cuh")                                          \
+    FILE(window_segment, "window/segment.cuh", "window/segment.cuh")                                                   \
+    FILE(window_window, "window/window.cuh", "window/window.cuh")                                                      \
+    FILE(window_window_bwd, "window/window_bwd.cuh", "window/window_bwd.cuh")
+
+#define EMBED(symbol, path, name)                                                                                      \
+    __asm__(".pushsection .rodata\n.global weft_kernel_" #symbol "\n.hidden weft_kernel_" #symbol                      \
+            "\nweft_kernel_" #symbol ":\n.incbin \"" path "\"\n.byte 0\n.popsection\n");                               \
+    extern const char weft_kernel_##symbol[];
+FILES(EMBED)
+
+#define ROW(symbol, path, name) {name, weft_kernel_##symbol},
+static const struct program_header files[] = {FILES(ROW)};
+
+const struct program_header *kernel_files(int *count) {
+    *count = sizeof files / sizeof *files;
+    return files;
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The block_scale family: quantising to few bits with a scale per block, and back. Scales are made by one kernel, elements
+   by another, which reads the scales as they were stored. The host half prints where blocks and elements lie;
+   map/block_scales.cuh and map/block_values.cuh calculate. */
+#include "graph/ops/block_scale.h"
+#include "engines/cuda/core/kernel.h"
+#include "engines/cuda/families.h"
+
+#include <stdio.h>
+
+enum { THREADS = 256, WARP = 32 };
+
+/* Either operation. */
+struct scaling {
+    const struct descriptor *op;
+    const struct graph *graph;
+    const struct tensor *x, *y, *scale;
+    const struct block_scale_quantize_op *quantize; /* NULL: dequantises */
+    struct dims block;
+    int32_t math;
+    bool is_negative, has_scale; /* whether scales are in memory of the graph's, not in scratch */
+};
+
+static bool is_needed(const struct graph *graph, const struct tensor *tensor) {
+    return !value_is_dead(&graph->values[graph_find_value(graph, tensor)]);
+}
+
+static weftStatus_t read_op(struct scaling *s, const struct region *region) {
+    *s = (struct scaling){.op = region_node(region, 0)->op, .graph = region->graph};
+    if (op_of(s->op) == &block_scale_quantize_op) {
+        const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)s->op;
+        s->x = op->x, s->y = op->y, s->scale = op->scale, s->math = op->math, s->quantize = op;
+    } else if (op_of(s->op) == &block_scale_dequantize_op) {
+        const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)s->op;
+        s->x = op->x, s->y = op->y, s->scale = op->scale, s->math = op->math, s->is_negative = op->is_negative;
+    } else {
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s has no block scales.", descriptor_label(s->op));
+    }
+    s->block = block_scale_extents(s->op);
+    s->has_scale = is_needed(s->graph, s->scale);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *tensor) {
+    if (!cuda_element_name((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+             descriptor_label(s->op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
+    for (int64_t i = 0; i < tensor->dims.count; i++)
+        if (tensor->dims.at[i] >= INT32_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s. Kernels count to 2^31 in each.",
+                 descriptor_label(s->op), descriptor_label(&tensor->base), tensor_dims_text(tensor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct scaling *s, const struct region *region) {
+    TRY(read_op(s, region));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(s->op),
+             descriptor_label(region_node(region, 1)->op));
+    TRY(check_tensor(s, s->x));
+    TRY(check_tensor(s, s->y));
+    return check_tensor(s, s->scale);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct scaling s;
+    TRY(analyse(&s, region));
+    double bytes = (double)(tensor_bytes(s.x) * (s.quantize ? 2 : 1) + tensor_bytes(s.scale) + tensor_bytes(s.y));
+    *seconds = (s.quantize ? 4e-6 : 2e-6) + bytes / (double)device->cuda.bandwidth;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+/* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. */
+static int order_dims(const struct dims *extents, const struct tensor *like, int *order) {
+    int count = 0;
+    for (int i = 0; i < (int)extents->count; i++) {
+        int at = count;
+        if (extents->at[i] == 1)
+            continue;
+        for (; at > 0 && like->strides.at[order[at - 1]] < like->strides.at[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+        count++;
+    }
+    return count;
+}
+
+/* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. */
+static void print_digit(struct kernel_print *print, int dim, int64_t extent, bool is_slowest) {
+    char text[32];
+    if (is_slowest) {
+        text_add(&print->code, "    const u32 i%d = (u32)rest;\n", dim);
+        return;
+    }
+    snprintf(text, sizeof text, "extent%d", dim);
+    print_divisor(print, extent, text);
+    text_add(&print->code, "    const u32 i%d = (u32)split(rest, p.%s);\n", dim, text);
+}
+
+/* Moves one of the places along a dim by an index, which is an expression. */
+static void print_advance(struct kernel_print *print, const char *place, int dim, const char *index, int64_t stride) {
+    char text[32];
+    snprintf(text, sizeof text, "%s_stride%d", place, dim);
+    print_number(print, stride, text);
+    text_add(&print->code, "    %s += (i64)%s * p.%s;\n", place, index, text);
+}
+
+/* Moves the place in the scales; in tiles their rows and columns are kept for the end. */
+static void print_scale_advance(struct kernel_print *print, const struct tensor *scale, int dim, const char *index) {
+    int rank = (int)scale->dims.count;
+    if (!scale_is_tiled(scale) || dim < rank - 2)
+        print_advance(print, "scale", dim, index, scale->strides.at[dim]);
+    else
+        text_add(&print->code, "    %s = %s;\n", dim == scale_column(scale) ? "column" : "row", index);
+}
+
+static void print_tile(struct kernel_print *print, const struct tensor *scale) {
+    if (!scale_is_tiled(scale))
+        return;
+    print_number(print, scale->dims.at[scale_column(scale)] / SCALE_TILE_COLUMNS, "tiles");
+    text_add(&print->code, "    scale += tile_place(row, column, p.tiles);\n");
+}
+
+/* begin_block(): blocks are counted in the order of x's memory. */
+static void print_block(struct kernel_print *print, const struct scaling *s) {
+    int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
+    print_number(print, s->x->dims.at[axis], "length");
+    print_number(print, s->quantize->block_size, "block");
+    text_add(&print->code, "DEVICE i64 begin_block(const arguments& p, position rest, i64& x, i64& scale) {\n"
+                           "    i64 left = p.length;\n    bool is_inside = true;\n    u32 row = 0, column = 0;\n");
+    for (int k = count; k-- > 0;) {
+        char index[32], extent[32];
+        int dim = order[k];
+        snprintf(index, sizeof index, "i%d", dim);
+        print_digit(print, dim, s->scale->dims.at[dim], k == 0);
+        print_scale_advance(print, s->scale, dim, index);
+        if (dim == axis) {
+            text_add(&print->code, "    left -= (i64)%s * p.block;\n", index);
+            snprintf(index, sizeof index, "i%d * p.block", dim);
+        } else if (s->scale->dims.at[dim] != s->x->dims.at[dim]) { /* fills up tiles */
+            snprintf(extent, sizeof extent, "x_extent%d", dim);
+            print_number(print, s->x->dims.at[dim], extent);
+            text_add(&print->code, "    is_inside = is_inside && %s < p.%s;\n", index, extent);
+        }
+        print_advance(print, "x", dim, index, s->x->strides.at[dim]);
+    }
+    print_tile(print, s->scale);
+    text_add(&print->code, "    return is_inside ? left < p.block ? left : p.block : 0;\n}\n\n");
+}
+
+/* locate(): elements are counted in the order of y's memory. */
+static void print_locate(struct kernel_print *print, const struct scaling *s, const int *order, int count) {
+    text_add(&print->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
+                           "    u32 row = 0, column = 0;\n");
+    for (int k = count; k-- > 0;) {
+        char index[32], block[64];
+        int dim = order[k];
+        snprintf(index, sizeof index, "i%d", dim);
+        print_digit(print, dim, s->y->dims.at[dim], k == 0);
+        print_advance(print, "x", dim, index, s->x->strides.at[dim]);
+        print_advance(print, "y", dim, index, s->y->strides.at[dim]);
+        if (s->block.at[dim] > 1) {
+            snprintf(block, sizeof block, "block%d", dim);
+            print_divisor(print, s->block.at[dim], block);
+            snprintf(block, sizeof block, "divide(i%d, p.block%d)", dim, dim);
+        } else {
+            snprintf(block, sizeof block, "%s", index);
+        }
+        print_scale_advance(print, s->scale, dim, block);
+    }
+    print_tile(print, s->scale);
+    text_add(&print->code, "}\n\n");
+}
+
+/* find(): the element at a place of y's memory, counted as locate() does; false between elements. */
+static void print_find(struct kernel_print *print, const struct tensor *y, const int *order, int count) {
+    text_add(&print->code, "DEVICE bool find(const arguments& p, i64 rest, position& at) {\n    at = 0;\n");
+    for (int k = 0; k < count; k++) {
+        char stride[32], extent[32];
+        snprintf(stride, sizeof stride, "find_stride%d", order[k]);
+        snprintf(extent, sizeof extent, "find_extent%d", order[k]);
+        print_number(print, y->strides.at[order[k]], stride);
+        print_number(print, y->dims.at[order[k]], extent);
+        text_add(&print->code,
+                 "    if (rest / p.%s >= p.%s) return false;\n"
+                 "    at = at * (position)p.%s + (position)(rest / p.%s);\n    rest %%= p.%s;\n",
+                 stride, extent, extent, stride, stride);
+    }
+    text_add(&print->code, "    return rest == 0;\n}\n\n");
+}
+
+static void print_tensor(struct kernel_print *print, const struct scaling *s, const struct tensor *tensor,
+                         const char *name) {
+    char type[32];
+    snprintf(type, sizeof type, "%s_t", name);
+    text_add(&print->constants, "using %s = %s;\n", type, cuda_element_name((weftDataType_t)tensor->type));
+    if (tensor == s->scale && !s->has_scale)
+        print_scratch(print, type, 0, name);
+    else
+        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(s->graph, tensor), 0, name);
+}
+
+static void begin_print(struct kernel_print *print, const struct scaling *s, bool is_double, int64_t positions) {
+    kernel_print_init(print, s->graph);
+    print_constant(print, "THREADS", THREADS);
+    text_add(&print->constants, "using math_t = %s;\nusing position = %s;\n", is_double ? "double" : "float",
+             positions < INT32_MAX ? "u32" : "i64");
+    text_add(&print->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
+}
+
+static weftStatus_t end_print(struct kernel_print *print, struct cuda_step *state, const char *file, const char *entry,
+                              int64_t threads, const struct device *device, struct arena *arena) {
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    int64_t grid = (threads + THREADS - 1) / THREADS, most = (int64_t)device->cuda.multiprocessors * 64;
+    TRY(kernel_finish(print, kernel, file, entry, arena));
+    kernel->grid[0] = (uint32_t)(grid < most ? grid : most);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = device->cuda.major >= 9;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A warp, or its half, per block whose elements are neighbours; else neighbouring blocks go to neighbouring threads. */
+static int lanes_of(const struct scaling *s) {
+    int lanes = 1;
+    if (s->x->strides.at[block_scale_axis(s->quantize)] != 1)
+        return 1;
+    while (lanes < WARP && lanes * 2 <= s->quantize->block_size)
+        lanes *= 2;
+    return lanes;
+}
+
+static weftStatus_t add_scales(const struct scaling *s, struct cuda_step *state, const struct device *device,
+                               struct arena *arena) {
+    int64_t blocks = tensor_elements(s->scale);
+    struct kernel_print print;
+    begin_print(&print, s, s->x->type == WEFT_DATA_DOUBLE, blocks);
+    print_constant(&print, "LANES", lanes_of(s));
+    print_constant(&print, "IS_POWER", s->scale->type == WEFT_DATA_FP8_E8M0);
+    text_add(&print.constants, "constexpr double MOST = %.17g, SCALE_MOST = %.17g;\n", block_scale_most(s->y),
+             block_scale_most(s->scale));
+    print_tensor(&print, s, s->x, "x");
+    print_tensor(&print, s, s->scale, "scale");
+    print_number(&print, blocks, "blocks");
+    print_number(&print, s->x->strides.at[block_scale_axis(s->quantize)], "step");
+    print_block(&print, s);
+    return end_print(&print, state, "map/block_scales.cuh", "block_scales", blocks * lanes_of(s), device, arena);
+}
+
+/* Quotients are rounded once, as if they were exact: through float only by powers of two. Products with floats may be
+   rounded twice. */
+static bool is_double(const struct scaling *s) {
+    bool is_wide = s->x->type == WEFT_DATA_DOUBLE || s->y->type == WEFT_DATA_DOUBLE ||
+                   s->scale->type == WEFT_DATA_DOUBLE || s->math == WEFT_DATA_DOUBLE;
+    return is_wide || (s->quantize && s->scale->type != WEFT_DATA_FP8_E8M0);
+}
+
+static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
+                               struct arena *arena) {
+    bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
+    int64_t turns = is_by_byte ? tensor_bytes(s->y) : tensor_elements(s->y);
+    int order[WEFT_DIM_MAX], count = order_dims(&s->y->dims, s->y, order);
+    struct kernel_print print;
+    begin_print(&print, s, is_double(s), tensor_elements(s->y));
+    print_constant(&print, "IS_QUANTIZED", s->quantize != NULL);
+    print_constant(&print, "IS_NEGATIVE", s->is_negative);
+    print_tensor(&print, s, s->x, "x");
+    print_tensor(&print, s, s->scale, "scale");
+    print_tensor(&print, s, s->y, "y");
+    print_number(&print, turns, "turns");
+    print_locate(&print, s, order, count);
+    if (is_by_byte)
+        print_find(&print, s->y, order, count);
+    else
+        text_add(&print.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
+    return end_print(&print, state, "map/block_values.cuh", "block_values", turns, device, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct scaling s;
+    struct cuda_step *state;
+    TRY(analyse(&s, &step->region));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (tensor_elements(s.y) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    if (s.quantize)
+        TRY(add_scales(&s, state, device, arena));
+    if (is_needed(s.graph, s.y))
+        TRY(add_values(&s, state, device, arena));
+    step->workspace_bytes = s.has_scale ? 0 : tensor_bytes(s.scale);
+    if (!s.quantize)
+        return arena_print(arena, &step->detail, "times the scales of blocks");
+    return arena_print(arena, &step->detail, "scales by %d threads each, then quotients", lanes_of(&s));
+}
+
+const struct family cuda_block_scale = {
+    .name = "cuda.block_scale",
+    .doc = "numbers of few bits with a scale per block, and back",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

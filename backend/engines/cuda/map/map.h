@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the two halves of the map family share: map.c decides, print.c prints. */
+#ifndef WEFT_ENGINES_CUDA_MAP_H
+#define WEFT_ENGINES_CUDA_MAP_H
+
+#include "engines/cuda/core/kernel.h"
+#include "engines/cuda/core/operand.h"
+
+enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TURN_THREADS = 128 };
+
+/* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
+   along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
+struct map_tile {
+    int axis;                       /* -1: none, the walk follows memory */
+    int64_t along_axis, along_last; /* extents of a tile */
+    int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
+    bool is_turn;                   /* one operand is copied to one result, by map/transpose.cuh */
+    bool shifts_from, shifts_to;    /* of a turn: whether rows begin between chunks of 16 bytes, in source and result */
+    bool is_flat_from, is_flat_to;  /* of a turn: whether rows of a tile follow one another in memory */
+};
+
+struct map {
+    const struct region *region;
+    struct space space;
+    int count; /* operands; the first is the store whose memory order leads */
+    struct operand operands[MAP_OPERANDS_MAX];
+    int run, unroll;
+    bool expects; /* all blocks run at once, and ask for what they read before the kernel before ends */
+    bool is_flat; /* runs pass from row to row: dense operands are taken in runs, others one by one */
+    struct map_tile tile;
+};
+
+/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a flat space, shorter than a run, goes one by one. */
+static inline int64_t map_runs(const struct map *map) { return space_elements(&map->space) / map->run; }
+int64_t map_tiles(const struct map *map);
+
+/* Prints constants, arguments and functions of map/map.cuh or map_tiled.cuh. */
+void map_print(struct kernel_print *print, const struct map *map);
+
+/* The same of map/transpose.cuh. */
+void map_print_turn(struct kernel_print *print, const struct map *map);
+
+/* Whether neighbours among the results may lie in one byte. */
+bool map_shares_bytes(const struct map *map);
+
+/* Whether a node gives the coordinate of an element. */
+bool map_is_index(const struct node *node);
+
+#endif

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of what
+   is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of a copy
+   walks the same positions with digits of its own. The host half decides and prints; map/move.cuh copies, and join.cuh
+   where packed tensors are joined. */
+#include "engines/cuda/map/move.h"
+#include "engines/cuda/families.h"
+#include "graph/ops/concat.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/slice.h"
+#include "graph/ops/transpose.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { THREADS = 256, UNROLL = 4 };
+
+struct movement {
+    const struct region *region;
+    const struct descriptor *op;
+    int count;
+    struct part parts[MOVE_PARTS_MAX];
+};
+
+/* ---- From an operation to parts ----------------------------------------------------------------------------------- */
+
+static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
+    struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
+    memcpy(side.extents, extents->at, sizeof extents->at);
+    memcpy(side.strides, strides, sizeof extents->at);
+    return side;
+}
+
+void part_order(struct part *part) {
+    struct side *sides[] = {&part->from, &part->to};
+    for (int i = 1; i < part->to.rank; i++)
+        for (int at = i; at > 0 && part->to.strides[at - 1] < part->to.strides[at]; at--)
+            for (int k = 0; k < 2; k++) {
+                int64_t extent = sides[k]->extents[at], stride = sides[k]->strides[at];
+                sides[k]->extents[at] = sides[k]->extents[at - 1];
+                sides[k]->strides[at] = sides[k]->strides[at - 1];
+                sides[k]->extents[at - 1] = extent;
+                sides[k]->strides[at - 1] = stride;
+            }
+}
+
+/* Makes one digit of neighbours that lie at one distance. */
+static void merge_digits(struct side *side) {
+    int rank = 0;
+    for (int i = 0; i < side->rank; i++) {
+        bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
+                      side->extents[rank - 1] * side->extents[i] < INT32_MAX;
+        if (side->extents[i] == 1)
+            continue;
+        rank += !merges;
+        side->extents[rank - 1] = merges ? side->extents[rank - 1] * side->extents[i] : side->extents[i];
+        side->strides[rank - 1] = side->strides[i];
+    }
+    side->rank = rank;
+}
+
+static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
+                              const int64_t *x_strides, const int64_t *y_strides) {
+    struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
+    part_order(&part);
+    return part;
+}
+
+static weftStatus_t list_concat(struct movement *m) {
+    const struct concat_op *op = (const struct concat_op *)m->op;
+    int axis = concat_axis(op);
+    int64_t before = 0;
+    if (op->inputs.count > MOVE_PARTS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
+             descriptor_label(m->op), (long long)op->inputs.count, MOVE_PARTS_MAX);
+    for (int64_t k = 0; k < op->inputs.count; k++) {
+        const struct tensor *x = op->inputs.tensors[k];
+        struct part *part = &m->parts[m->count];
+        *part = plain_part(x, op->y, &x->dims, x->strides.at, op->y->strides.at);
+        part->to.offset = before * op->y->strides.at[axis];
+        before += x->dims.at[axis];
+        m->count += tensor_elements(x) > 0;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static struct part transpose_part(const struct transpose_op *op) {
+    int64_t strides[WEFT_DIM_MAX] = {0};
+    for (int64_t i = 0; i < op->y->dims.count; i++)
+        strides[i] = op->x->strides.at[op->permutation.at[i]];
+    return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
+}
+
+static struct part slice_part(const struct slice_op *op) {
+    int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
+    for (int64_t i = 0; i < op->y->dims.count; i++) {
+        strides[i] = op->x->strides.at[i] * slice_step(op, i);
+        offset += op->start.at[i] * op->x->strides.at[i];
+    }
+    struct part part = plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
+    part.from.offset = offset;
+    return part;
+}
+
+/* Positions are places in the storage, or the elements in order of both tensors' dims. */
+static struct part reshape_part(const struct reshape_op *op) {
+    if (op->mode == WEFT_RESHAPE_VIEW_ONLY)
+        return plain_part(op->x, op->y, &op->y->dims, op->y->strides.at, op->y->strides.at);
+    return (struct part){.from = side_of(op->x, &op->x->dims, op->x->strides.at),
+                         .to = side_of(op->y, &op->y->dims, op->y->strides.at)};
+}
+
+static weftStatus_t list_parts(struct movement *m) {
+    const struct op *op = op_of(m->op);
+    if (op == &concat_op)
+        return list_concat(m);
+    if (op != &transpose_op && op != &slice_op && op != &reshape_op)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s does more than move elements.", descriptor_label(m->op));
+    m->parts[0] = op == &transpose_op ? transpose_part((const struct transpose_op *)m->op)
+                  : op == &slice_op   ? slice_part((const struct slice_op *)m->op)
+                                      : reshape_part((const struct reshape_op *)m->op);
+    m->count = tensor_elements(m->parts[0].to.tensor) > 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
+    for (int k = 0; k < node->operand_count; k++) {
+        const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
+        TRY(tensor_check_plain(tensor, node->op));
+        if (!cuda_element_name((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 dtype_of((weftDataType_t)tensor->type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* How many neighbours one access of a side takes. */
+static int64_t side_run(const struct side *side) {
+    const struct tensor *tensor = side->tensor;
+    int last = side->rank - 1;
+    if (last < 0 || side->strides[last] != 1 || (!side->is_scratch && (tensor->is_by_value || tensor->is_constant)))
+        return 1;
+    int64_t fits = gcd(side->is_scratch ? 16 : tensor->alignment, 16) * 8 / dtype_of(side->type)->bits;
+    int64_t run = gcd(gcd(fits > 1 ? fits : 1, side->extents[last]), side->offset);
+    for (int i = 0; i < last; i++)
+        run = gcd(run, side->strides[i]);
+    return run;
+}
+
+void part_complete(struct part *part) {
+    part->elements = 1;
+    for (int i = 0; i < part->to.rank; i++)
+        part->elements *= part->to.extents[i];
+    merge_digits(&part->from);
+    merge_digits(&part->to);
+    part->run = (int)gcd(side_run(&part->from), side_run(&part->to));
+    part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
+}
+
+static weftStatus_t analyse(struct movement *m, const struct region *region) {
+    m->region = region;
+    m->op = region_node(region, 0)->op;
+    m->count = 0;
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(m->op),
+             descriptor_label(region_node(region, 1)->op));
+    TRY(check_tensors(region, region_node(region, 0)));
+    TRY(list_parts(m));
+    for (int k = 0; k < m->count; k++)
+        part_complete(&m->parts[k]);
+    for (int k = 0; k < m->count && m->count > 1; k++)
+        if (m->parts[k].is_by_byte)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its inputs meet inside of bytes of the result",
+                 descriptor_label(m->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct movement m;
+    TRY(analyse(&m, region));
+    double bytes = 0;
+    for (int k = 0; k < m.count; k++)
+        bytes += (double)(dtype_bytes(m.parts[k].from.type, m.parts[k].elements) +
+                          dtype_bytes(m.parts[k].to.type, m.parts[k].elements));
+    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+/* The address of a side's first element; an offset counts elements where bytes cannot. */
+static void print_base(struct kernel_print *print, const struct side *side, const char *field) {
+    bool is_packed = !cuda_type_name(side->type);
+    if (side->is_scratch)
+        print_scratch(print, cuda_type_name(side->type), side->scratch, field);
+    else
+        print_pointer(print, side->type, graph_find_value(print->graph, side->tensor),
+                      is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
+    text_add(&print->code, "        auto at = p.%s + ", field);
+    if (is_packed && side->offset) {
+        char text[48];
+        snprintf(text, sizeof text, "%s_offset", field);
+        print_number(print, side->offset, text);
+        text_add(&print->code, "p.%s;\n", text);
+    } else {
+        text_add(&print->code, "0;\n");
+    }
+}
+
+/* from() or to(): the address of a position. */
+static void print_side(struct kernel_print *print, int k, const struct side *side, const char *name) {
+    char text[32];
+    text_add(&print->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
+    snprintf(text, sizeof text, "%s%d", name, k);
+    print_base(print, side, text);
+    for (int i = side->rank; i-- > 0;) {
+        if (i > 0) {
+            snprintf(text, sizeof text, "%s%d_extent%d", name, k, i);
+            print_divisor(print, side->extents[i], text);
+            text_add(&print->code, "        at = at + (i64)split(rest, p.%s)", text);
+        } else {
+            text_add(&print->code, "        at = at + (i64)rest");
+        }
+        if (side->strides[i] != 1) {
+            snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
+            print_number(print, side->strides[i], text);
+            text_add(&print->code, " * p.%s", text);
+        }
+        text_add(&print->code, ";\n");
+    }
+    text_add(&print->code, "        return at;\n    }\n");
+}
+
+/* find(): the position of an element of what is written, by its place in memory; false between elements. */
+static void print_find(struct kernel_print *print, int k, const struct side *to) {
+    text_add(&print->code,
+             "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
+    for (int i = 0; i < to->rank; i++) {
+        char stride[48], extent[48];
+        snprintf(stride, sizeof stride, "find%d_stride%d", k, i);
+        snprintf(extent, sizeof extent, "find%d_extent%d", k, i);
+        print_number(print, to->strides[i], stride);
+        print_number(print, to->extents[i], extent);
+        text_add(&print->code,
+                 "        if (rest / p.%s >= p.%s) return false;\n"
+                 "        at = at * (position)p.%s + (position)(rest / p.%s);\n        rest %%= p.%s;\n",
+                 stride, extent, extent, stride, stride);
+    }
+    text_add(&print->code, "        return rest == 0;\n    }\n");
+}
+
+/* How many runs a part has, or bytes. */
+static int64_t turns_of(const struct part *part) {
+    int64_t span = 1;
+    if (!part->is_by_byte)
+        return part->elements / part->run;
+    for (int i = 0; i < part->to.rank; i++)
+        span += (part->to.extents[i] - 1) * part->to.strides[i];
+    return dtype_bytes(part->to.type, span);
+}
+
+static void print_part(struct kernel_print *print, const struct part *part, int k) {
+    char text[32];
+    text_add(
+        &print->code,
+        "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
+        "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
+        k, part->elements < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
+        cuda_element_name(part->to.type), part->run, k);
+    snprintf(text, sizeof text, "runs%d", k);
+    print_number(print, turns_of(part), text);
+    if (part->is_by_byte)
+        print_find(print, k, &part->to);
+    print_side(print, k, &part->from, "from");
+    print_side(print, k, &part->to, "to");
+    text_add(&print->code, "};\n\n");
+}
+
+static int64_t blocks_of(const struct part *part, const struct device *device) {
+    int64_t runs = turns_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t blocks = (runs + each - 1) / each;
+    return blocks < most ? blocks : most;
+}
+
+/* copy_parts(): each part in blocks of its own. Gives the number of blocks. */
+static int64_t print_parts(struct kernel_print *print, const struct part *parts, int count,
+                           const struct device *device) {
+    struct text deal;
+    int64_t blocks = 0;
+    text_init(&deal);
+    for (int k = 0; k < count; k++) {
+        char text[32];
+        print_part(print, &parts[k], k);
+        snprintf(text, sizeof text, "first%d", k);
+        print_number(print, blocks, text);
+        blocks += blocks_of(&parts[k], device);
+        snprintf(text, sizeof text, "end%d", k);
+        print_number(print, blocks, text);
+        text_add(
+            &deal,
+            "    if (block >= p.first%d && block < p.end%d) %s<part%d>(p, block - p.first%d, p.end%d - p.first%d);\n",
+            k, k, parts[k].is_by_byte ? "copy_bytes" : "copy_part", k, k, k, k);
+    }
+    text_add(&print->code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
+             text_string(&deal));
+    print->code.failed = print->code.failed || deal.failed;
+    text_free(&deal);
+    return blocks;
+}
+
+weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph, const struct part *parts, int count,
+                              const struct device *device, struct arena *arena) {
+    for (int first = 0; first < count; first += MOVE_PARTS_PER_KERNEL) {
+        struct kernel_print print;
+        if (state->count == KERNELS_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
+        struct cuda_kernel *kernel = &state->kernels[state->count++];
+        int left = count - first, here = left < MOVE_PARTS_PER_KERNEL ? left : MOVE_PARTS_PER_KERNEL;
+        kernel_print_init(&print, graph);
+        print_constant(&print, "THREADS", THREADS);
+        print_constant(&print, "UNROLL", UNROLL);
+        text_add(&print.code,
+                 "#include \"core/gather.cuh\"\n\n"
+                 "template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks);\n"
+                 "template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks);\n\n");
+        int64_t blocks = print_parts(&print, parts + first, here, device);
+        TRY(kernel_finish(&print, kernel, "map/move.cuh", "move", arena));
+        kernel->grid[0] = (uint32_t)blocks;
+        kernel->grid[1] = kernel->grid[2] = 1;
+        kernel->block = THREADS;
+        kernel->is_dependent = device->cuda.major >= 9;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Joining packed tensors --------------------------------------------------------------------------------------- */
+
+/* The length of a row of what parts are written to side by side. */
+static int64_t row_of(const struct movement *m) {
+    int64_t length = 0;
+    for (int k = 0; k < m->count; k++)
+        length += m->parts[k].to.extents[m->parts[k].to.rank - 1];
+    return length;
+}
+
+/* Whether parts are packed rows that lie side by side in packed ones, whole bytes, unchanged. */
+static bool is_join(const struct movement *m) {
+    int64_t before = 0, length;
+    if (m->count < 2 || m->count > MOVE_PARTS_PER_KERNEL)
+        return false;
+    for (int k = 0; k < m->count; k++)
+        if (m->parts[k].to.rank < 1)
+            return false;
+    length = row_of(m);
+    for (int k = 0; k < m->count; k++) {
+        const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
+        bool is_row =
+            to->rank == 1 ? m->parts[k].elements == to->extents[0] : to->rank == 2 && to->strides[0] == length;
+        if (!is_row || to->rank != m->parts[0].to.rank ||
+            to->extents[0] * (to->rank > 1) != m->parts[0].to.extents[0] * (to->rank > 1) ||
+            to->strides[to->rank - 1] != 1 || to->offset != before || from->rank != 1 || from->strides[0] != 1 ||
+            from->type != to->type || !cuda_type_name(to->type) || from->tensor->is_by_value ||
+            from->tensor->is_constant)
+            return false;
+        before += to->extents[to->rank - 1];
+    }
+    return length < INT32_MAX && m->parts[0].to.tensor->alignment % 16 == 0;
+}
+
+/* find(): where a place of a row comes from. */
+static void print_pieces(struct kernel_print *print, const struct movement *m) {
+    static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
+    const struct side *whole = &m->parts[0].to;
+    int64_t before = 0;
+    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(whole->type, 1)]);
+    print_pointer(print, whole->type, graph_find_value(print->graph, whole->tensor), 0, "y");
+    text_add(&print->code, "DEVICE element* to_memory(const arguments& p) { return (element*)p.y; }\n\n"
+                           "DEVICE piece find(const arguments& p, i64 row, i64 column) {\n");
+    for (int k = 0; k < m->count; k++) {
+        const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
+        char x[32], count[32], end[32], elements[32];
+        snprintf(x, sizeof x, "x%d", k);
+        snprintf(count, sizeof count, "count%d", k);
+        snprintf(end, sizeof end, "end%d", k);
+        snprintf(elements, sizeof elements, "elements%d", k);
+        before += to->extents[to->rank - 1];
+        print_pointer(print, from->type, graph_find_value(print->graph, from->tensor), 0, x);
+        print_number(print, to->extents[to->rank - 1], count);
+        print_number(print, before, end);
+        print_number(print, m->parts[k].elements, elements);
+        if (k + 1 < m->count)
+            text_add(&print->code, "    if (column < p.%s) ", end);
+        else
+            text_add(&print->code, "    ");
+        text_add(&print->code, "return piece_of(p.%s, row, p.%s - column, p.%s, p.%s);\n", x, end, count, elements);
+    }
+    text_add(&print->code, "}\n\n");
+}
+
+static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
+                               const struct device *device, struct arena *arena) {
+    const struct side *whole = &m->parts[0].to;
+    int64_t bytes = dtype_bytes(whole->type, 1), each = 16 / bytes, elements = 0;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    struct kernel_print print;
+    for (int k = 0; k < m->count; k++) {
+        each = gcd(each, m->parts[k].run);
+        elements += m->parts[k].elements;
+    }
+    bool is_aligned = each * bytes >= 8;
+    each = is_aligned ? each : 16 / bytes;
+    kernel_print_init(&print, step->region.graph);
+    print_constant(&print, "THREADS", THREADS);
+    int unroll = is_aligned ? UNROLL : 1; /* shifted chunks hold many registers: more threads beat more loads */
+    print_constant(&print, "UNROLL", unroll);
+    print_constant(&print, "EACH", each);
+    print_constant(&print, "IS_ALIGNED", is_aligned);
+    text_add(&print.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
+    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
+    print_divisor(&print, row_of(m), "length");
+    print_number(&print, elements, "elements");
+    print_pieces(&print, m);
+    TRY(kernel_finish(&print, kernel, "map/join.cuh", "join", arena));
+    int64_t blocks = (elements + each * THREADS * unroll - 1) / (each * THREADS * unroll);
+    kernel->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = device->cuda.major >= 9;
+    return arena_print(arena, &step->detail, "%d tensors joined, %lld elements at once", m->count, (long long)each);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct movement m;
+    struct cuda_step *state;
+    TRY(analyse(&m, &step->region));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (op_of(m.op) == &concat_op && is_join(&m))
+        return build_join(step, state, &m, device, arena);
+    TRY(move_add_kernels(state, step->region.graph, m.parts, m.count, device, arena));
+    return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
+}
+
+const struct family cuda_move = {
+    .name = "cuda.move",
+    .doc = "concatenation, and what else only moves elements, converting them where types differ",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of the map family's kernels: how a place of the space is found, and how a run of operands is loaded there,
+   computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
+#include "engines/cuda/core/formula.h"
+#include "engines/cuda/map/map.h"
+
+#include <stdio.h>
+
+struct name {
+    char text[32];
+};
+
+static struct name named(const char *format, int k, int dim) {
+    struct name name;
+    snprintf(name.text, sizeof name.text, format, k, dim);
+    return name;
+}
+
+static int last_of(const struct map *map) { return map->space.rank - 1; }
+
+static bool is_packed(const struct operand *operand) { return !cuda_type_name(operand->type); }
+
+static bool is_staged(const struct map *map, int k) { return map->tile.axis >= 0 && map->tile.width[k]; }
+
+static bool is_loaded(const struct map *map, int k) {
+    return !map->operands[k].is_store && map->operands[k].memory >= 0;
+}
+
+/* Whether an operand is taken one by one because runs pass from row to row and it does not. */
+static bool is_loose(const struct map *map, int k) {
+    const struct operand *operand = &map->operands[k];
+    bool is_scalar = true;
+    for (int i = 0; i <= last_of(map); i++)
+        is_scalar = is_scalar && operand->strides[i] == 0;
+    return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
+}
+
+/* Whether a block reads one stretch of an operand. */
+static bool is_expected(const struct map *map, int k) {
+    const struct operand *operand = &map->operands[k];
+    const struct tensor *tensor = operand->memory >= 0 ? map->region->graph->values[operand->memory].tensor : NULL;
+    return is_loaded(map, k) && !is_packed(operand) && operand_is_dense(&map->space, operand) && !tensor->is_by_value &&
+           !tensor->is_constant && tensor->alignment % 16 == 0 && dtype_bytes(operand->type, operand->offset) % 16 == 0;
+}
+
+/* How many elements a thread loads of an operand: broadcast along the run, it is one. */
+static const char *loaded_count(const struct map *map, int k) {
+    return map->operands[k].strides[last_of(map)] || is_loose(map, k) ? "N" : "1";
+}
+
+/* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. */
+static bool has_stride(const struct map *map, int k, int dim) {
+    const struct operand *operand = &map->operands[k];
+    int64_t stride = operand->strides[dim];
+    return stride > 1 || (stride == 1 && (dim != last_of(map) || operand->memory < 0));
+}
+
+/* ---- Places ------------------------------------------------------------------------------------------------------- */
+
+static void print_operands(struct kernel_print *print, const struct map *map) {
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        int64_t bytes = is_packed(operand) ? 0 : dtype_bytes(operand->type, operand->offset);
+        if (operand->memory >= 0)
+            print_pointer(print, operand->type, operand->memory, bytes, named("p%d", k, 0).text);
+        if (is_packed(operand) && operand->offset)
+            print_number(print, operand->offset, named("offset%d", k, 0).text);
+        for (int i = 0; i <= last_of(map); i++)
+            if (has_stride(map, k, i))
+                print_number(print, operand->strides[i], named("s%d_%d", k, i).text);
+    }
+}
+
+/* The address of an operand at a place. */
+static void print_address(struct text *code, const struct map *map, int k, const char *place) {
+    const struct operand *operand = &map->operands[k];
+    text_add(code, "a.p%d", k);
+    if (is_packed(operand) && operand->offset)
+        text_add(code, " + a.offset%d", k);
+    for (int i = 0; i <= last_of(map); i++) {
+        if (has_stride(map, k, i))
+            text_add(code, " + %s.c%d * a.s%d_%d", place, i, k, i);
+        else if (operand->strides[i])
+            text_add(code, " + %s.c%d", place, i);
+    }
+}
+
+/* The dims in the order in which their digits come off the number of a run or tile, and the length of each one's step:
+   tiles are counted along the last dim, then along the axis, then along the others. */
+static void find_digits(const struct map *map, int *dims, int64_t *steps) {
+    const struct map_tile *tile = &map->tile;
+    int count = 0, last = last_of(map);
+    dims[count++] = last;
+    if (tile->axis >= 0)
+        dims[count++] = tile->axis;
+    for (int i = last; i-- > 0;)
+        if (i != tile->axis)
+            dims[count++] = i;
+    for (int i = 0; i < count; i++)
+        steps[i] = 1;
+    steps[0] = tile->axis >= 0 ? tile->along_last : map->is_flat ? 1 : map->run;
+    if (tile->axis >= 0)
+        steps[1] = tile->along_axis;
+}
+
+/* advance(): the next element's place. */
+static void print_advance(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE void advance(const arguments& a, place& to) {\n");
+    for (int i = last_of(map); i > 0; i--)
+        text_add(code, "    if (++to.c%d < (i64)a.count%d.value) return;\n    to.c%d = 0;\n", i, i, i);
+    text_add(code, "    to.c0++;\n}\n\n");
+}
+
+/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number; element(): that of an
+   element of a flat space. */
+static void print_locate(struct kernel_print *print, const struct map *map) {
+    struct text *code = &print->code;
+    int dims[WEFT_DIM_MAX], last = last_of(map);
+    int64_t steps[WEFT_DIM_MAX], count = map->tile.axis >= 0 ? map_tiles(map) : map_runs(map);
+    if (map->is_flat)
+        count = space_elements(&map->space);
+    const char *type = count < INT32_MAX ? "u32" : "i64";
+    find_digits(map, dims, steps);
+    text_add(code, "struct place { i64 c0");
+    for (int i = 1; i <= last; i++)
+        text_add(code, ", c%d", i);
+    text_add(code, "; };\n\nDEVICE place %s(const arguments& a, i64 at) {\n    place to;\n    %s rest = (%s)at;\n",
+             map->is_flat ? "element" : "locate", type, type);
+    for (int i = 0; i <= last; i++) {
+        int64_t extent = map->space.extents[dims[i]];
+        text_add(code, "    to.c%d = (i64)", dims[i]);
+        if (i < last) {
+            print_divisor(print, (extent + steps[i] - 1) / steps[i], named("count%d", dims[i], 0).text);
+            text_add(code, "split(rest, a.count%d)", dims[i]);
+        } else {
+            text_add(code, "rest");
+        }
+        text_add(code, steps[i] > 1 ? " * %lld;\n" : ";\n", (long long)steps[i]);
+    }
+    text_add(code, "    return to;\n}\n\n");
+    if (map->is_flat)
+        text_add(code, "DEVICE place locate(const arguments& a, i64 at) { return element(a, at * RUN); }\n\n");
+}
+
+/* ---- Runs --------------------------------------------------------------------------------------------------------- */
+
+static void print_loose_loads(struct text *code, const struct map *map) {
+    bool has_any = false;
+    for (int k = 0; k < map->count; k++)
+        has_any = has_any || (is_loaded(map, k) && is_loose(map, k));
+    if (!has_any)
+        return;
+    text_add(code, "    place at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_loaded(map, k) && is_loose(map, k)) {
+            text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
+            print_address(code, map, k, "at");
+            text_add(code, ").at[0];\n");
+        }
+    text_add(code, "        advance(a, at);\n    }\n");
+}
+
+/* inputs and load_inputs(): the runs that a thread reads, all before it computes. */
+static void print_loads(struct text *code, const struct map *map) {
+    text_add(code, "template <int N> struct inputs {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_loaded(map, k))
+            text_add(code, "    run<%s, %s> r%d;\n", cuda_element_name(map->operands[k].type), loaded_count(map, k), k);
+    text_add(code,
+             "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++) {
+        const char *type = cuda_element_name(map->operands[k].type);
+        if (!is_loaded(map, k) || is_staged(map, k) || is_loose(map, k))
+            continue;
+        if (!has_stride(map, k, last_of(map))) {
+            text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
+            print_address(code, map, k, "to");
+            text_add(code, ");\n");
+        } else {
+            text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) in.r%d.at[e] = load_run<%s, 1>(", k,
+                     type);
+            print_address(code, map, k, "to");
+            text_add(code, " + e * a.s%d_%d).at[0];\n", k, last_of(map));
+        }
+    }
+    print_loose_loads(code, map);
+    text_add(code, "}\n\n");
+}
+
+/* expect_inputs(): asks for what a block reads of dense operands, from the place of its first run on. */
+static void print_expected(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
+                   "DEVICE void expect_inputs(const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->expects && is_expected(map, k)) {
+            text_add(code, "    expect(");
+            print_address(code, map, k, "to");
+            text_add(code, ", THREADS * UNROLL * RUN * %d);\n", (int)dtype_bytes(map->operands[k].type, 1));
+        }
+    text_add(code, "}\n\n");
+}
+
+static void print_index(struct text *code, const struct map *map, int k) {
+    text_add(code, "        const i64 v%d = 0", map->operands[k].value);
+    for (int i = 0; i <= last_of(map); i++)
+        if (map->operands[k].strides[i])
+            text_add(code, " + (to.c%d%s) * a.s%d_%d", i, i == last_of(map) ? " + e" : "", k, i);
+    text_add(code, ";\n");
+}
+
+/* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. */
+static int copied_operand(const struct map *map, int store) {
+    const struct operand *to = &map->operands[store];
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *from = &map->operands[k];
+        if (is_loaded(map, k) && from->value == to->value && from->type == to->type && from->strides[last_of(map)])
+            return k;
+    }
+    return -1;
+}
+
+/* Whether single elements of a loaded operand are needed: elements taken apart are slow to put together. */
+static bool is_taken_apart(const struct map *map, int k) {
+    int value = map->operands[k].value;
+    for (int i = 0; i < map->region->count; i++) {
+        const struct node *node = region_node(map->region, i);
+        for (int j = 0; op_of(node->op) == &pointwise_op && j < node->operand_count; j++)
+            if (node->operands[j] == value && !node->is_output[j])
+                return true;
+    }
+    for (int j = 0; j < map->count; j++)
+        if (map->operands[j].is_store && map->operands[j].value == value && copied_operand(map, j) < 0)
+            return true;
+    return false;
+}
+
+static void print_values(struct text *code, const struct map *map) {
+    for (int k = 0; k < map->count; k++) {
+        const struct operand *operand = &map->operands[k];
+        if (operand->memory < 0)
+            print_index(code, map, k);
+        else if (!operand->is_store && is_taken_apart(map, k))
+            text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
+                     k, operand->strides[last_of(map)] || is_loose(map, k) ? "e" : "0");
+    }
+    for (int i = 0; i < map->region->count; i++) {
+        const struct node *node = region_node(map->region, i);
+        if (op_of(node->op) == &pointwise_op && !map_is_index(node))
+            formula_print(code, map->region->graph, node);
+    }
+}
+
+static void print_store(struct text *code, const struct map *map, int k) {
+    const char *type = cuda_element_name(map->operands[k].type);
+    bool is_run = map->operands[k].strides[last_of(map)] == 1;
+    if (is_run)
+        text_add(code, "    %s<%s, N>(", is_packed(&map->operands[k]) ? "store_run" : "store_global", type);
+    else
+        text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) store_run<%s, 1>(", type);
+    print_address(code, map, k, "to");
+    if (is_run)
+        text_add(code, ", w%d);\n", k);
+    else if (map->operands[k].strides[last_of(map)])
+        text_add(code, " + e * a.s%d_%d, {w%d.at[e]});\n", k, last_of(map), k);
+    else
+        text_add(code, ", {w%d.at[e]});\n", k);
+}
+
+/* compute(): the region's nodes for one run, and the stores. */
+static void print_compute(struct text *code, const struct map *map) {
+    text_add(code,
+             "template <int N> DEVICE void compute(const inputs<N>& in, const arguments& a, const place& to) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store)
+            text_add(code, "    run<%s, N> w%d;\n", cuda_element_name(map->operands[k].type), k);
+    text_add(code, "    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
+    print_values(code, map);
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store && copied_operand(map, k) < 0)
+            text_add(code, "        w%d.at[e] = convert<%s>(v%d);\n", k, cuda_element_name(map->operands[k].type),
+                     map->operands[k].value);
+    text_add(code, "    }\n");
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store && copied_operand(map, k) >= 0)
+            text_add(code, "    copy_run(w%d, in.r%d);\n", k, copied_operand(map, k));
+    for (int k = 0; k < map->count; k++)
+        if (map->operands[k].is_store)
+            print_store(code, map, k);
+    text_add(code, "}\n");
+}
+
+/* ---- Tiles -------------------------------------------------------------------------------------------------------- */
+
+/* along_axis() and along_last(): the two coordinates that a tile spreads over. */
+static void print_sides(struct text *code, const struct map *map) {
+    text_add(code, "DEVICE i64& along_axis(place& to) { return to.c%d; }\n", map->tile.axis);
+    text_add(code, "DEVICE i64& along_last(place& to) { return to.c%d; }\n\n", last_of(map));
+}
+
+/* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. */
+static void print_stages(struct text *code, const struct map *map) {
+    int last = last_of(map);
+    print_sides(code, map);
+    text_add(code, "struct staged {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k))
+            text_add(code, "    exchange<%s> x%d;\n", cuda_type_name(map->operands[k].type), k);
+    text_add(code, "};\n\nDEVICE void stage_inputs(staged& tile, const arguments& a, const place& to, i64 left_axis, "
+                   "i64 left_last) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k)) {
+            text_add(code, "    tile.x%d.fill<%d>(", k, map->tile.width[k]);
+            print_address(code, map, k, "to");
+            text_add(code, ", a.s%d_%d, left_axis, left_last);\n", k, last);
+        }
+    text_add(code,
+             "}\n\nDEVICE void take_inputs(inputs<RUN> (&in)[GROUP], const staged& tile, int axis, int last) {\n");
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k))
+            text_add(code,
+                     "    run<%s, RUN> t%d[GROUP];\n    tile.x%d.turn(t%d, last, axis);\n    #pragma unroll\n"
+                     "    for (int g = 0; g < GROUP; g++) copy_run(in[g].r%d, t%d[g]);\n",
+                     cuda_type_name(map->operands[k].type), k, k, k, k, k);
+    text_add(code, "}\n\n");
+}
+
+/* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. */
+static int64_t group_of(const struct map *map) {
+    int64_t group = 1;
+    for (int k = 0; k < map->count; k++)
+        if (is_staged(map, k) && 4 / dtype_bytes(map->operands[k].type, 1) > group)
+            group = 4 / dtype_bytes(map->operands[k].type, 1);
+    return group < map->tile.along_axis ? group : map->tile.along_axis;
+}
+
+void map_print(struct kernel_print *print, const struct map *map) {
+    bool is_tiled = map->tile.axis >= 0;
+    print_constant(print, "THREADS", MAP_THREADS);
+    print_constant(print, "RUN", map->run);
+    text_add(&print->code, "#include \"core/gather.cuh\"\n");
+    if (is_tiled) {
+        print_constant(print, "GROUP", group_of(map));
+        print_constant(print, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
+        print_constant(print, "TILE_AXIS", map->tile.along_axis);
+        print_constant(print, "TILE_LAST", map->tile.along_last);
+        print_number(print, map->space.extents[map->tile.axis], "axis_extent");
+        print_number(print, map->space.extents[last_of(map)], "last_extent");
+        text_add(&print->code, "#include \"map/exchange.cuh\"\n");
+    } else {
+        print_constant(print, "UNROLL", map->unroll);
+        print_constant(print, "EXPECTS", map->expects);
+        print_constant(print, "HAS_REST", space_elements(&map->space) % map->run != 0);
+        print_constant(print, "SHARES_BYTES", map_shares_bytes(map));
+        print_number(print, space_elements(&map->space), "elements");
+    }
+    text_add(&print->code, "\n");
+    print_operands(print, map);
+    print_locate(print, map);
+    if (map->is_flat && last_of(map) > 0)
+        print_advance(&print->code, map);
+    print_loads(&print->code, map);
+    if (!is_tiled)
+        print_expected(&print->code, map);
+    if (is_tiled)
+        print_stages(&print->code, map);
+    print_compute(&print->code, map);
+}
+
+/* from_place() or to_place(): an operand of a turn at a place, as bits. */
+static void print_turned(struct text *code, const struct map *map, int k, const char *name, const char *type) {
+    text_add(code, "DEVICE %s* %s_place(const arguments& a, const place& to) { return (%s*)(", type, name, type);
+    print_address(code, map, k, "to");
+    text_add(code, "); }\n");
+}
+
+void map_print_turn(struct kernel_print *print, const struct map *map) {
+    static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
+    const struct map_tile *tile = &map->tile;
+    const struct operand *from = &map->operands[1], *to = &map->operands[0];
+    int64_t span = 1;
+    for (int i = 0; i <= last_of(map); i++)
+        span += (map->space.extents[i] - 1) * from->strides[i];
+    text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
+    print_constant(print, "THREADS", TURN_THREADS);
+    print_constant(print, "TILE_AXIS", tile->along_axis);
+    print_constant(print, "TILE_LAST", tile->along_last);
+    print_constant(print, "SHIFTS_FROM", tile->shifts_from);
+    print_constant(print, "SHIFTS_TO", tile->shifts_to);
+    print_constant(print, "IS_FLAT_FROM", tile->is_flat_from);
+    print_constant(print, "IS_FLAT_TO", tile->is_flat_to);
+    print_number(print, map->space.extents[tile->axis], "axis_extent");
+    print_number(print, map->space.extents[last_of(map)], "last_extent");
+    print_number(print, from->strides[last_of(map)], "from_step");
+    print_number(print, to->strides[tile->axis], "to_step");
+    print_number(print, span, "from_span");
+    text_add(&print->code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
+    print_operands(print, map);
+    print_locate(print, map);
+    print_sides(&print->code, map);
+    text_add(&print->code, "DEVICE const element* from_memory(const arguments& a) { return (const element*)a.p1; }\n");
+    print_turned(&print->code, map, 1, "from", "const element");
+    print_turned(&print->code, map, 0, "to", "element");
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rng family: one operation that makes random numbers, the same ones on every engine. The host half prints constants
+   and the row's address; map/rng.cuh draws. */
+#include "graph/ops/rng.h"
+#include "base/philox.h"
+#include "engines/cuda/core/kernel.h"
+#include "engines/cuda/families.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { THREADS = 256, WORDS = 4 };
+
+static const struct rng_op *op_at(const struct region *region) {
+    return (const struct rng_op *)region_node(region, 0)->op;
+}
+
+static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.count - 1]; }
+
+static int64_t blocks_per_row(const struct tensor *y) { return (columns_of(y) + WORDS - 1) / WORDS; }
+
+static int64_t blocks_of(const struct tensor *y) {
+    return columns_of(y) ? tensor_elements(y) / columns_of(y) * blocks_per_row(y) : 0;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    const struct descriptor *op = region_node(region, 0)->op;
+    if (op_of(op) != &rng_op)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s makes no random numbers.", descriptor_label(op));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(op),
+             descriptor_label(region_node(region, 1)->op));
+    const struct tensor *tensors[] = {op_at(region)->y, op_at(region)->seed_tensor, op_at(region)->offset};
+    for (int k = 0; k < 3; k++)
+        if (tensors[k] && (tensors[k]->vector_count != 1 || !cuda_type_name((weftDataType_t)tensors[k]->type)))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+                 "%s: %s is vectorised, or of a type that kernels cannot store. Use plain strides and FLOAT.",
+                 descriptor_label(op), descriptor_label(&tensors[k]->base));
+    *seconds = 2e-6 + (double)tensor_bytes(tensors[0]) / (double)device->cuda.bandwidth;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* Whether every four neighbours leave in one aligned store. */
+static bool is_whole(const struct tensor *y) {
+    int64_t last = y->dims.count - 1, bytes = dtype_bytes((weftDataType_t)y->type, WORDS);
+    bool whole =
+        y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 && gcd(y->alignment, 16) >= (bytes < 16 ? bytes : 16);
+    for (int64_t i = 0; i < last; i++)
+        whole = whole && (y->dims.at[i] == 1 || y->strides.at[i] % WORDS == 0);
+    return whole;
+}
+
+/* seed_of() and offset_of(): a number, or what a tensor holds. */
+static void print_scalar(struct kernel_print *print, const struct tensor *tensor, int64_t number, const char *name) {
+    if (tensor)
+        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+    else
+        print_number(print, number, name);
+    text_add(&print->code, "DEVICE u64 %s_of(const arguments& p) { return (u64)%s%s%s; }\n", name,
+             tensor ? "to_integer(*(p." : "p.", name, tensor ? " + 0))" : "");
+}
+
+/* row_of(): the first element of a row, rows counted in row-major order. */
+static void print_row(struct kernel_print *print, const struct tensor *y) {
+    text_add(&print->code, "DEVICE y_t* row_of(const arguments& p, position rest) {\n    y_t* at = p.y;\n");
+    for (int64_t i = y->dims.count - 1; i-- > 0;) {
+        char text[32];
+        if (y->dims.at[i] == 1)
+            continue;
+        snprintf(text, sizeof text, "extent%lld", (long long)i);
+        print_divisor(print, y->dims.at[i], text);
+        text_add(&print->code, "    at += (i64)split(rest, p.%s)", text);
+        snprintf(text, sizeof text, "stride%lld", (long long)i);
+        print_number(print, y->strides.at[i], text);
+        text_add(&print->code, " * p.%s;\n", text);
+    }
+    text_add(&print->code, "    return at;\n}\n\n");
+}
+
+static int64_t bits_of(double number) {
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+static void print_distribution(struct kernel_print *print, const struct rng *rng) {
+    int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
+               : rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM ? 1
+                                                                    : 2;
+    const int64_t numbers[][2] = {{philox_threshold(rng->probability), 0},
+                                  {bits_of(rng->least), bits_of(rng->most - rng->least)},
+                                  {bits_of(rng->mean), bits_of(rng->deviation)}};
+    print_constant(print, "DISTRIBUTION", kind);
+    print_number(print, numbers[kind][0], "first");
+    print_number(print, numbers[kind][1], "second");
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    const struct rng_op *op = op_at(&step->region);
+    const struct tensor *y = op->y;
+    struct cuda_step *state;
+    struct kernel_print print;
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    int64_t blocks = blocks_of(y), grid = (blocks + THREADS - 1) / THREADS;
+    int64_t most = (int64_t)device->cuda.multiprocessors * 64;
+    if (blocks == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    kernel_print_init(&print, step->region.graph);
+    print_constant(&print, "THREADS", THREADS);
+    print_constant(&print, "IS_WHOLE", is_whole(y));
+    print_type(&print, "y_t", (weftDataType_t)y->type);
+    text_add(&print.constants, "using math_t = %s;\nusing position = %s;\n",
+             y->type == WEFT_DATA_DOUBLE ? "double" : "float", blocks < INT32_MAX ? "u32" : "i64");
+    text_add(&print.code, "#include \"core/philox.cuh\"\n#include \"core/gather.cuh\"\n\n");
+    print_distribution(&print, op->parameters);
+    print_number(&print, blocks, "blocks");
+    print_divisor(&print, blocks_per_row(y), "blocks_per_row");
+    print_number(&print, columns_of(y), "columns");
+    print_number(&print, y->strides.at[y->dims.count - 1], "column_stride");
+    print_pointer(&print, (weftDataType_t)y->type, graph_find_value(step->region.graph, y), 0, "y");
+    print_scalar(&print, op->seed_tensor, op->seed, "seed");
+    print_scalar(&print, op->offset, 0, "offset");
+    print_row(&print, y);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "map/rng.cuh", "rng", arena));
+    kernel->grid[0] = (uint32_t)(grid < most ? grid : most);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    return arena_print(arena, &step->detail, "Philox, %s", is_whole(y) ? "four per store" : "one per store");
+}
+
+const struct family cuda_rng = {
+    .name = "cuda.rng",
+    .doc = "random numbers that depend on seed, offset and place alone",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors. They are
+   copied to plain tensors in the workspace, another family computes there, and results are copied back. */
+#include "engines/cuda/map/staged.h"
+#include "engines/cuda/families.h"
+#include "engines/cuda/map/move.h"
+
+#include <string.h>
+
+enum { SCRATCH_ALIGNMENT = 256 };
+
+static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_grouped,
+                                                      &cuda_rows,      &cuda_window,      &cuda_map,
+                                                      &cuda_move,      &cuda_rng,         NULL};
+
+/* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
+
+static bool is_plain(const struct tensor *tensor) {
+    return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type);
+}
+
+/* A type that kernels address and that holds what `type` holds; where it is written, one from which a number is rounded
+   to `type` as it would have been at once: saturated integers saturate further, float is exact before the one rounding. */
+static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
+    switch (type) {
+    case WEFT_DATA_BOOLEAN:
+        return WEFT_DATA_BYTE_BOOLEAN;
+    case WEFT_DATA_INT4:
+        return WEFT_DATA_INT8;
+    case WEFT_DATA_UINT4:
+        return WEFT_DATA_UINT8;
+    case WEFT_DATA_FP4_E2M1:
+        return is_written ? WEFT_DATA_FLOAT : WEFT_DATA_HALF;
+    default:
+        return type;
+    }
+}
+
+static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
+                               struct arena *arena) {
+    struct tensor like = tensor_mirror(tensor), *plain;
+    TRY(descriptor_mirror(arena, &plain, &tensor->base));
+    plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
+    plain->vector_count = 1;
+    plain->is_by_value = plain->is_constant = false;
+    plain->alignment = 16;
+    plain->strides.count = 0;
+    if (tensor->vector_count > 1) /* lanes stay neighbours */
+        like.strides.at[tensor->vector_dim] = 0;
+    tensor_infer_strides(plain, &like);
+    *made = plain;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The graph with plain tensors --------------------------------------------------------------------------------- */
+
+static struct staged_value *find_staged(struct staged *staged, int value) {
+    for (int k = 0; k < staged->count; k++)
+        if (staged->at[k].value == value)
+            return &staged->at[k];
+    return NULL;
+}
+
+struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
+                                const struct tensor *plain) {
+    struct staged_value *added = &staged->at[staged->count++];
+    *added = (struct staged_value){.value = value, .tensor = tensor, .plain = plain, .scratch = staged->scratch_bytes};
+    staged->scratch_bytes += (tensor_bytes(plain) + SCRATCH_ALIGNMENT - 1) & -SCRATCH_ALIGNMENT;
+    return added;
+}
+
+/* Whether an operation reads what its output holds before. */
+static bool reads_outputs(const struct descriptor *op) {
+    for (int i = 0; i < op->schema->row_count; i++) {
+        const struct row *row = &op->schema->rows[i];
+        if (row->type == WEFT_TYPE_DOUBLE && row->storage == STORE_VALUE && strcmp(row->key, "beta") == 0)
+            return *(const double *)row_at(op, row) != 0;
+    }
+    return false;
+}
+
+static weftStatus_t note_operand(struct staged *staged, const struct region *region, const struct node *node, int k,
+                                 struct arena *arena) {
+    const struct value *value = &region->graph->values[node->operands[k]];
+    bool is_made = value->producer >= 0 && region_has(region, value->producer);
+    if (is_plain(value->tensor) || value_is_dead(value))
+        return WEFT_STATUS_SUCCESS;
+    if (is_made && !node->is_output[k])
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s would stay in registers as another type",
+             descriptor_label(node->op), descriptor_label(&value->tensor->base));
+    struct staged_value *found = find_staged(staged, node->operands[k]);
+    if (!found && staged->count == STAGED_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be copied",
+             descriptor_label(node->op), STAGED_MAX);
+    if (!found) {
+        struct tensor *plain;
+        TRY(make_plain(&plain, value->tensor, is_made, arena));
+        found = staged_add(staged, node->operands[k], value->tensor, plain);
+    }
+    found->is_written = found->is_written || node->is_output[k];
+    found->is_read = found->is_read || !node->is_output[k] || reads_outputs(node->op);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void exchange(const struct staged *staged, struct tensor **tensor) {
+    for (int k = 0; k < staged->count; k++)
+        if (*tensor == staged->at[k].tensor)
+            *tensor = (struct tensor *)staged->at[k].plain;
+}
+
+/* A copy of an operation on the plain tensors. */
+static weftStatus_t exchange_operands(const struct staged *staged, struct node *node, struct arena *arena) {
+    struct descriptor *op;
+    TRY(descriptor_mirror(arena, &op, node->op));
+    for (int i = 0; i < op->schema->row_count; i++) {
+        const struct row *row = &op->schema->rows[i];
+        void *field = (char *)op + row->offset;
+        if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
+            continue;
+        if (row->storage == STORE_LIST) {
+            struct list *list = field;
+            TRY(arena_copy(arena, &list->tensors, list->tensors, (size_t)list->count * sizeof *list->tensors));
+            for (int64_t k = 0; k < list->count; k++)
+                exchange(staged, &list->tensors[k]);
+        } else {
+            exchange(staged, field);
+        }
+    }
+    node->op = op;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
+    struct graph *graph;
+    TRY(descriptor_mirror(arena, &graph, &region->graph->base));
+    TRY(arena_copy(arena, &graph->nodes, graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
+    TRY(arena_copy(arena, &graph->values, graph->values, (size_t)graph->value_count * sizeof *graph->values));
+    for (int k = 0; k < staged->count; k++)
+        graph->values[staged->at[k].value].tensor = (struct tensor *)staged->at[k].plain;
+    for (int i = 0; i < region->count; i++)
+        TRY(exchange_operands(staged, &graph->nodes[region->nodes[i]], arena));
+    staged->region = (struct region){.graph = graph, .count = region->count, .nodes = region->nodes};
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* copying: what the copies take. */
+static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
+                            double *copying, struct arena *arena) {
+    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++)
+            TRY(note_operand(staged, region, region_node(region, i), k, arena));
+    if (staged->count == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
+             descriptor_label(region_node(region, 0)->op));
+    TRY(staged_exchange(staged, region, arena));
+    for (int f = 0; status && inner_families[f]; f++) {
+        staged->inner = inner_families[f];
+        status = staged->inner->accepts(&staged->region, device, &staged->seconds);
+    }
+    *copying = 0;
+    for (int k = 0; k < staged->count; k++)
+        *copying += 2 * (double)tensor_bytes(staged->at[k].plain) / (double)device->cuda.bandwidth;
+    return status;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct staged staged = {0};
+    struct arena arena = {0};
+    double copying = 0;
+    weftStatus_t status = analyse(&staged, region, device, &copying, &arena);
+    *seconds = copying + staged.seconds;
+    arena_free(&arena);
+    return status;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+/* A memory over the digits of the vectorised tensor: its dims, the lanes right after the dim that they split. */
+static struct side side_of(const struct staged_value *value, bool is_scratch) {
+    const struct tensor *held = is_scratch ? value->plain : value->tensor;
+    int64_t lanes = value->tensor->vector_count, own = held->vector_count;
+    struct side side = {
+        .tensor = held, .type = (weftDataType_t)held->type, .is_scratch = is_scratch, .scratch = value->scratch};
+    for (int64_t i = 0; i < held->dims.count; i++) {
+        bool splits = lanes > 1 && i == value->tensor->vector_dim;
+        side.extents[side.rank] = held->dims.at[i] / (splits ? lanes : 1);
+        side.strides[side.rank++] = held->strides.at[i] * (splits ? lanes : own);
+        if (splits) {
+            side.extents[side.rank] = lanes;
+            side.strides[side.rank++] = is_scratch ? held->strides.at[i] : 1;
+        }
+    }
+    return side;
+}
+
+/* Kernels that copy what is read to the workspace, or what is written from there. */
+static weftStatus_t add_copies(struct cuda_step *state, const struct staged *staged, const struct region *region,
+                               bool back, const struct device *device, struct arena *arena) {
+    struct part parts[STAGED_MAX];
+    int count = 0;
+    for (int k = 0; k < staged->count; k++) {
+        const struct staged_value *value = &staged->at[k];
+        if (tensor_elements(value->tensor) == 0 || !(back ? value->is_written : value->is_read))
+            continue;
+        struct part *part = &parts[count++];
+        *part = (struct part){.from = side_of(value, back), .to = side_of(value, !back)};
+        part_order(part);
+        part_complete(part);
+    }
+    return move_add_kernels(state, region->graph, parts, count, device, arena);
+}
+
+static const struct staged_place *find_place(const struct staged_place *places, int count, int of) {
+    for (int k = 0; k < count; k++)
+        if (places[k].of == of)
+            return &places[k];
+    return NULL;
+}
+
+/* An argument that is a value, or the map of one. */
+static void send(struct argument *argument, struct cuda_map *maps, const struct staged_place *place) {
+    if (place->value >= 0) {
+        argument->value = place->value;
+    } else if (argument->kind == ARGUMENT_MAP) {
+        argument->value = -1;
+        maps[argument->number].offset += place->scratch;
+    } else {
+        *argument = (struct argument){ARGUMENT_SCRATCH, -1, place->scratch + argument->number};
+    }
+}
+
+weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
+                         int count, int64_t scratch, struct arena *arena) {
+    if (state->count + from->count > KERNELS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
+    for (int i = 0; i < from->count; i++) {
+        struct cuda_kernel *kernel = &state->kernels[state->count++];
+        struct argument *arguments;
+        struct cuda_map *maps;
+        *kernel = from->kernels[i];
+        TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
+        TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));
+        for (int k = 0; k < kernel->argument_count; k++) {
+            struct argument *argument = &arguments[k];
+            const struct staged_place *place = find_place(places, count, argument->value);
+            if (argument->kind == ARGUMENT_SCRATCH)
+                argument->number += scratch;
+            else if (place && (argument->kind == ARGUMENT_VALUE || argument->kind == ARGUMENT_MAP))
+                send(argument, maps, place);
+        }
+        kernel->arguments = arguments;
+        kernel->maps = maps;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
+                                const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
+    struct staged_place places[STAGED_MAX];
+    for (int k = 0; k < staged->count; k++)
+        places[k] = (struct staged_place){staged->at[k].value, -1, staged->at[k].scratch};
+    *inner = (struct step){.family = staged->inner, .region = staged->region, .seconds = staged->seconds};
+    TRY(staged->inner->build(inner, device, knobs, arena));
+    return staged_take(state, inner->state, places, staged->count, staged->scratch_bytes, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct staged *staged;
+    struct cuda_step *state;
+    double copying;
+    TRY(arena_alloc(arena, &staged, sizeof *staged));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    TRY(analyse(staged, &step->region, device, &copying, arena));
+    struct step inner;
+    TRY(add_copies(state, staged, &step->region, false, device, arena));
+    TRY(staged_build_inner(state, staged, device, knobs, &inner, arena));
+    TRY(add_copies(state, staged, &step->region, true, device, arena));
+    step->workspace_bytes = staged->scratch_bytes + inner.workspace_bytes;
+    step->seconds = copying + inner.seconds;
+    return arena_print(arena, &step->detail, "%d tensors through plain copies, %s: %s", staged->count,
+                       staged->inner->name, inner.detail ? inner.detail : "");
+}
+
+const struct family cuda_staged = {
+    .name = "cuda.staged",
+    .doc = "operations on types below a byte and on vectorised tensors, through plain copies in the workspace",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
+   workspace, in a layout or of a type that another family asks for. That family sees the same graph with these tensors
+   under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
+#ifndef WEFT_ENGINES_CUDA_STAGED_H
+#define WEFT_ENGINES_CUDA_STAGED_H
+
+#include "engines/cuda/core/kernel.h"
+
+enum { STAGED_MAX = 32 };
+
+struct staged_value {
+    int value;
+    bool is_read, is_written;
+    const struct tensor *tensor, *plain;
+    int64_t scratch; /* of the plain tensor, in bytes */
+};
+
+struct staged {
+    struct region region; /* of a copy of the graph, with plain tensors */
+    const struct family *inner;
+    double seconds; /* that it predicts, beside the copies */
+    int count;
+    struct staged_value at[STAGED_MAX];
+    int64_t scratch_bytes;
+};
+
+/* Gives a value its plain tensor, and that its place. There must be room. */
+struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
+                                const struct tensor *plain);
+/* Makes the copy of the graph, once all values are there. */
+weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena);
+
+/* Where a value of another graph lies: a value of this one, or a place in the step's workspace. */
+struct staged_place {
+    int of, value; /* value: -1 in the workspace */
+    int64_t scratch;
+};
+
+/* Takes over the kernels of another step, whose workspace begins at `scratch` of this one's, and sends them to places. */
+weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
+                         int count, int64_t scratch, struct arena *arena);
+/* Builds the step of the inner family and takes its kernels over: its workspace lies behind the plain tensors. */
+weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
+                                const struct knob_choices *knobs, struct step *inner, struct arena *arena);
+
+#endif

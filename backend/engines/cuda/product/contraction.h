@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contraction family: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j]) for a matmul or any of the three
+   convolutions, and the pointwise operations behind it. Each of the four indices is a number in mixed radix: its digits
+   say where an element lies in A, in B and in the result, and, for an image, which coordinates it has. One set of kernels
+   serves all four operations; what differs is printed from the digits. */
+#ifndef WEFT_ENGINES_CUDA_CONTRACTION_H
+#define WEFT_ENGINES_CUDA_CONTRACTION_H
+
+#include "engines/cuda/core/formula.h"
+#include "engines/cuda/core/kernel.h"
+#include "graph/ops/block_scale.h"
+
+enum index { BATCH, ROW, COLUMN, DEPTH, INDICES };
+enum { FACTOR_A, FACTOR_B, FACTORS };
+enum { COORDINATES = 3, DIGITS_MAX = 16, FINISHERS_MAX = 32, REDUCERS_MAX = 4, NO_DIM = -1, NO_PHASE = -1 };
+enum { BEFORE_MAX = 16, NOTHING_BEFORE = -1 };
+
+struct digit {
+    int64_t extent;
+    int64_t stride[FACTORS];            /* elements from one value of the digit to the next */
+    int64_t step[FACTORS][COORDINATES]; /* what it adds to the coordinates */
+    int dim;                            /* of the result; NO_DIM in DEPTH */
+    int64_t dim_step;                   /* what it adds to the coordinate in that dimension */
+    int phase;                          /* BATCH: is the phase of this number; DEPTH: its taps; else NO_PHASE */
+};
+
+/* An index: digits, slowest first. Without digits it counts to 1. */
+struct digits {
+    int count;
+    struct digit at[DIGITS_MAX];
+};
+
+/* A or B. The element of all digits 0 lies at `first`; where a coordinate is outside 0 .. size - 1, the element counts as
+   the padding value and is not read. */
+struct factor {
+    int value;
+    const struct tensor *tensor;
+    const struct block_scale_dequantize_op *scaling; /* multiplies its numbers by scales of blocks; NULL: none does */
+    int prepared; /* the value that pointwise operations before the product make of it; NOTHING_BEFORE: none do */
+    int64_t first;
+    bool is_checked[COORDINATES];
+    int64_t start[COORDINATES], size[COORDINATES];
+    /* How it is read: neighbours per access, and whether these lie along DEPTH or along the factor's other index. */
+    int run;
+    bool along_depth;
+};
+
+/* A spatial dimension of a data gradient whose stride is above 1: elements of dx at distance `stride` see dy through the
+   same taps, so each of the `stride` phases is a sum of its own over every tap_step-th tap. */
+struct phase {
+    int coordinate;
+    int64_t taps, tap_step, stride, dilation, pre;
+    int64_t a_stride, b_stride; /* elements from one position in dy, one tap in w, to the next */
+};
+
+/* How products are made and summed. */
+enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, MMA_TF32, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
+
+/* What finish() does with memory; TOTAL is written by the kernel that ends reductions. */
+enum finisher_role { FINISH_LOAD, FINISH_STORE, FINISH_INDEX, FINISH_LIMIT, FINISH_OLD, FINISH_TOTAL };
+
+struct finisher {
+    enum finisher_role role;
+    int value;
+    weftDataType_t type;
+    int64_t strides[DEPTH][DIGITS_MAX];
+    int64_t bound;   /* LIMIT: the coordinate stays below it */
+    bool is_brought; /* LOAD, OLD: the kernel fills it in; fetch() leaves it out */
+};
+
+/* What one total is of, over the batch or in each entry of it. */
+enum span { SPAN_COLUMN, SPAN_ROW, SPAN_ALL, SPANS };
+
+struct totals {
+    int count;
+    bool keeps_batch;
+    int64_t elements; /* in each */
+};
+
+/* A reduction behind the product: its totals are numbers `first` .. of their span. */
+struct reducer {
+    const struct node *node;
+    enum span span;
+    int first;
+    int mode; /* weftReduceTensorOp_t of a reduction */
+};
+
+/* What follows the sum: the indices of the result with digits of their own, and operands over them. */
+struct finish {
+    int digit_count[DEPTH];
+    int64_t extents[DEPTH][DIGITS_MAX];
+    int count;
+    struct finisher at[FINISHERS_MAX];
+    enum index lead; /* whose last digit runs over neighbours in the result */
+    int run;
+    int reducer_count;
+    bool totals_stored; /* kernels total the one result as they store it: evaluate() leaves that out */
+    struct reducer reducers[REDUCERS_MAX];
+    struct totals totals[SPANS];
+};
+
+struct tile {
+    int rows, columns;
+    int warps_m, warps_n;   /* of MMA kernels */
+    int thread_m, thread_n; /* of FMA kernels */
+    double efficiency;
+};
+
+struct contraction {
+    const struct region *region;
+    const struct node *node;
+    int before_count;
+    const struct node *before[BEFORE_MAX]; /* pointwise, last first; they read one tensor of a factor's dims */
+    bool narrows;                          /* floats may lose bits on tensor cores */
+    int result;
+    double alpha, beta, fill;
+    const struct tensor *used[3]; /* overrides of rows, columns, depth; NULL: all */
+    struct factor factor[FACTORS];
+    struct digits digits[INDICES];
+    int phase_count;
+    struct phase phases[COORDINATES];
+    double depth;   /* products per element, for predictions */
+    bool has_limit; /* a digit counts further than this dimension of the result */
+    int limited_dim;
+
+    enum arithmetic arithmetic;
+    struct finish finish;
+    bool is_direct; /* one thread per run of results instead of tiles */
+    bool is_small;  /* all indices fit in 31 bits */
+    bool has_k16;   /* mma.sync takes 16 halves at a time, from sm_80 on; 8 before */
+    const struct tile *tile;
+    int splits; /* of DEPTH; sums of parts meet in the workspace */
+    int64_t steps_per_split;
+    double seconds;
+};
+
+/* ---- portable.c: what other families of products share ---- */
+
+/* The one product of a region, with its shape, and pointwise operations behind it. */
+weftStatus_t contraction_find(struct contraction *c, const struct region *region);
+/* The same with reductions behind it, too; a factor may be scaled by blocks or made by pointwise operations, and is then the tensor that they read. */
+weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region);
+/* Whether a node of the region follows the product, and so is neither it nor before it. */
+bool contraction_is_behind(const struct contraction *c, const struct node *node);
+static inline bool contraction_has_overrides(const struct contraction *c) {
+    return c->used[0] || c->used[1] || c->used[2];
+}
+int64_t contraction_elements(const struct contraction *c);
+/* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
+weftStatus_t contraction_may_narrow(void);
+/* Whether an operation multiplies floats, or halves by bfloat16, which floats hold: what families for tf32 narrow. */
+bool contraction_narrows(const struct graph *graph, int node);
+/* A run is read before it is written, by one thread; what the product and the operations before it read may be read by all. */
+bool contraction_may_alias(const struct step *step, int in, int out);
+/* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */
+void contraction_print_tile(struct kernel_print *print, const struct contraction *c);
+weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,
+                                      const struct contraction *c, const int64_t tiles[3], struct arena *arena);
+/* Where the sum goes: to finish(), or, split, to the workspace. */
+void contraction_print_end(struct kernel_print *print, const struct contraction *c);
+/* Adds the kernel that joins the parts of split sums, and the workspace that they take. */
+weftStatus_t contraction_add_combine(struct step *step, const struct contraction *c, struct arena *arena);
+
+/* ---- shape.c: from an operation to digits ---- */
+
+/* The node's digits and factors; NOT_SUPPORTED and a sentence for what kernels cannot index. */
+weftStatus_t contraction_shape(struct contraction *c, const struct node *node);
+/* A and B change places, and with them rows and columns. Before the plan. */
+void contraction_turn(struct contraction *c);
+int64_t digits_extent(const struct digits *digits);
+/* Makes one digit of neighbours that both factors walk as one. */
+void digits_merge(struct digits *digits);
+/* Moves rows and columns into the batch, where the direct kernel counts results, in the order that memory asks for. */
+void contraction_flatten(struct contraction *c);
+
+/* ---- epilogue.c: what follows the sum ---- */
+
+/* Finds operands, merges their digits; NOT_SUPPORTED and a sentence for what cannot follow. */
+weftStatus_t finish_analyse(struct contraction *c);
+/* fetch(p, z, i, j): what is read of memory; evaluate(.., sum, fetched): a run of results; finish(.., sum[, fetched]):
+   stores it, too. Where there are reductions, exists(p, z, i, j). */
+void finish_print(struct kernel_print *print, const struct contraction *c);
+/* Instructions for an element of the result beside its conversion, roughly. */
+double finish_instructions(const struct contraction *c);
+/* Registers for the operands of 16 columns of two rows. */
+int finish_fetched_words(const struct finish *finish);
+/* Their parts, for other functions over the same indices: fields of the arguments; digits f<index><d> of z, i, j; the
+   statement `out` where a phase has no such element; the offset of operand k. */
+void finish_print_arguments(struct kernel_print *print, const struct finish *finish);
+void finish_print_digits(struct kernel_print *print, const struct finish *finish);
+void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out);
+void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k);
+/* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
+const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
+/* One or two results, if all are such, and how many; else 0. */
+int finish_find_stored(const struct contraction *c, int bytes, const struct finisher *stores[2]);
+static inline const struct finisher *finish_find_half(const struct contraction *c) { return finish_find_staged(c, 2); }
+/* Whether operand k lies as store does, so that whatever moves results can move it: 16 bits, in whole accesses of 16 bytes. */
+bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store);
+/* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
+void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
+
+/* ---- reductions.c: reductions behind the product ---- */
+
+bool totals_serve(const struct node *node);
+extern const char *const span_names[SPANS];
+/* Finds what a reduction totals, before its operands are finishers; NOT_SUPPORTED and a sentence for what tiles cannot. */
+weftStatus_t totals_add(struct contraction *c, const struct node *node);
+/* struct column_totals, row_totals, whole_totals: COUNT, none(t) and joined(t, a, b). */
+void totals_print_kinds(struct kernel_print *print, const struct contraction *c);
+/* Of struct finished, and how evaluate() fills them: what each result adds to each total. */
+void totals_print_fields(struct kernel_print *print, const struct finish *finish);
+void totals_print_elements(struct kernel_print *print, const struct contraction *c);
+/* Whether reductions read one value and nothing else; elements_of(p, bits): the same of what was stored in 16 bits. */
+bool totals_read_only(const struct contraction *c, int value);
+/* Whether they are of columns, and of the one staged result of 16 bits alone. */
+bool totals_of_stored(const struct contraction *c);
+void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store);
+/* Parts of totals lie in the workspace, lines of each span one after another; a line is a part of all totals of the span, side by
+   side. Where they are, and how many. */
+void totals_print_parts(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
+                        enum span span);
+/* The kernels that join parts, one for each span, and the workspace. */
+weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
+                          struct arena *arena);
+
+/* ---- plan.c: arithmetic, tile, splits ---- */
+
+struct arithmetic_row {
+    const char *a_staged, *b_staged; /* NULL: by the factor's type */
+    const char *sum;
+    bool is_mma;
+    int bytes, sum_bytes; /* of a staged element, of a sum */
+    int block_depth;
+};
+extern const struct arithmetic_row arithmetic_rows[];
+
+/* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. */
+weftStatus_t contraction_settle(struct contraction *c, const struct device *device);
+/* The same and the rest. */
+weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
+/* The type to calculate in, as it was set. */
+weftDataType_t contraction_math(const struct node *node);
+/* From the factors' types, the depth and the type to calculate in. */
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
+/* What it takes to move all that a settled contraction reads and writes. */
+double contraction_memory_seconds(const struct contraction *c, const struct device *device);
+/* Operations per second of a multiprocessor at full rate. */
+double contraction_rate(enum arithmetic arithmetic, const struct device *device);
+enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
+
+/* ---- print.c: text and arguments of the kernels ---- */
+
+/* struct batch, find_batch, and the places of A and B. */
+void contraction_print_factors(struct kernel_print *print, const struct contraction *c);
+/* to_integer() of the override of M, N or K of a batch entry, whose digits are named by the format `digit`. */
+void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *digit);
+
+/* A name made by printf, for the length of the full expression. */
+struct name {
+    char text[32];
+};
+struct name named(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A field that holds the bits of a double. */
+void print_real(struct kernel_print *print, double number, const char *name);
+/* " + d * p.name" with an argument, " + d" for 1, nothing for 0. */
+void print_term(struct kernel_print *print, const char *digit, int64_t coefficient, const char *argument);
+/* The digits of the index `value` as i64 variables <prefix>0 .. by the divisors p.<prefix>1 ..; in `digits`, which may be
+   NULL, taps of a phase have the run-time divisor g.taps<phase>. */
+void print_split(struct kernel_print *print, const char *prefix, int count, const char *value,
+                 const struct digits *digits);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The depthwise family as engines see it. */
+#include "engines/cuda/product/depthwise/depthwise.h"
+#include "engines/cuda/families.h"
+
+static weftStatus_t analyse(struct depthwise *d, const struct region *region, const struct device *device) {
+    *d = (struct depthwise){0};
+    TRY(contraction_find(&d->c, region));
+    TRY(depthwise_shape(d, device));
+    return depthwise_plan(d, device);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct depthwise d;
+    TRY(analyse(&d, region, device));
+    *seconds = d.c.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct depthwise d;
+    struct cuda_step *state;
+    (void)knobs;
+    TRY(analyse(&d, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (contraction_elements(&d.c) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(depthwise_print(kernel, &d, arena));
+    kernel->grid[0] = (uint32_t)((is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)d.threads;
+    kernel->shared_bytes = (uint32_t)d.shared_bytes;
+    if (is_filter(&d))
+        TRY(contraction_add_combine(step, &d.c, arena));
+    return arena_print(arena, &step->detail,
+                       "%s%lld taps in registers, strips of %lld, %lld in a block of %lld channels, %lld segments of "
+                       "%lld rows, %d parts, %d operations behind",
+                       d.is_mma ? "tensor cores, " : "", (long long)depthwise_taps(&d), (long long)d.strip,
+                       (long long)d.strips, (long long)d.channels, (long long)d.segments, (long long)d.segment_rows,
+                       d.c.splits, d.c.region->count - 1);
+}
+
+const struct family cuda_depthwise = {
+    .name = "cuda.depthwise",
+    .doc = "a convolution with one channel per group, and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

@@ -1,0 +1,110 @@
+/* depthwise: Y[n,c,o] = finish(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])      any float types, NHWC and NCHW, sm_80 and up
+   Formula   of inputs that exist: inside the image, and where the division leaves no rest. The forward operation has SPREAD 1, the data
+             gradient STEP 1 and its taps in reverse; finish() is printed from the graph
+   Tile      a block makes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP neighbours of one channel
+   Walk      an input row is read once, for all outputs that it reaches: all taps of the channel and SLOTS rows of sums stay in registers
+   Pipeline  load  |band 1   |band 2   |band 3   |...      a few rows are a band in shared memory, STAGES of them; copies pass by the
+             walk            |band 0   |band 1   |...      registers and are on their way STAGES - 1 bands early; one barrier per band
+   Memory    STAGES bands; the taps come in through the last one
+   Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
+   Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in tools/bench/results/h200-depthwise.csv
+   Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144 56x56 bf16, three
+             rows at a time: 55, one: 69
+   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
+#include "core/async.cuh"
+#include "product/depthwise/lattice.cuh"
+
+using input_band = band<image_t, IMAGE_RUN, TAPS_D, INPUT_ROWS, INPUT_COLUMNS>;
+
+struct memory {
+    union {
+        input_band bands[STAGES];
+        float taps[CHANNELS * (TAPS | 1)]; /* an odd pitch: one bank per channel */
+    };
+};
+
+extern __shared__ __align__(16) unsigned char s_memory[];
+
+DEVICE void load_taps(float (&taps)[TAPS], memory& s, const arguments& p, i32 channel) {
+    for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
+        const i64 c = channel + e / TAPS, d = e % TAPS / (TAPS_H * TAPS_W), h = e / TAPS_W % TAPS_H, w = e % TAPS_W;
+        if (c < p.channels) s.taps[e / TAPS * (TAPS | 1) + e % TAPS] = to_float(p.filter[p.filter_first + c * p.filter_c + d * p.filter_d + h * p.filter_h + w * p.filter_w]);
+    }
+    __syncthreads();
+    #pragma unroll
+    for (int t = 0; t < TAPS; t++) taps[t] = s.taps[own_channel() * (TAPS | 1) + t];
+    __syncthreads();
+}
+
+/* What an input row adds to the outputs that it reaches; u: its place in the period. */
+DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS], const float* taps, int u) {
+    #pragma unroll
+    for (int h = 0; h < TAPS_H; h++) {
+        if (!has_output(u, h * DILATION_H)) continue;
+        const int slot = slot_of(u, h * DILATION_H);
+        #pragma unroll
+        for (int w = 0; w < TAPS_W; w++)
+            #pragma unroll
+            for (int q = 0; q < STRIP; q++) {
+                const int at = q * STEP_W + w * DILATION_W;
+                if (at % SPREAD_W == 0) sums[slot][q] += x[at / SPREAD_W] * taps[h * TAPS_W + w];
+            }
+    }
+}
+
+/* Most strips lie inside the image as a whole, and need no question per output. */
+DEVICE void end_row(const float (&sums)[STRIP], const arguments& p, const patch& at, i32 channel, i32 row) {
+    const i32 column = at.column + own_strip() * STRIP;
+    const index line = (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
+    const bool is_whole = column >= 0 && column + STRIP <= (i32)p.width_out;
+    if (row >= at.begin && row < at.end && channel < p.channels) {
+        if (is_whole) {
+            #pragma unroll
+            for (int q = 0; q < STRIP; q++) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+        } else {
+            #pragma unroll
+            for (int q = 0; q < STRIP; q++)
+                if ((u32)(column + q) < (u32)p.width_out) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __grid_constant__ arguments p) {
+    memory& s = *(memory*)s_memory;
+    u32 number = blockIdx.x;
+    const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
+    const patch at = find_patch(p, number);
+    const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
+    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c), p.image_d, p.image_h, p.image_w, p.image_c,
+                           (i32)p.height_in, (i32)p.width_in, (i32)p.channels - channel};
+    float taps[TAPS], sums[SLOTS][STRIP] = {};
+    load_taps(taps, s, p, channel);
+    const auto load = [&](i32 k) {
+        if (k < bands) s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column, [&](int d) { return input_plane(p, at.depth, d); });
+        commit_copies();
+    };
+    #pragma unroll
+    for (int k = 0; k < STAGES - 1; k++) load(k);
+    for (i32 k = 0; k < bands; k++) {
+        await_copies<STAGES - 2>();
+        __syncthreads();
+        load(k + STAGES - 1);
+        #pragma unroll UNROLLED
+        for (i32 period = 0; period < BAND_PERIODS; period++) {
+            const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
+            move_rows(sums);
+            #pragma unroll
+            for (int u = 0; u < PERIOD; u++) {
+                if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
+                    #pragma unroll
+                    for (int d = 0; d < TAPS_D; d++) {
+                        float r[STRIP_INPUTS];
+                        read_strip<STRIP_INPUTS, STRIP * STEP_W / SPREAD_W>(r, s.bands[k % STAGES], d, row + u / SPREAD_H);
+                        add_row(sums, r, taps + d * TAPS_H * TAPS_W, u);
+                    }
+                }
+                if (has_output(u, SPAN_H - 1)) end_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(), output + slot_of(u, SPAN_H - 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the depthwise family cuts a convolution: strips, blocks, bands, segments, parts. Pure. It must not know text. */
+#include "engines/cuda/product/depthwise/depthwise.h"
+
+enum {
+    STRIP_MAX = 16,
+    THREADS_WANTED = 256,
+    BLOCKS_MAX = 8,
+    STAGES_LEAST = 2,
+    STAGES_WANTED = 3,
+    BAND_ROWS = 6,         /* of the image, between barriers, under large filters */
+    PRODUCTS_SHORT = 1000, /* in the text of a band that is unrolled */
+    MMA_TAPS_LEAST = 16,   /* fewer are done sooner by plain products */
+    PARTS_MAX = 512,
+    SPARE_REGISTERS = 16,      /* beside what is counted: addresses, loop counters */
+    PACKED_REGISTERS = 8,      /* the same, where the channels of a block lie apart */
+    REGISTERS_LIGHT = 128,     /* of a thread, when many threads shall be resident */
+    REGISTERS_MOST = 255 - 45, /* the compiler moves some of them about */
+    MMA_REGISTERS_LIGHT = 88,  /* sums and taps beside which the rest of a thread needs 40 */
+    MMA_REGISTERS_MOST = 200,
+    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
+};
+
+/* product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and what lies between lines, pixels and planes for the banks'
+   sake. */
+enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
+
+static const double LAUNCH_SECONDS = 2e-6;
+static const double PART_COST = 1.0 / 64; /* of adding one more part, in times that a block takes for a patch */
+
+/* ---- What product/depthwise/lattice.cuh computes, too ------------------------------------------------------------------ */
+
+/* Rows of results on their way: those that a period completes, and those that it leaves. */
+static int64_t slots(const struct depthwise *d) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS];
+    return divide_up(axis_span(h) - 1, h->step) + most(h->step, h->spread) / h->step;
+}
+
+static int64_t inputs_of_period(const struct depthwise *d) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS];
+    return most(h->step, h->spread) / h->spread;
+}
+
+static int64_t inputs_of(const struct depthwise *d, int64_t outputs) {
+    const struct axis *w = &d->axes[WIDTH_AXIS];
+    return ((outputs - 1) * w->step + axis_span(w) - 1) / w->spread + 1;
+}
+
+static int64_t band_bytes(const struct depthwise *d, int64_t planes, int64_t rows, int64_t columns, int64_t bytes) {
+    int64_t word = bytes < 4 ? 4 / bytes : 1, pitch = (divide_up(columns, word) | 1) * word;
+    int64_t row = d->is_channels_last ? columns * d->channels : d->channels * pitch;
+    return divide_up(planes * rows * row * bytes, 16) * 16;
+}
+
+static int64_t stage_bytes(const struct depthwise *d) {
+    int64_t tile = d->strip * d->strips, rows = inputs_of_period(d) * d->band_periods;
+    if (d->is_mma)
+        return d->images * (rows * (tile + MMA_DEPTH - MMA_STRIP) * d->channels + PLANE_PAD) *
+               bytes_of(d->image->tensor);
+    int64_t bytes = band_bytes(d, d->axes[DEPTH_AXIS].taps, rows, inputs_of(d, tile), bytes_of(d->image->tensor));
+    return bytes + (is_filter(d) ? band_bytes(d, 1, d->band_periods, tile, bytes_of(d->g.y.tensor)) : 0);
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static int64_t registers_of(const struct depthwise *d, int64_t strip) {
+    return depthwise_taps(d) + slots(d) * strip + inputs_of(d, strip);
+}
+
+static int64_t strips_across(const struct depthwise *d, int64_t strip) {
+    const struct axis *w = &d->axes[WIDTH_AXIS];
+    return divide_up(w->out + wrap(-w->pre, w->spread), strip);
+}
+
+/* The strip whose rows take the fewest instructions: a product each, two per input, about six per output. */
+static bool choose_strip(struct depthwise *d, int64_t registers) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS], *w = &d->axes[WIDTH_AXIS];
+    double best = 0;
+    d->strip = 0;
+    for (int64_t strip = w->spread; strip <= most(STRIP_MAX, w->spread); strip += w->spread) {
+        double products = (double)(depthwise_taps(d) * strip) / (double)(h->step * w->spread);
+        double cost =
+            (double)strips_across(d, strip) * (products + 2.0 * (double)inputs_of(d, strip) + 6.0 * (double)strip);
+        if (registers_of(d, strip) > registers || (d->strip && cost >= best))
+            continue;
+        best = cost;
+        d->strip = strip;
+    }
+    return d->strip > 0;
+}
+
+static void set_strips(struct depthwise *d, int64_t strips) {
+    d->strips = strips;
+    d->threads = strips * d->channels;
+    d->tiles = divide_up(strips_across(d, d->strip), strips);
+}
+
+static void choose_strips(struct depthwise *d) {
+    int64_t across = strips_across(d, d->strip), best = 0;
+    for (int64_t strips = 1; strips * d->channels <= THREADS_WANTED; strips++) {
+        int64_t cost = divide_up(across, strips) * (strips + 1); /* a block reads a margin, too */
+        if (best && cost > best)
+            continue;
+        best = cost;
+        set_strips(d, strips);
+    }
+}
+
+/* As the kernels' struct memory. */
+static int64_t shared_bytes(const struct depthwise *d, int64_t stages) {
+    int64_t passing = 2 * MMA_LINES * (MMA_STRIP + LINE_PAD) * (d->channels + PIXEL_PAD) * (int64_t)sizeof(float);
+    int64_t bytes = most(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
+    return divide_up(bytes, 16) * 16 + (d->is_mma ? passing : 0);
+}
+
+/* How many blocks may be resident, by registers and by shared memory, for a number of stages; 0: not one. */
+static int64_t resident_blocks(const struct depthwise *d, const struct device *device, int64_t registers,
+                               int64_t stages) {
+    int64_t by_registers = device->cuda.registers_per_multiprocessor / (registers * d->threads),
+            bytes = shared_bytes(d, stages);
+    int64_t by_memory = device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE);
+    return bytes > device->cuda.shared_per_block ? 0 : least(least(by_registers, by_memory), BLOCKS_MAX);
+}
+
+static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
+    d->stage_bytes = stage_bytes(d);
+    d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
+    d->blocks = resident_blocks(d, device, registers, d->stages);
+    d->shared_bytes = shared_bytes(d, d->stages);
+    return d->blocks > 0;
+}
+
+/* As many periods as bring each row of sums back to its registers, unrolled where that is little text, so that no sum
+   moves; else two at a time. Bands of one period where others do not fit. */
+static bool choose_band(struct depthwise *d, const struct device *device, int64_t registers) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS];
+    int64_t ended = most(h->step, h->spread) / h->step;
+    bool is_short = d->is_mma || depthwise_taps(d) * d->strip * slots(d) <= PRODUCTS_SHORT;
+    d->band_periods = is_short ? divide_up(slots(d), ended) : most(BAND_ROWS / inputs_of_period(d), 1);
+    d->unrolled = is_short ? d->band_periods : least(d->band_periods, 2);
+    if (choose_stages(d, device, registers))
+        return true;
+    d->band_periods = d->unrolled = 1;
+    return choose_stages(d, device, registers);
+}
+
+/* Tensor cores take 16-bit images whose filters are large, but at most 9 columns wide, and walk by one. */
+static bool is_for_mma(const struct depthwise *d) {
+    const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
+    weftDataType_t type = (weftDataType_t)d->image->tensor->type;
+    bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
+    bool is_flat = depth->taps == 1 && depth->in == 1 && depth->out == 1 && depth->pre == 0;
+    return is_half && is_flat && d->is_channels_last && !is_filter(d) && (int)type == d->g.w.tensor->type &&
+           depthwise_taps(d) >= MMA_TAPS_LEAST && w->step == 1 && w->spread == 1 &&
+           axis_span(w) <= MMA_DEPTH - MMA_STRIP + 1;
+}
+
+/* The lines of a block: strips side by side, as many images; few strips read a margin each, one image meets itself in
+   the banks. */
+static bool choose_mma(struct depthwise *d, const struct device *device) {
+    int64_t across = divide_up(d->axes[WIDTH_AXIS].out, MMA_STRIP), best = 0;
+    int64_t registers = slots(d) * MMA_STRIP + d->axes[HEIGHT_AXIS].taps * 4;
+    d->is_mma = true;
+    d->strip = MMA_STRIP;
+    d->channels = MMA_CHANNELS;
+    d->threads = MMA_CHANNELS / 2 * 32;
+    for (int64_t strips = 1; strips <= MMA_LINES; strips *= 2) {
+        int64_t images = MMA_LINES / strips, blocks = divide_up(across, strips) * divide_up(d->g.n, images);
+        int64_t cost = blocks * (MMA_LINES * MMA_STRIP + MMA_STRIP * images + (images == 1 ? 20 : 0));
+        if (best && cost >= best)
+            continue;
+        best = cost;
+        d->strips = strips;
+        d->images = images;
+    }
+    d->tiles = divide_up(across, d->strips);
+    d->is_mma = registers <= MMA_REGISTERS_MOST &&
+                choose_band(d, device, registers <= MMA_REGISTERS_LIGHT ? REGISTERS_LIGHT : 256);
+    return d->is_mma;
+}
+
+static weftStatus_t choose_block(struct depthwise *d, const struct device *device) {
+    int64_t registers = REGISTERS_LIGHT, bytes = bytes_of(d->image->tensor);
+    int64_t spare = SPARE_REGISTERS + (d->is_channels_last ? 0 : PACKED_REGISTERS);
+    if (is_for_mma(d) && choose_mma(d, device))
+        return WEFT_STATUS_SUCCESS;
+    d->images = 1;
+    d->channels = d->is_channels_last && bytes < 4 && d->g.groups > 32 ? 64 : 32;
+    if (!choose_strip(d, REGISTERS_LIGHT - spare)) {
+        registers = 256;
+        if (!choose_strip(d, REGISTERS_MOST))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+                 "%s: its %lld taps and the %lld rows of sums on their way exceed the registers",
+                 descriptor_label(d->c.node->op), (long long)depthwise_taps(d), (long long)slots(d));
+    }
+    choose_strips(d);
+    while (!choose_band(d, device, registers)) {
+        if (d->strips == 1)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+                 "%s: the rows under its filter, %lld bytes, exceed the shared memory of a block",
+                 descriptor_label(d->c.node->op), (long long)(STAGES_LEAST * d->stage_bytes));
+        set_strips(d, d->strips - 1);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Cuts columns of the result where that spreads them better over the chip than the rows read twice cost. */
+static void choose_segments(struct depthwise *d, const struct device *device) {
+    const struct axis *h = &d->axes[HEIGHT_AXIS];
+    int64_t whole = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
+    d->segment_rows = most(h->out, 1);
+    for (int64_t segments = 1; segments <= least(h->out, 64); segments++) {
+        int64_t rows = divide_up(h->out, segments), used = divide_up(h->out, rows);
+        int64_t cost = divide_up(whole * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
+        if (best == 0 || cost < best) {
+            best = cost;
+            d->segment_rows = rows;
+        }
+    }
+    d->segments = divide_up(h->out, d->segment_rows);
+    d->patches = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->segments;
+}
+
+/* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with enough threads to
+   hide their waits. Two at least: combine_splits.cuh adds parts. */
+static void choose_parts(struct depthwise *d, const struct device *device) {
+    double best = 0;
+    d->c.splits = 2;
+    for (int64_t parts = 2; parts <= least(d->patches, PARTS_MAX); parts++) {
+        int64_t each = divide_up(d->patches, parts);
+        int64_t waves = divide_up(parts * d->channel_blocks, device->cuda.multiprocessors);
+        double threads = (double)(least(waves, d->blocks) * d->threads);
+        double slowness = threads < THREADS_WANTED ? THREADS_WANTED / threads : 1;
+        double cost = (double)(each * waves) * slowness + (double)parts * PART_COST;
+        if (best > 0 && cost >= best)
+            continue;
+        best = cost;
+        d->c.splits = (int)parts;
+    }
+}
+
+static void predict(struct depthwise *d, const struct device *device) {
+    static const double RATE = 128 * 2 * 0.6; /* operations per clock of a multiprocessor */
+    double bytes = (double)(tensor_bytes(d->g.x.tensor) + tensor_bytes(d->g.y.tensor) + tensor_bytes(d->g.w.tensor));
+    double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
+    double computing = op_flops(d->c.node->op) / (RATE * clock * device->cuda.multiprocessors);
+    double moving = bytes / (double)device->cuda.bandwidth;
+    d->c.seconds = LAUNCH_SECONDS * (is_filter(d) ? 2 : 1) + (computing > moving ? computing : moving);
+}
+
+weftStatus_t depthwise_plan(struct depthwise *d, const struct device *device) {
+    TRY(choose_block(d, device));
+    d->channel_blocks = divide_up(d->g.groups, d->channels);
+    choose_segments(d, device);
+    if (is_filter(d))
+        choose_parts(d, device);
+    predict(d, device);
+    return WEFT_STATUS_SUCCESS;
+}

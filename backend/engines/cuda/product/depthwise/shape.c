@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the depthwise family serves, and where outputs, taps and inputs lie. It must not know blocks or text. */
+#include "engines/cuda/product/depthwise/depthwise.h"
+
+static const double REACH_MAX = 1 << 30; /* sums of two positions stay in 32 bits */
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
+
+static void find_axes(struct depthwise *d) {
+    const struct conv_geometry *g = &d->g;
+    bool is_data = g->direction == CONV_DATA;
+    for (int i = 0; i < AXES; i++)
+        d->axes[i] = (struct axis){
+            .taps = g->w.size[i],
+            .step = is_data ? 1 : g->stride[i],
+            .spread = is_data ? g->stride[i] : 1,
+            .dilation = g->dilation[i],
+            .pre = is_data ? (g->w.size[i] - 1) * g->dilation[i] - g->pre[i] : g->pre[i],
+            .in = is_data ? g->y.size[i] : g->x.size[i],
+            .out = is_data ? g->x.size[i] : g->y.size[i],
+        };
+    d->image = is_data ? &g->y : &g->x;
+}
+
+static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
+    if (extent != 1)
+        digits->at[digits->count++] =
+            (struct digit){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
+}
+
+/* Rows of the result are images and positions, or taps; columns are channels. */
+static void find_digits(struct depthwise *d) {
+    const struct conv_operand *result = is_filter(d) ? &d->g.w : d->g.direction == CONV_DATA ? &d->g.x : &d->g.y;
+    struct digits *digits = d->c.digits;
+    for (int index = 0; index < INDICES; index++)
+        digits[index].count = 0;
+    if (!is_filter(d))
+        add_digit(&digits[ROW], d->g.n, 0);
+    for (int i = 0; i < AXES; i++)
+        add_digit(&digits[ROW], result->size[i], result->tensor->dims.count - AXES + i);
+    add_digit(&digits[COLUMN], d->g.groups, is_filter(d) ? 0 : 1);
+    d->c.phase_count = 0;
+}
+
+static int run_of(const struct depthwise *d, const struct conv_operand *operand) {
+    int64_t run = gcd(16, operand->tensor->alignment) / bytes_of(operand->tensor);
+    if (!d->is_channels_last || run < 1)
+        return 1;
+    run = gcd(gcd(run, d->g.groups), d->g.n > 1 ? operand->outer_stride : 0);
+    for (int i = 0; i < AXES; i++)
+        run = gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+    return (int)run;
+}
+
+static bool is_served(const struct tensor *tensor) {
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    bool is_float = type == WEFT_DATA_FLOAT || type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16 ||
+                    type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
+    return is_float && !tensor->is_by_value && !tensor->is_constant;
+}
+
+static weftStatus_t check_node(const struct depthwise *d, const struct device *device) {
+    const struct conv_op *op = (const struct conv_op *)d->c.node->op;
+    const char *label = descriptor_label(&op->base);
+    weftDataType_t math = math_type(op->parameters->math);
+    const struct tensor *image = d->image->tensor, *second = is_filter(d) ? d->g.y.tensor : d->g.w.tensor;
+    if (device->cuda.major < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: copies that pass by the registers begin with sm_80", label);
+    if (d->g.c != 1 || d->g.k != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: its groups have %lld channels in and %lld out. One of each is served.", label, (long long)d->g.c,
+             (long long)d->g.k);
+    if (!is_served(image) || !is_served(second))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s and %s: floats of 8 to 32 bits in memory are served", label,
+             descriptor_label(&image->base), descriptor_label(&second->base));
+    if (math == WEFT_DATA_DOUBLE || !dtype_is_float(math))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: sums are float here. Set compute_data_type FLOAT.", label);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_reach(const struct depthwise *d) {
+    double rows = (double)d->g.n * (double)d->g.groups;
+    for (int i = 0; i < AXES; i++) {
+        const struct axis *axis = &d->axes[i];
+        double outputs = (double)axis->out * (double)axis->step, inputs = (double)axis->in * (double)axis->spread;
+        double reach = outputs + inputs + (double)axis_span(axis) + (double)most(axis->pre, -axis->pre);
+        rows *= (double)axis->out;
+        if (reach > REACH_MAX || rows > INT32_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions or 2^31 results",
+                 descriptor_label(d->c.node->op));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device) {
+    if (!conv_is(d->c.node->op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(d->c.node->op));
+    d->g = conv_geometry(d->c.node->op);
+    find_axes(d);
+    TRY(check_node(d, device));
+    TRY(check_reach(d));
+    find_digits(d);
+    d->c.arithmetic = FMA_FLOAT;
+    d->c.is_small = true;
+    d->c.splits = 1;
+    TRY(finish_analyse(&d->c));
+    d->is_channels_last = d->image->group_stride == 1 && (!is_filter(d) || d->g.y.group_stride == 1);
+    d->image_run = run_of(d, d->image);
+    d->loss_run = run_of(d, &d->g.y);
+    return WEFT_STATUS_SUCCESS;
+}

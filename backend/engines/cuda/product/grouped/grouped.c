@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The grouped family: the products of a mixture of experts, forward and to the weights. They are made by the contraction
+   family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per tile, always in
+   the same order. */
+#include "engines/cuda/product/grouped/grouped.h"
+#include "engines/cuda/families.h"
+
+enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES = 16 };
+
+/* Large tiles where experts fill them; sums of 8 bytes leave room for small ones alone. */
+static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};
+static const struct tile fma_tiles[] = {{128, 128, 0, 0, 8, 8, 0.80}, {64, 64, 0, 0, 4, 4, 0.55}};
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_region(const struct region *region) {
+    const struct node *node = region_node(region, 0);
+    if (op_of(node->op) != &moe_op && op_of(node->op) != &moe_bwd_op)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no grouped product.", descriptor_label(node->op));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(node->op),
+             descriptor_label(region_node(region, 1)->op));
+    for (int k = 0; k < node->operand_count; k++) {
+        const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
+        if (tensor->vector_count != 1 || !cuda_type_name((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+                 "%s: %s is vectorised, or of a type below a byte. Use plain strides and a type of whole bytes.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
+
+int grouped_run_along(const struct tensor *tensor, int dim) {
+    int64_t fits = gcd(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
+    int64_t run = gcd(fits > 1 ? fits : 1, tensor->dims.at[dim]);
+    if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
+        return 1;
+    for (int i = 0; i < 3; i++)
+        run = i == dim ? run : gcd(run, tensor->strides.at[i]);
+    return (int)run;
+}
+
+/* Rows of an expert begin anywhere, so that runs go along other dimensions. */
+static void choose_access(struct factor *factor, const int dims[2], bool depth_is_rows) {
+    const struct tensor *tensor = factor->tensor;
+    factor->along_depth = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
+    int dim = dims[factor->along_depth];
+    bool is_rows = factor->along_depth ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
+    factor->run = is_rows ? 1 : grouped_run_along(tensor, dim);
+}
+
+static void shape_forward(struct grouped *g, const struct moe_op *op) {
+    *g = (struct grouped){.c = g->c,
+                          .forward = op,
+                          .offset = op->first_token_offset,
+                          .y = op->output,
+                          .group_rows = moe_rows(op),
+                          .columns = op->weight->dims.at[2],
+                          .depth = op->weight->dims.at[1],
+                          .a_dims = {1, 2},
+                          .b_dims = {2, 1}};
+    g->c.factor[FACTOR_A].tensor = op->token;
+    g->c.factor[FACTOR_B].tensor = op->weight;
+    g->c.depth = (double)g->depth;
+}
+
+static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
+    *g = (struct grouped){.c = g->c,
+                          .offset = op->first_token_offset,
+                          .y = op->dweight,
+                          .group_rows = op->token->dims.at[1],
+                          .rows = op->dweight->dims.at[1],
+                          .columns = op->dweight->dims.at[2],
+                          .depth = op->token->dims.at[1],
+                          .a_dims = {2, 1},
+                          .b_dims = {2, 1}};
+    g->c.factor[FACTOR_A].tensor = op->token;
+    g->c.factor[FACTOR_B].tensor = op->doutput;
+    g->c.depth = (double)g->depth;
+    g->lead_is_row = op->dweight->strides.at[1] < op->dweight->strides.at[2];
+}
+
+void grouped_set_rows(struct grouped *g, int64_t rows) {
+    g->rows = rows;
+    g->most = g->group_rows / rows + g->experts + 1;
+}
+
+static void choose_tile(struct grouped *g) {
+    const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
+    int64_t rows = g->forward ? g->group_rows / (g->experts ? g->experts : 1) : g->rows;
+    bool is_large = row->bytes < 8 && rows >= 96 && g->columns >= 96;
+    g->c.tile = &(row->is_mma ? mma_tiles : fma_tiles)[!is_large];
+    if (g->forward)
+        grouped_set_rows(g, g->c.tile->rows);
+}
+
+static double predict(const struct grouped *g, const struct device *device) {
+    const struct node *node = g->c.node;
+    double bytes = 0, rate = contraction_rate(g->c.arithmetic, device) * g->c.tile->efficiency;
+    for (int k = 0; k < node->operand_count; k++)
+        bytes += (double)tensor_bytes(g->c.region->graph->values[node->operands[k]].tensor);
+    double computing = op_flops(node->op) / (rate * device->cuda.multiprocessors);
+    double moving = bytes / (double)device->cuda.bandwidth;
+    return 4e-6 + (computing > moving ? computing : moving);
+}
+
+weftStatus_t grouped_find(struct grouped *g, const struct region *region, const struct device *device) {
+    TRY(check_region(region));
+    g->c = (struct contraction){.region = region, .node = region_node(region, 0), .splits = 1};
+    if (op_of(g->c.node->op) == &moe_op)
+        shape_forward(g, (const struct moe_op *)g->c.node->op);
+    else
+        shape_gradient(g, (const struct moe_bwd_op *)g->c.node->op);
+    g->experts = g->most = g->offset->dims.at[0];
+    g->c.arithmetic = contraction_arithmetic(&g->c, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
+    TRY(grouped_find(g, region, device));
+    g->c.has_k16 = device->cuda.major >= 8;
+    g->c.finish.lead = g->lead_is_row ? ROW : COLUMN;
+    g->c.finish.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
+    choose_access(&g->c.factor[FACTOR_A], g->a_dims, !g->forward);
+    choose_access(&g->c.factor[FACTOR_B], g->b_dims, !g->forward);
+    choose_tile(g);
+    const int64_t most = INT32_MAX - 256; /* tiles at the end reach past it */
+    g->c.is_small = g->rows < most && g->columns < most && g->depth < most && g->most < most;
+    g->c.seconds = predict(g, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct grouped g;
+    TRY(analyse(&g, region, device));
+    *seconds = g.c.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static void print_tensor(struct kernel_print *print, const struct tensor *tensor, const char *name) {
+    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+}
+
+static void print_indices(struct kernel_print *print, const struct moe_op *op) {
+    if (op->token_index) {
+        print_tensor(print, op->token_index, "token_index");
+        print_number(print, op->token_index->strides.at[1], "token_index_stride");
+        print_number(print, op->token->dims.at[1], "tokens");
+    }
+    if (op->token_ks) {
+        print_tensor(print, op->token_ks, "token_ks");
+        print_number(print, op->token_ks->strides.at[1], "token_ks_stride");
+        print_number(print, op->top_k, "top_k");
+    }
+}
+
+void grouped_print(struct kernel_print *print, const struct grouped *g) {
+    print_constant(print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
+    print_constant(print, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
+    text_add(&print->constants, "#include \"product/grouped/groups.cuh\"\n");
+    print_type(print, "y_t", (weftDataType_t)g->y->type);
+    print_tensor(print, g->offset, "offset");
+    print_number(print, g->offset->strides.at[0], "offset_stride");
+    print_number(print, g->experts, "experts");
+    print_number(print, g->group_rows, "group_rows");
+    print_tensor(print, g->y, "y");
+    print_number(print, g->forward ? 0 : g->y->strides.at[0], "y_entry");
+    print_number(print, g->y->strides.at[1], "y_row");
+    print_number(print, g->y->strides.at[2], "y_column");
+    if (g->forward) {
+        print_scratch(print, "group_tile", 0, "list");
+        print_indices(print, g->forward);
+    }
+}
+
+int64_t grouped_list_bytes(const struct grouped *g) { return (g->most * GROUP_TILE_BYTES + 63) / 64 * 64; }
+
+static void print_copies(struct kernel_print *print, const struct grouped *g) {
+    const struct tensor *token = g->forward->token;
+    print_tensor(print, token, "tokens_at");
+    print_number(print, token->strides.at[1], "token_row");
+    print_number(print, g->copies / g->group_rows / WORDS_BYTES, "row_words");
+    print_scratch(print, "chunk<16>", grouped_list_bytes(g), "gathered");
+}
+
+weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
+    struct kernel_print print;
+    bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
+    int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
+    kernel_print_init(&print, g->c.region->graph);
+    print_constant(&print, "THREADS", LIST_THREADS);
+    print_constant(&print, "BLOCK_M", g->rows);
+    grouped_print(&print, g);
+    print_number(&print, g->columns, "columns");
+    print_number(&print, g->most, "most");
+    print_constant(&print, "COPIES", g->copies > 0);
+    if (g->copies)
+        print_copies(&print, g);
+    TRY(kernel_finish(&print, kernel, "product/grouped/tile_list.cuh", "grouped_list", arena));
+    kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = LIST_THREADS;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void print_factor(struct kernel_print *print, const struct grouped *g, int f) {
+    static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_ALONG_DEPTH", "a_outer", "a_depth"},
+                                           {"b", "b_t", "b_staged", "B_RUN", "B_ALONG_DEPTH", "b_outer", "b_depth"}};
+    const struct factor *factor = &g->c.factor[f];
+    const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
+    const char *staged = f == FACTOR_A ? row->a_staged : row->b_staged;
+    const int *dims = f == FACTOR_A ? g->a_dims : g->b_dims;
+    weftDataType_t type = (weftDataType_t)factor->tensor->type;
+    print_tensor(print, factor->tensor, texts[f][0]);
+    print_type(print, texts[f][1], type);
+    text_add(&print->constants, "using %s = %s;\n", texts[f][2],
+             staged                   ? staged
+             : type == WEFT_DATA_INT8 ? "i8"
+                                      : "u8");
+    print_constant(print, texts[f][3], factor->run);
+    print_constant(print, texts[f][4], factor->along_depth);
+    print_number(print, factor->tensor->strides.at[dims[0]], texts[f][5]);
+    print_number(print, factor->tensor->strides.at[dims[1]], texts[f][6]);
+}
+
+static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
+    struct kernel_print print;
+    const struct tile *tile = g->c.tile;
+    const int64_t tiles[] = {(g->rows + tile->rows - 1) / tile->rows, (g->columns + tile->columns - 1) / tile->columns,
+                             g->most};
+    contraction_print_tile(&print, &g->c);
+    print_constant(&print, "FORWARD", g->forward != NULL);
+    print_constant(&print, "RUN", g->c.finish.run);
+    print_constant(&print, "IS_SPLIT", 0);
+    grouped_print(&print, g);
+    print_factor(&print, g, FACTOR_A);
+    print_factor(&print, g, FACTOR_B);
+    if (g->forward)
+        print_number(&print, g->c.factor[FACTOR_B].tensor->strides.at[0], "b_entry");
+    print_number(&print, g->rows, "rows");
+    print_number(&print, g->columns, "columns");
+    print_number(&print, g->depth, "depth");
+    print_number(&print, g->depth / arithmetic_rows[g->c.arithmetic].block_depth + 1, "steps_per_split");
+    text_add(&print.code, "#include \"product/grouped/grouped.cuh\"\n\n");
+    return contraction_finish_tiles(&print, kernel, &g->c, tiles, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct grouped g;
+    struct cuda_step *state;
+    TRY(analyse(&g, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (tensor_elements(g.y) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    if (g.forward) {
+        TRY(grouped_build_list(&state->kernels[state->count++], &g, arena));
+        step->workspace_bytes = grouped_list_bytes(&g);
+    }
+    TRY(build_product(&state->kernels[state->count++], &g, arena));
+    return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %lld batch entries at most",
+                       arithmetic_rows[g.c.arithmetic].is_mma ? "tensor cores" : "fused multiply-adds", g.c.tile->rows,
+                       g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_depth, (long long)g.most);
+}
+
+const struct family cuda_grouped = {
+    .name = "cuda.grouped",
+    .doc = "products of a mixture of experts, with tokens gathered or scattered, and to the weights",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The grouped family of Hopper: the products of a mixture of experts through the copy engine and wgmma. Tiles are made by
+   product/hopper/product_sm90.cuh, whose factors and result lie as product/grouped/grouped_sm90.cuh says. What it declines, the portable
+   family takes. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/product/grouped/grouped.h"
+#include "engines/cuda/product/hopper/hopper.h"
+
+enum { MAP_ALIGNMENT = 16, TILES = 8, RUN_MAX = 8 };
+
+/* As of the Hopper family; low ones for experts with few rows. */
+static const struct hopper_tile tiles[TILES] = {
+    {128, 256, 1, 4, 1, 0.94, 1, false}, {128, 256, 1, 4, 2, 0.90, 1, false}, {256, 128, 2, 4, 1, 0.91, 1, false},
+    {128, 128, 1, 6, 1, 0.94, 1, false}, {256, 192, 2, 3, 2, 0.96, 1, false}, {64, 256, 1, 5, 1, 0.85, 1, false},
+    {64, 128, 1, 8, 1, 0.80, 1, false},  {128, 128, 2, 6, 1, 0.96, 1, true},
+};
+
+static const double LIST_SECONDS = 2e-6;
+
+/* A tensor as a product sees it: dims of its rows or columns, of the other index, and of the batch entry. */
+struct side {
+    const struct tensor *tensor;
+    int inner, outer; /* dims; the inner one without gaps */
+    bool along_depth; /* the inner one is the depth */
+    bool is_ragged;   /* the outer one are rows that experts share */
+};
+
+struct product {
+    struct grouped g;
+    struct hopper h; /* tile, stages and slabs */
+    struct side a, b, y;
+    bool is_fp8, is_staged;
+    double seconds;
+};
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static weftStatus_t check_types(struct product *p) {
+    const struct grouped *g = &p->g;
+    weftDataType_t a = (weftDataType_t)g->c.factor[FACTOR_A].tensor->type;
+    weftDataType_t b = (weftDataType_t)g->c.factor[FACTOR_B].tensor->type;
+    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16);
+    p->is_fp8 = is_fp8(a) && is_fp8(b) && g->forward;
+    p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
+    if ((!is_half && !p->is_fp8) || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are, and, "
+             "forward, FP8.",
+             descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
+    const int64_t most = INT32_MAX - 512;
+    if (g->group_rows == 0 || g->depth == 0 || g->group_rows > most || g->columns > most || g->depth > most)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: empty, or larger than 2^31 along an index: the portable family takes it.",
+             descriptor_label(g->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_side(const struct product *p, const struct side *side) {
+    const struct tensor *t = side->tensor;
+    int64_t bytes = dtype_bytes((weftDataType_t)t->type, 1);
+    bool fits = t->alignment % MAP_ALIGNMENT == 0 && !t->is_by_value && !t->is_constant;
+    for (int i = 0; i < 3; i++)
+        fits = fits && (i == side->inner ? t->strides.at[i] == 1 || t->dims.at[i] == 1
+                                         : t->dims.at[i] == 1 ||
+                                               (t->strides.at[i] > 0 && t->strides.at[i] * bytes % MAP_ALIGNMENT == 0));
+    if (!fits)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s must have one dimension without gaps, which are not the rows that experts share where these are "
+             "summed, and be aligned to %d bytes in the others.",
+             descriptor_label(p->g.c.node->op), descriptor_label(&t->base), MAP_ALIGNMENT);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The dimension without gaps, of two. */
+static struct side side_of(const struct tensor *tensor, int own, int depth) {
+    bool along_depth = tensor->strides.at[depth] == 1 && tensor->dims.at[depth] > 1;
+    return (struct side){tensor, along_depth ? depth : own, along_depth ? own : depth, along_depth, false};
+}
+
+/* What 128 bytes hold. */
+static int slab_elements(const struct product *p) { return p->is_fp8 ? 128 : 64; }
+
+/* Tensor cores take FP8 along the depth alone. */
+static weftStatus_t check_fp8(const struct product *p) {
+    if (p->is_fp8 && (!p->a.along_depth || !p->b.along_depth))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: FP8 is multiplied here where tokens and weights are contiguous along "
+             "the summed dimension.",
+             descriptor_label(p->g.c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void find_sides(struct product *p) {
+    struct grouped *g = &p->g;
+    const struct tensor *a = g->c.factor[FACTOR_A].tensor, *b = g->c.factor[FACTOR_B].tensor;
+    if (g->forward) {
+        p->a = side_of(a, 1, 2);
+        p->b = side_of(b, 2, 1);
+        p->y = (struct side){g->y, 2, 1, false, true};
+        return;
+    }
+    /* Columns of the product are neighbours in the gradient. */
+    bool is_turned = g->lead_is_row;
+    p->a = (struct side){is_turned ? b : a, 2, 1, false, true};
+    p->b = (struct side){is_turned ? a : b, 2, 1, false, true};
+    p->y = (struct side){g->y, is_turned ? 1 : 2, is_turned ? 2 : 1, false, false};
+    g->rows = g->y->dims.at[p->y.outer];
+    g->columns = g->y->dims.at[p->y.inner];
+}
+
+/* The copy engine takes neighbours, so rows that are gathered are copied first. */
+static weftStatus_t plan_copies(struct product *p) {
+    struct grouped *g = &p->g;
+    int64_t bytes = g->depth * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
+    if (!g->forward || g->forward->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
+        return WEFT_STATUS_SUCCESS;
+    if (p->a.inner != 2 || bytes % MAP_ALIGNMENT != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows are gathered here where they are whole and contiguous.",
+             descriptor_label(g->c.node->op));
+    g->copies = g->group_rows * bytes;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+
+static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
+
+static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
+
+/* Experts have about as many rows each; the last tile of one is half full. */
+static double predict(const struct product *p, const struct device *device, const struct hopper_tile *tile) {
+    const struct grouped *g = &p->g;
+    double bytes = 2 * (double)g->copies, rows = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
+    for (int k = 0; k < g->c.node->operand_count; k++)
+        bytes += (double)tensor_bytes(g->c.region->graph->values[g->c.node->operands[k]].tensor);
+    double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
+    if (g->forward) {
+        units *= rows / (double)height_of(tile) + 0.5;
+        steps = (double)tiles_along(g->depth, slab_elements(p));
+    } else {
+        units *= (double)tiles_along(g->rows, height_of(tile));
+        steps = rows / slab_elements(p) + 0.5;
+    }
+    return (g->forward ? LIST_SECONDS : 0) +
+           hopper_seconds(tile, device, units, steps, 0, bytes / (double)device->cuda.bandwidth);
+}
+
+static bool fits(const struct product *p, const struct hopper_tile *tile) {
+    bool is_deep = tile->row_blocks * tile->columns > 256;
+    if (p->h.promotes && !hopper_can_promote(tile))
+        return false;
+    return (p->b.along_depth || tile->columns % (slab_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
+}
+
+static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
+    chosen = chosen <= TILES ? chosen : 0; /* a row of another family's table */
+    for (int t = 0; t < TILES; t++) {
+        double seconds = predict(p, device, &tiles[t]);
+        if (!fits(p, &tiles[t]) || (chosen > 0 && chosen != t + 1) || (p->h.tile && seconds >= p->seconds))
+            continue;
+        p->h.tile = &tiles[t];
+        p->seconds = seconds;
+    }
+    if (!p->h.tile)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: the tile asked for does not fit it.",
+             descriptor_label(p->g.c.node->op));
+    if (p->g.forward)
+        grouped_set_rows(&p->g, height_of(p->h.tile));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct product *p, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
+    *p = (struct product){0};
+    TRY(hopper_check_device(device, "grouped family of Hopper"));
+    TRY(grouped_find(&p->g, region, device));
+    TRY(check_types(p));
+    find_sides(p);
+    TRY(check_fp8(p));
+    TRY(check_side(p, &p->a));
+    TRY(check_side(p, &p->b));
+    TRY(check_side(p, &p->y));
+    TRY(plan_copies(p));
+    p->is_staged = dtype_bytes((weftDataType_t)p->g.y->type, 1) == 2 && p->g.columns % 8 == 0;
+    return choose_tile(p, device, knobs);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct product p;
+    TRY(analyse(&p, region, device, NULL));
+    *seconds = p.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+/* Bytes from one index of a dimension to the next; where there is one index, any that a map may have. */
+static uint64_t map_stride(const struct tensor *tensor, int dim) {
+    return tensor->dims.at[dim] == 1
+               ? MAP_ALIGNMENT
+               : (uint64_t)(tensor->strides.at[dim] * dtype_bytes((weftDataType_t)tensor->type, 1));
+}
+
+static struct cuda_map map_of(const struct product *p, const struct side *side, uint32_t inner, uint32_t outer) {
+    const struct tensor *t = side->tensor;
+    struct cuda_map map = {.form = {.type = hopper_map_type((weftDataType_t)t->type),
+                                    .rank = side->is_ragged || t->dims.at[0] > 1 || side == &p->b ? 3 : 2,
+                                    .dims = {(uint64_t)t->dims.at[side->inner], (uint64_t)t->dims.at[side->outer],
+                                             (uint64_t)t->dims.at[0]},
+                                    .strides = {map_stride(t, side->outer), map_stride(t, 0)},
+                                    .box = {inner, outer, 1},
+                                    .swizzle = TENSOR_MAP_128B,
+                                    .promotion = TENSOR_MAP_L2_128B}};
+    if (side->is_ragged) {
+        map.form.strides[1] = map.form.strides[0];
+        map.form.dims[2] = map.form.dims[1] + 1;
+        map.offset = -(int64_t)(map.form.dims[1] * map.form.strides[0]);
+    }
+    return map;
+}
+
+static void print_map_of(struct kernel_print *print, const struct tensor *tensor, const struct cuda_map *map,
+                         const char *name) {
+    print_map(print, graph_find_value(print->graph, tensor), map, name);
+}
+
+static void print_maps(struct kernel_print *print, const struct product *p) {
+    const struct hopper_tile *tile = p->h.tile;
+    int slab = tile->columns % 64 == 0 ? 64 : 32;
+    const uint32_t row = (uint32_t)slab_elements(p);
+    struct cuda_map a = map_of(p, &p->a, row, p->a.along_depth ? (uint32_t)tile->rows : row);
+    struct cuda_map b = map_of(p, &p->b, row, p->b.along_depth ? (uint32_t)(tile->columns / tile->cluster) : row);
+    if (p->g.copies) { /* from behind the list in the workspace */
+        a.form.dims[1] = (uint64_t)p->g.group_rows;
+        a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
+        a.offset = grouped_list_bytes(&p->g);
+        print_map(print, -1, &a, "a_map");
+    } else {
+        print_map_of(print, p->a.tensor, &a, "a_map");
+    }
+    print_map_of(print, p->b.tensor, &b, "b_map");
+    if (p->h.stores_boxes) {
+        struct cuda_map y = map_of(p, &p->y, (uint32_t)slab, 16);
+        y.form.rank = 3;
+        y.form.swizzle = slab == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B;
+        print_map_of(print, p->y.tensor, &y, "c_map");
+    }
+}
+
+static void print_sides(struct kernel_print *print, const struct product *p) {
+    const struct side *sides[] = {&p->a, &p->b};
+    const int blocks[] = {p->h.tile->rows, p->h.tile->columns}, shared[] = {1, p->h.tile->cluster};
+    for (int f = 0; f < FACTORS; f++) {
+        char letter = "AB"[f];
+        bool along_depth = sides[f]->along_depth;
+        print_constant(print, named("%c_ALONG_DEPTH", letter).text, along_depth);
+        print_constant(print, named("%c_BOXES", letter).text, along_depth ? shared[f] : blocks[f] / slab_elements(p));
+        print_constant(print, named("%c_SLAB", letter).text, along_depth ? 0 : HOPPER_DEPTH_BYTES * slab_elements(p));
+        print_constant(print, named("%c_STEP", letter).text, along_depth ? 2 : 128);
+    }
+}
+
+static void print_structure(struct kernel_print *print, const struct product *p) {
+    static const char *const none[] = {"LEAD_IS_ROW", "A_IS_IMAGE", "DEPTH_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
+    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        print_constant(print, none[i], 0);
+    print_constant(print, "HAS_PHASES", 1);
+    print_constant(print, "HAS_GROUPS", 1);
+    print_constant(print, "HAS_OVERRIDES", 0);
+    print_constant(print, "HAS_PROLOGUE", 0);
+    print_constant(print, "STORED_BYTES", HOPPER_DEPTH_BYTES / slab_elements(p));
+    print_constant(print, "FORWARD", p->g.forward != NULL);
+    int run = grouped_run_along(p->g.y, p->y.inner);
+    print_constant(print, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
+    hopper_print_tile(print, &p->h);
+    print_sides(print, p);
+}
+
+static weftStatus_t build_product(struct cuda_kernel *kernel, const struct product *p, const struct device *device,
+                                  struct arena *arena) {
+    struct kernel_print print;
+    const struct grouped *g = &p->g;
+    const struct hopper_tile *tile = p->h.tile;
+    kernel_print_init(&print, g->c.region->graph);
+    print_structure(&print, p);
+    print_maps(&print, p);
+    grouped_print(&print, g);
+    print_number(&print, g->y->strides.at[p->y.outer], "y_line");
+    print_number(&print, p->h.steps, "steps_per_split");
+    int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->most * height_of(tile) : g->rows;
+    hopper_print_walk(&print, &p->h, device, entries, rows, g->columns);
+    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/offsets.cuh\"\n#include "
+                          "\"product/grouped/grouped_sm90.cuh\"\n\n");
+    wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
+                p->a.along_depth ? WGMMA_A_ALONG : WGMMA_A_TURNED, !p->b.along_depth);
+    TRY(kernel_finish(&print, kernel, "product/hopper/product_sm90.cuh", "hopper", arena));
+    hopper_launch(kernel, &p->h, device,
+                  entries * tiles_along(rows, height_of(tile)) * tiles_along(g->columns, tile->columns));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    static const struct finisher staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
+    struct product p;
+    struct cuda_step *state;
+    TRY(analyse(&p, &step->region, device, knobs));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    step->seconds = p.seconds;
+    if (tensor_elements(p.g.y) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    p.h.splits = 1;
+    p.h.steps = tiles_along(p.g.depth, slab_elements(&p));
+    p.h.store = p.is_staged ? &staged : NULL;
+    p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
+    hopper_fit(&p.h);
+    if (p.g.forward) {
+        TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
+        step->workspace_bytes = grouped_list_bytes(&p.g) + (p.g.copies + 63) / 64 * 64;
+    }
+    TRY(build_product(&state->kernels[state->count++], &p, device, arena));
+    return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld experts%s%s",
+                       p.h.tile->rows, p.h.tile->columns, p.h.tile->alternates ? " in turn" : "", p.h.stages,
+                       p.h.tile->cluster, (long long)p.g.experts, p.is_staged ? ", staged" : "",
+                       p.g.copies ? ", rows gathered first" : "");
+}
+
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0, "row of the tile table; 0 chooses"},
+    {0},
+};
+
+const struct family cuda_grouped_sm90 = {
+    .name = "cuda.grouped_sm90",
+    .doc = "products of a mixture of experts, and to the weights, on Hopper's tensor cores",
+    .knobs = knobs,
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};

@@ -1,0 +1,69 @@
+/* grouped_sm90: places of the factors and of the result of a mixture of experts, as product_sm90.cuh asks for them.
+   Forward   rows of tiles are the tiles of tile_list.cuh, each as high as a cluster; columns are those of the result
+   Gradient  of the weights: a batch entry is an expert, whose rows are the depth
+   Ends      a tile must not write rows of the next expert, and the depth must end where the expert does. So maps of ragged rows
+             count them twice, with one stride: coordinate y runs to group_rows, where the expert or the tile ends, beyond which
+             reads give zeros and writes are dropped; coordinate z, that end, moves it to where it is in memory. The map begins
+             group_rows before the tensor. A box that lies outside in whole would be looked for where the map begins, in memory that may
+             not exist: another one is read for it, whose products are dropped as well
+     Params   FORWARD SCATTERS STORES_BOXES A_ALONG_DEPTH B_ALONG_DEPTH CLUSTER BLOCK_M RUN y_t. Templates, so that fields that a form
+              lacks are not looked up */
+
+template <class P> DEVICE void find_group(const P& p, place& at) {
+    if constexpr (FORWARD) {
+        constexpr i32 HEIGHT = BLOCK_M * CLUSTER;
+        const group_tile tile = p.list[at.row / HEIGHT];
+        at.row = (i32)tile.first + at.row % HEIGHT;
+        at.z = at.row_end = (i32)tile.first + tile.rows;
+        at.entry[0] = tile.expert;
+        at.phase_steps = tile.expert < 0 || tile.rows == 0 ? 0 : (i32)p.steps;
+    } else {
+        const i32 first = (i32)group_start(p, at.z), until = (i32)group_start(p, (i64)at.z + 1), rows = until > first ? until - first : 0;
+        at.entry[0] = (i32)p.group_rows - rows;
+        at.entry[1] = first + rows;
+        at.phase_steps = (rows + BLOCK_K - 1) / BLOCK_K;
+    }
+}
+DEVICE void find_entry(const arguments& p, place& at) { find_group(p, at); }
+
+DEVICE void load_a(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
+    if constexpr (!FORWARD) load_box(dst, p.a_map, full, outer < (i32)p.rows ? outer : 0, at.entry[0] + k.c, at.entry[1]);
+    else if constexpr (A_ALONG_DEPTH) load_box(dst, p.a_map, full, k.c, outer);
+    else load_box(dst, p.a_map, full, outer, k.c);
+}
+
+/* All blocks of a cluster have one expert. */
+DEVICE void load_b(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
+    if (!FORWARD && outer >= (i32)p.columns) outer = 0;
+    const i32 x = B_ALONG_DEPTH ? k.c : outer, y = B_ALONG_DEPTH ? outer : FORWARD ? k.c : at.entry[0] + k.c, z = at.entry[FORWARD ? 0 : 1];
+    if constexpr (CLUSTER > 1) share_box((1 << CLUSTER) - 1, dst, p.b_map, full, x, y, z);
+    else load_box(dst, p.b_map, full, x, y, z);
+}
+
+/* ---- What follows the sum ---- */
+
+struct fetched {};
+struct finished { run<y_t, RUN> y; };
+
+DEVICE fetched fetch(const arguments&, index, index, index) { return {}; }
+DEVICE fetched fetch_below(const arguments&, index, index, index, fetched in) { return in; }
+constexpr int FETCHED_WORDS = 0;
+DEVICE finished evaluate(const arguments&, index, index, index, const run<sum_t, RUN>& sum, const fetched&) {
+    finished out;
+    #pragma unroll
+    for (int e = 0; e < RUN; e++) out.y.at[e] = convert<y_t>(sum.at[e]);
+    return out;
+}
+DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.y; }
+
+template <class P> DEVICE y_t* place_of_result(const P& p, index z, index row, index column) {
+    const i64 line = FORWARD ? find_row(p, (i64)row) : row;
+    return line < 0 ? nullptr : p.y + (FORWARD ? 0 : z * p.y_entry) + line * p.y_line + column;
+}
+template <class P> DEVICE void finish(const P& p, index z, index row, index column, const run<sum_t, RUN>& sum, const fetched& in) {
+    y_t* to = place_of_result(p, z, row, column);
+    if (to) store_run<y_t, RUN>(to, evaluate(p, z, row, column, sum, in).y);
+}
+template <class P> DEVICE void store_result(const P& p, index z, u32 src, i32 column, i32 row) {
+    store_box(p.c_map, src, column, FORWARD ? row + (i32)p.group_rows - z : row, z);
+}

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The Hopper family: one matmul or convolution of factors of 16 or 8 bits, and the pointwise operations and
+   reductions behind it, through the copy engine and wgmma. The host half decides and prints; product/hopper/product_sm90.cuh makes
+   tiles of the product, product/combine_splits.cuh brings the parts of split sums together, and product/combine_partials.cuh those of
+   reductions. What it declines, the contraction family takes. */
+#include "engines/cuda/product/hopper/hopper.h"
+#include "engines/cuda/families.h"
+#include "graph/ops/matmul.h"
+
+enum {
+    WARPGROUP = 128,
+    BARRIER_BYTES = 16, /* of a slot */
+    STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
+    SKINNY_COLUMNS = 128,
+    STAGES_LEAST = 3,
+    SHARED_MAX = 232448,       /* all that a block can have */
+    MULTIPROCESSORS_LEAST = 4, /* what a cluster of two parts takes */
+};
+
+static const double REDUCTION_SECONDS = 4e-6; /* of a small one by itself */
+
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+
+weftStatus_t hopper_check_device(const struct device *device, const char *family) {
+    if (device->cuda.major != 9 || device->cuda.minor != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s runs on compute capability 9.0, '%s' has %d.%d", family,
+             device->name, device->cuda.major, device->cuda.minor);
+    if (device->cuda.multiprocessors < MULTIPROCESSORS_LEAST)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "the %s wants %d multiprocessors, '%s' has %d", family,
+             MULTIPROCESSORS_LEAST, device->name, device->cuda.multiprocessors);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
+
+/* Products of equal factors of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
+static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
+    weftDataType_t a = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
+    weftDataType_t b = (weftDataType_t)c->factor[FACTOR_B].tensor->type;
+    enum arithmetic sum = c->arithmetic;
+    if (contraction_has_overrides(c) && c->fill != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: what its overrides leave out counts as %g; here it counts as 0.",
+             descriptor_label(c->node->op), c->fill);
+    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (sum == MMA_F16 || sum == MMA_BF16);
+    bool is_byte = (is_fp8(a) && is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
+    bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
+    if (narrows ? !is_float : !is_half && !is_byte)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: products of %s and %s are not multiplied here; %s.",
+             descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
+             narrows ? "two floats summed in float are"
+                     : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
+    if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: empty, tiny or larger than 2^31 along an index: the contraction family takes it.",
+             descriptor_label(c->node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Parts of a split sum cannot be totalled: where splitting saves more than to read the result again, it is kept. */
+static weftStatus_t check_totals(const struct hopper *h, const struct device *device) {
+    const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
+    if (h->c.finish.reducer_count == 0 || !h->tile)
+        return WEFT_STATUS_SUCCESS;
+    struct hopper bare = *h;
+    bare.c.finish.reducer_count = 0;
+    for (int span = 0; span < SPANS; span++)
+        bare.c.finish.totals[span].count = 0;
+    hopper_plan(&bare, device, NULL);
+    double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_bytes(result) / (double)device->cuda.bandwidth;
+    if (apart < h->seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split into %d parts than totalled.",
+             descriptor_label(h->c.node->op), bare.splits);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A copy that is prepared apart is written and read once more, but prepared once and not per tap and tile. */
+static weftStatus_t check_prologue(const struct hopper *h, const struct device *device) {
+    if (h->c.before_count > 0 && h->tile && prologue_seconds_apart(&h->c, device) < h->seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its factor is better prepared apart.",
+             descriptor_label(h->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What operations before a product may read: A's rows and its depth, where each is a dimension. */
+static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
+    const struct map_view *view = &h->view[FACTOR_A];
+    *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
+    if (h->c.before_count > 0 && h->is_by_images && !h->is_matrix)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: operations before it are fused where its channels are neighbours.",
+             descriptor_label(h->c.node->op));
+    for (int i = 0; i < view->count; i++) {
+        const struct view_dim *dim = &view->dims[i];
+        if (h->c.before_count > 0 && dim->per_group > 0)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused where there is one group.",
+                 descriptor_label(h->c.node->op));
+        if (dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER)
+            prologue->axes[prologue->axis_count++] =
+                (struct prologue_axis){dim->extent, dim->stride, dim->walk == WALK_DEPTH};
+    }
+    return prologue_find(prologue);
+}
+
+/* What is prepared becomes the first factor. */
+static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
+                                   const struct knob_choices *knobs, bool narrows, bool is_turned) {
+    struct prologue prologue;
+    *h = (struct hopper){0};
+    TRY(contraction_find_prepared(&h->c, region));
+    h->is_turned = is_turned || h->c.factor[FACTOR_B].prepared != NOTHING_BEFORE;
+    if (h->is_turned)
+        contraction_turn(&h->c);
+    hopper_order(h);
+    TRY(contraction_settle(&h->c, device));
+    TRY(check_arithmetic(&h->c, narrows));
+    TRY(hopper_shape(h));
+    TRY(hopper_scales(h));
+    TRY(find_prologue(&prologue, h));
+    bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
+    h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
+    hopper_plan(h, device, knobs);
+    if (!knobs)
+        TRY(check_prologue(h, device));
+    return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
+}
+
+/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
+static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs, bool narrows) {
+    struct hopper turned;
+    TRY(hopper_check_device(device, "Hopper family"));
+    TRY(analyse_turned(h, region, device, knobs, narrows, false));
+    bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
+    if (!h->is_turned && (!h->tile || lead_is_row || is_skinny)) {
+        if (analyse_turned(&turned, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
+            status_clear();
+        else if (!h->tile || (turned.tile && turned.seconds < h->seconds))
+            *h = turned;
+    }
+    if (!h->tile)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
+             descriptor_label(h->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What scales blocks of a product's factors, or else prepares one. */
+static int companions(const struct graph *graph, int node, int *nodes) {
+    const struct node *product = &graph->nodes[node];
+    int count = 0;
+    if (op_of(product->op) != &matmul_op && !conv_is(product->op))
+        return 0;
+    for (int i = 0; i < product->operand_count && op_of(product->op) == &matmul_op; i++) {
+        int producer = graph->values[product->operands[i]].producer;
+        bool is_new = count == 0 || nodes[count - 1] != producer;
+        if (!product->is_output[i] && producer >= 0 && is_new &&
+            op_of(graph->nodes[producer].op) == &block_scale_dequantize_op)
+            nodes[count++] = producer;
+    }
+    return count > 0 ? count : prologue_companions(graph, node, nodes);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct hopper h;
+    TRY(analyse(&h, region, device, NULL, false));
+    *seconds = h.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
+    struct hopper h;
+    TRY(contraction_may_narrow());
+    TRY(analyse(&h, region, device, NULL, true));
+    *seconds = h.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+/* Math warpgroups that share a tile, and all of a block. */
+static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
+static int math_groups(const struct hopper *h) { return h->tile->alternates ? 2 : tile_groups(h); }
+
+static int shared_bytes(const struct hopper *h) {
+    const struct hopper_tile *tile = h->tile;
+    int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
+    int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
+    int brought = h->brings ? math_groups(h) * 4 * (int)sizeof(int64_t) : 0;
+    int landing = tile->parts > 1    ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES
+                  : tile->alternates ? BARRIER_BYTES
+                                     : 0;
+    int parts = math_groups(h) * 4 * h->c.finish.totals[SPAN_COLUMN].count * tile->columns * (int)sizeof(float);
+    return brought + h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing +
+           parts;
+}
+
+/* Slabs for a whole tile, where the operand lies that is brought: at the cost of stages. */
+static bool fits_operand(struct hopper *h) {
+    h->brings = true; /* and its barriers */
+    h->stages = h->tile->stages;
+    h->slabs_in_flight = h->tile->row_blocks * h->tile->columns / hopper_slab_columns(h);
+    while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
+        h->stages--;
+    return shared_bytes(h) <= SHARED_MAX;
+}
+
+/* The first operand that lies as the result does is copied into the slabs that results leave from. */
+static void plan_brought(struct hopper *h) {
+    for (int k = 0; k < h->c.finish.count && h->stores_boxes && h->tile->parts == 1 && !h->second; k++) {
+        h->brings = finish_lies_alike(&h->c, k, h->store) && fits_operand(h);
+        if (h->brings) {
+            h->brought = k;
+            h->c.finish.at[k].is_brought = true;
+            return;
+        }
+    }
+    hopper_fit(h);
+}
+
+void hopper_fit(struct hopper *h) {
+    h->stages = h->tile->stages;
+    h->slabs_in_flight = 2;
+    if (shared_bytes(h) > SHARED_MAX)
+        h->slabs_in_flight = 1;
+    if (shared_bytes(h) > SHARED_MAX)
+        h->stages--;
+}
+
+/* Whether the result is a matrix per batch entry, as the copy engine stores them. */
+static bool stores_boxes(const struct hopper *h) {
+    return h->store && h->c.phase_count == 0 && h->c.finish.digit_count[ROW] <= 1 &&
+           h->c.finish.digit_count[BATCH] <= 1;
+}
+
+/* Clusters that work at one time: a whole number of rows of tiles where each keeps to its column. */
+static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
+    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster;
+    clusters = tiles < clusters ? tiles : clusters;
+    return h->stays ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
+}
+
+/* Where parts of totals go: a line of columns per group of warps, of each tile or of all that it makes; a line of rows per
+   column of tiles; and what each warp has seen of all. */
+static void plan_totals(struct hopper *h, const struct device *device) {
+    const struct totals *totals = h->c.finish.totals;
+    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, tiles_n = hopper_tiles_along(h, COLUMN);
+    int64_t batches = digits_extent(&h->c.digits[BATCH]);
+    h->stays = totals[SPAN_COLUMN].count > 0 && !totals[SPAN_COLUMN].keeps_batch &&
+               clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
+    int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
+    int64_t rows_of_tiles = hopper_tiles_along(h, ROW) * h->tile->cluster * batches;
+    h->lines[SPAN_COLUMN] = h->stays ? blocks / tiles_n * math_groups(h) : rows_of_tiles * tile_groups(h);
+    h->lines[SPAN_ROW] = tiles_n * batches;
+    h->lines[SPAN_ALL] = blocks * math_groups(h) * 4;
+}
+
+/* Two results of 16 bits leave side by side, where the copy engine stores both. */
+static void plan_second(struct hopper *h) {
+    const struct finisher *stores[2];
+    if (h->store || h->splits > 1 || finish_find_stored(&h->c, 2, stores) != 2)
+        return;
+    h->store = stores[0];
+    h->stores_boxes = stores_boxes(h);
+    if (h->stores_boxes)
+        h->second = stores[1];
+    else
+        h->store = NULL;
+}
+
+/* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
+static void plan_end(struct hopper *h) {
+    h->store = h->splits > 1 ? NULL : hopper_find_store(h);
+    h->stores_boxes = stores_boxes(h);
+    plan_second(h);
+    if (h->store)
+        h->c.finish.run = 2; /* as the sums lie */
+    else if (h->c.finish.lead == ROW)
+        h->c.finish.run = 1; /* neighbours of a column are in other threads */
+    else if (h->c.finish.reducer_count > 0)
+        h->c.finish.run = h->c.finish.run > 1 ? 2 : 1;
+    plan_brought(h);
+}
+
+void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
+    const struct hopper_tile *tile = h->tile;
+    bool is_wide = math_groups(h) > 2,
+         is_deep = tile->alternates || h->c.before_count > 0 || (tile->row_blocks + h->promotes) * tile->columns > 256;
+    print_constant(print, "BLOCK_M", tile->rows);
+    print_constant(print, "BLOCK_N", tile->columns);
+    print_constant(print, "ROW_BLOCKS", tile->row_blocks);
+    print_constant(print, "STAGES", h->stages);
+    print_constant(print, "IS_STAGED", h->store != NULL);
+    print_constant(print, "STORES_BOXES", h->stores_boxes);
+    print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
+    print_constant(print, "BRINGS", h->brings);
+    print_constant(print, "RESULTS", h->second ? 2 : 1);
+    print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
+    print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "PARTS", tile->parts);
+    print_constant(print, "ALTERNATES", tile->alternates);
+    print_constant(print, "PROMOTES", h->promotes);
+    print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
+    print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
+    print_constant(print, "STAYS", h->stays);
+    print_constant(print, "TOTALS_OF_SLABS", h->c.finish.totals_stored);
+    print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
+    totals_print_kinds(print, &h->c);
+    print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
+    print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
+}
+
+void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const struct device *device, int64_t batches,
+                       int64_t rows, int64_t columns) {
+    const struct hopper_tile *tile = h->tile;
+    int64_t height = (int64_t)tile->rows * tile->cluster;
+    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
+    int64_t band = hopper_band(h, device, tiles_m, tiles_n);
+    print_number(print, rows, "rows");
+    print_number(print, columns, "columns");
+    print_number(print, h->steps, "steps");
+    print_number(print, tiles_m, "tiles_m");
+    print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
+    print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
+    print_number(print, band, "band_tiles");
+    print_divisor(print, band * tiles_n, "tiles_per_band");
+    print_divisor(print, batches, "batches");
+}
+
+static void print_totals(struct kernel_print *print, const struct hopper *h) {
+    int64_t batches = digits_extent(&h->c.digits[BATCH]);
+    for (int span = 0; span < SPANS; span++) {
+        if (h->c.finish.totals[span].count == 0)
+            continue;
+        totals_print_parts(print, &h->c, h->lines, (enum span)span);
+        print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", span_names[span]).text);
+        if (span == SPAN_COLUMN)
+            print_number(print, hopper_tiles_along(h, COLUMN), "tiles_n");
+    }
+}
+
+void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
+    const struct hopper_tile *tile = h->tile;
+    int64_t blocks = (int64_t)tile->cluster * tile->parts, clusters = clusters_at_work(h, device, tiles);
+    kernel->grid[0] = (uint32_t)((tile->parts > 1 ? tiles : clusters) * blocks);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
+    kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    kernel->is_dependent = true;
+    kernel->shared_bytes = (uint32_t)shared_bytes(h);
+}
+
+static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
+                                struct arena *arena) {
+    struct kernel_print print;
+    struct prologue prologue;
+    kernel_print_init(&print, h->c.region->graph);
+    /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
+    text_add(&print.constants, "using sum_t = %s;\nusing index = i32;\n", arithmetic_rows[h->c.arithmetic].sum);
+    text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
+    print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
+    hopper_print_tile(&print, h);
+    hopper_print_maps(&print, h);
+    hopper_print_factors(&print, h);
+    hopper_print_scales(&print, h);
+    TRY(find_prologue(&prologue, h));
+    prologue_print(&print, &prologue);
+    wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
+                (weftDataType_t)h->c.factor[FACTOR_B].tensor->type,
+                h->c.before_count > 0           ? WGMMA_A_HELD
+                : h->view[FACTOR_A].along_depth ? WGMMA_A_ALONG
+                                                : WGMMA_A_TURNED,
+                !h->view[FACTOR_B].along_depth);
+    hopper_print_walk(&print, h, device, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
+                      digits_extent(&h->c.digits[COLUMN]));
+    print_totals(&print, h);
+    contraction_print_end(&print, &h->c);
+    if (h->store)
+        hopper_print_result(&print, h);
+    TRY(kernel_finish(&print, kernel, "product/hopper/product_sm90.cuh", "hopper", arena));
+    hopper_launch(kernel, h, device, hopper_tiles(h, h->tile) * h->splits);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
+    const struct hopper_tile *tile = h->tile;
+    int behind = 0;
+    for (int i = 0; i < h->c.region->count; i++)
+        behind += contraction_is_behind(&h->c, region_node(h->c.region, i));
+    bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
+    return arena_print(
+        arena, &step->detail,
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
+        tile->columns, h->is_turned ? " turned" : "",
+        tile->parts > 1    ? " in two parts"
+        : tile->alternates ? " in turn"
+                           : "",
+        h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
+        hopper_is_scaled(h)     ? ", scaled by blocks"
+        : h->c.before_count > 0 ? ", prepared"
+        : h->promotes           ? ", promoted"
+                                : "",
+        h->store ? ", staged" : "", h->c.finish.reducer_count ? ", totals" : "", behind);
+}
+
+static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                              struct arena *arena, bool narrows) {
+    struct hopper h;
+    struct cuda_step *state;
+    TRY(analyse(&h, &step->region, device, knobs, narrows));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    step->seconds = h.seconds;
+    if (contraction_elements(&h.c) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    state->count = 1;
+    if (h.splits > 1)
+        TRY(contraction_add_combine(step, &h.c, arena));
+    plan_end(&h); /* after the other kernel, which has runs of its own */
+    plan_totals(&h, device);
+    TRY(build_tiles(&state->kernels[0], &h, device, arena));
+    TRY(totals_build(step, &h.c, h.lines, arena));
+    return describe(step, &h, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    return build_any(step, device, knobs, arena, false);
+}
+
+static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                               struct arena *arena) {
+    return build_any(step, device, knobs, arena, true);
+}
+
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, HOPPER_TILE_ROWS, 1, 0, "row of the tile table; 0 chooses"},
+    {WEFT_KNOB_TYPE_SPLIT_K, 0, HOPPER_SPLITS_MAX, 1, 0, "parts that each sum is split into; 0 chooses"},
+    {0},
+};
+
+const struct family cuda_hopper = {
+    .name = "cuda.hopper",
+    .doc = "a matmul or convolution of factors of 16 or 8 bits, pointwise operations and reductions behind it, on "
+           "Hopper's "
+           "tensor cores",
+    .knobs = knobs,
+    .accepts = accepts,
+    .companions = companions,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};
+
+const struct family cuda_hopper_tf32 = {
+    .name = "cuda.hopper.tf32",
+    .narrows = contraction_narrows,
+    .doc =
+        "a matmul or convolution of floats, narrowed to tf32, pointwise operations and reductions behind it, on Hopper",
+    .knobs = knobs,
+    .accepts = accepts_tf32,
+    .build = build_tf32,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

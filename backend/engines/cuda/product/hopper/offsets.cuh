@@ -1,0 +1,79 @@
+/* places: where the loader of product_sm90.cuh stands: the tile's corner, the pixel and the taps that it means in an image, and the walk along
+     the depth. What a product does not have costs nothing: its constants are printed as false and its arguments are not looked up.
+   Taps come in three spatial dimensions, outermost first; dimensions that an image lacks have one tap. */
+
+constexpr i32 BLOCK_K = 128 / STORED_BYTES; /* a row of the 128-byte swizzle */
+
+/* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads. */
+struct taps { i32 count, filter, filter_step, offset, offset_step; };
+
+/* Those that a phase of a strided data gradient sees, as the host packed them. */
+DEVICE taps unpack_taps(i64 word, i32 filter_step, i32 offset_step) {
+    return {(i32)(word & 0xffff), (i32)(word >> 16 & 0xffff), filter_step, (i32)(word >> 32), offset_step};
+}
+
+struct pixel { i32 image, d, h, w; };
+
+/* The pixel under the first tap of a position: images, then rows, then columns. A template, as are those below, so that what was
+   not printed is not looked up. */
+template <class P> DEVICE pixel find_pixel(const P& p, u32 position) {
+    const i32 w = (i32)split(position, p.positions2), h = (i32)split(position, p.positions1), d = (i32)split(position, p.positions0);
+    return {(i32)position, d * (i32)p.stride0 + (i32)p.start0, h * (i32)p.stride1 + (i32)p.start1, w * (i32)p.stride2 + (i32)p.start2};
+}
+
+struct place {
+    index z;
+    i32 row, column;
+    i32 row_end; /* rows from here on do not exist */
+    u32 split;
+    i32 entry[2]; /* of the batch, as the maps count it */
+    pixel from;
+    taps tap[3];
+    i32 used[3]; /* rows, columns and depth of this entry, where overrides tell them */
+    i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
+
+    DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
+    DEVICE i32 offset(int dim, i32 t) const { return tap[dim].offset + t * tap[dim].offset_step; }
+};
+
+/* A size in use: its override, within what there is. */
+DEVICE i32 used_of(i64 override, i64 all) { return (i32)(override < 0 ? 0 : override < all ? override : all); }
+
+/* The step along k: channels within taps, or pixels. */
+struct depth {
+    i32 c = 0, tap[3] = {0, 0, 0};
+    i32 position = 0;
+    pixel from;
+
+    template <class P> DEVICE depth(const P& p, const place& at, i32 step) {
+        if constexpr (DEPTH_IS_PIXELS) {
+            position = step * BLOCK_K;
+            from = find_pixel(p, position);
+        } else if constexpr (HAS_TAPS) {
+            const i32 blocks = ((i32)p.channels + BLOCK_K - 1) / BLOCK_K;
+            i32 rest = step / blocks;
+            c = step % blocks * BLOCK_K;
+            if (rest > 0) {
+                tap[2] = rest % at.tap[2].count, rest /= at.tap[2].count;
+                tap[1] = rest % at.tap[1].count, tap[0] = rest / at.tap[1].count;
+            }
+        } else {
+            c = step * BLOCK_K;
+        }
+    }
+    template <class P> DEVICE void advance(const P& p, const place& at) {
+        if constexpr (DEPTH_IS_PIXELS) {
+            from = find_pixel(p, position += BLOCK_K);
+        } else if constexpr (HAS_TAPS) {
+            if ((c += BLOCK_K) < (i32)p.channels) return;
+            c = 0;
+            if (++tap[2] < at.tap[2].count) return;
+            tap[2] = 0;
+            if (++tap[1] < at.tap[1].count) return;
+            tap[1] = 0;
+            ++tap[0];
+        } else {
+            c += BLOCK_K;
+        }
+    }
+};

@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The patch family of Hopper: convolutions of stride 1, data gradients, and the pointwise operations behind them that
+   know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more than
+   L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family
+   takes it. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/product/hopper/hopper.h"
+
+enum {
+    TAPS_MAX = 49,
+    CHANNELS = 64, /* of a block: rows of 128 bytes */
+    FILTER_BYTES = 64 * CHANNELS * 2,
+    PIXEL_BYTES = CHANNELS * 2,
+    PIXELS_MAX = 256,              /* columns of wgmma, and what the copy engine takes along a dimension */
+    PIXELS_MAX_BROUGHT = 240,      /* where an operand is in registers, too, */
+    PIXELS_MAX_BROUGHT_MORE = 208, /* and totals, or addresses of rows that begin anywhere in an octet */
+    PIXELS_MAX_BROUGHT_PREPARED = 128,
+    PATCHES_LEAST = 3,
+    PATCHES_MOST = 8,
+    FILTERS_LEAST = 4,
+    RESULTS_MOST = 2,
+    STAYING_TILES = 8, /* of filters, that blocks may keep to for totals */
+    FILTERS_MOST = 9,
+    TILE_HEIGHTS = 6,
+    TILE_WIDTHS = 12,
+    TILES = TILE_HEIGHTS * TILE_WIDTHS,
+    PHASES_MAX = 4, /* maps of results */
+    MATH_GROUPS = 2,
+    THREADS = 384,
+    SHARED_MAX = 232448,
+};
+
+static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
+static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
+static const double PREPARING_CLOCKS = 11;        /* of 64 channels of a pixel of both tiles */
+static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
+static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
+
+/* Of tiles; 0: as many lines as one product covers. */
+static const int tile_lines[TILE_HEIGHTS] = {0, 14, 7, 4, 2, 1};
+static const int tile_columns[TILE_WIDTHS] = {7, 8, 14, 16, 28, 32, 43, 56, 64, 112, 128, 224};
+
+/* What a phase of a spatial dimension sees: taps of the filter, and how far from the corner the first one reads. */
+struct seen {
+    int64_t taps, first, offset;
+};
+
+/* A spatial dimension: position i of a phase reads from pixel corner + i on, each next tap `move` further. */
+struct axis {
+    int64_t phases, step, move, corner, reach;
+    int64_t positions; /* of the longest phase */
+    struct seen seen[PHASES_MAX];
+};
+
+struct patch {
+    struct contraction c;
+    struct prologue prologue;
+    struct conv_geometry g;
+    struct axis axis[2];                 /* lines, columns */
+    const struct conv_operand *in, *out; /* of the images */
+    int64_t channels, filters, blocks;
+    const struct finisher *store;
+    struct finisher *brought;                /* behind the sum, comes to where the result leaves from; or NULL */
+    bool is_planar;                          /* the result lies pixel by pixel, one filter after another */
+    int lines, columns;                      /* of a tile */
+    int patch_h, pitch;                      /* pixels of its patch */
+    int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
+    bool is_resident;
+    int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
+    int64_t total_lines[SPANS];                    /* of parts of totals in the workspace */
+    double seconds;
+};
+
+static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
+
+static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
+
+static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
+    return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
+           tensor->alignment % 16 == 0 && !tensor->is_by_value && !tensor->is_constant;
+}
+
+static bool operand_is_aligned(const struct conv_operand *o) {
+    return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]);
+}
+
+static const struct tensor *result_of(const struct patch *h) {
+    return h->c.region->graph->values[h->store->value].tensor;
+}
+
+/* 0: from image to image, 1: from line to line, 2: from pixel to pixel. */
+static int64_t image_stride(const struct tensor *tensor, int dim) {
+    int64_t last = tensor->dims.count - 1;
+    return dim == 0   ? tensor->strides.at[0]
+           : dim == 2 ? tensor->strides.at[last]
+           : last > 2 ? tensor->strides.at[2]
+                      : 8;
+}
+
+static bool image_is_aligned(const struct tensor *tensor) {
+    return is_aligned(tensor, 1, image_stride(tensor, 0), image_stride(tensor, 1), image_stride(tensor, 2));
+}
+
+/* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. */
+static const struct finisher *find_planar(const struct patch *h) {
+    const struct finish *finish = &h->c.finish;
+    const struct finisher *found = NULL;
+    for (int k = 0; k < finish->count; k++)
+        if (finish->at[k].role == FINISH_STORE) {
+            if (found || dtype_bytes(finish->at[k].type, 1) != 2 || h->c.phase_count > 0)
+                return NULL;
+            found = &finish->at[k];
+        }
+    const struct tensor *tensor = found ? h->c.region->graph->values[found->value].tensor : NULL;
+    int64_t last = found ? tensor->dims.count - 1 : 0;
+    for (int64_t i = 0; i < last; i++)
+        if (tensor->strides.at[i] <= 0 || tensor->strides.at[i] % 8 != 0)
+            return NULL;
+    return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
+}
+
+static weftStatus_t check_shape(const struct patch *h) {
+    const struct conv_geometry *g = &h->g;
+    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) <= TAPS_MAX;
+    bool has_phases = g->direction == CONV_DATA && g->stride[1] * g->stride[2] <= PHASES_MAX;
+    if (!is_plain || (!has_phases && g->stride[1] * g->stride[2] != 1))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: convolutions of stride 1 in one group, with at most %d taps, and data gradients of at most %d phases "
+             "are computed here.",
+             descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_types(const struct patch *h) {
+    weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
+    bool is_half = (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && a == b;
+    if (!is_half || (h->c.arithmetic != MMA_F16 && h->c.arithmetic != MMA_BF16) || h->c.is_direct || !h->c.is_small)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
+             descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
+    if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
+        (!h->is_planar && !image_is_aligned(result_of(h))))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: factors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             descriptor_label(h->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The first operand behind the sum that lies as the result does. */
+static void find_brought(struct patch *h) {
+    struct finish *finish = &h->c.finish;
+    bool has_pairs = finish->digit_count[ROW] > 0;
+    for (int k = 0; k < finish->count && has_pairs && h->store && !h->is_planar && !h->brought; k++)
+        if (finish_lies_alike(&h->c, k, h->store) &&
+            image_is_aligned(h->c.region->graph->values[finish->at[k].value].tensor)) {
+            h->brought = &finish->at[k];
+            h->brought->is_brought = true;
+        }
+}
+
+/* Whether a reduction reads the result, in the region already or not yet. */
+static bool is_totalled(const struct patch *h) {
+    const struct graph *graph = h->c.region->graph;
+    const struct value *value = &graph->values[h->store->value];
+    for (int m = value->first_reader; m >= 0 && m <= value->last_reader; m++)
+        for (int k = 0; k < graph->nodes[m].operand_count; k++)
+            if (graph->nodes[m].operands[k] == h->store->value && totals_serve(&graph->nodes[m]))
+                return true;
+    return false;
+}
+
+/* What else is read behind the sum may depend on the filter, not on the pixel. */
+static weftStatus_t check_end(const struct patch *h) {
+    const struct finish *finish = &h->c.finish;
+    for (int k = 0; k < finish->count; k++) {
+        bool knows_pixels = finish->at[k].role != FINISH_LOAD && finish->at[k].role != FINISH_TOTAL;
+        for (int index = BATCH; index <= ROW; index++)
+            for (int d = 0; d < finish->digit_count[index]; d++)
+                knows_pixels = knows_pixels || finish->at[k].strides[index][d] != 0;
+        /* Limits of phases are the maps' to keep. */
+        if (knows_pixels && &finish->at[k] != h->store && &finish->at[k] != h->brought &&
+            finish->at[k].role != FINISH_LIMIT)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+                 "%s: only operations that read nothing, a number per filter, or one tensor that lies as the result "
+                 "does, are fused behind it here.",
+                 descriptor_label(h->c.node->op));
+    }
+    if (taps_of(h) == 1 && (!h->brought || !is_totalled(h)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: a single tap is for reductions behind it that read a tensor that lies as the result does, too; else "
+             "the Hopper family is as fast.",
+             descriptor_label(h->c.node->op));
+    bool is_other = finish->totals[SPAN_ROW].count > 0 || h->c.phase_count > 0,
+         stays = finish->totals[SPAN_COLUMN].count > 0;
+    if (finish->reducer_count > 0 && (is_other || (stays && h->filters > STAYING_TILES * 64)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: reductions of its result, to one number or per filter, of at most %d filters, and of one phase, are "
+             "fused behind it here.",
+             descriptor_label(h->c.node->op), STAYING_TILES * 64);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- What is seen ------------------------------------------------------------------------------------------------- */
+
+/* Corner and reach over all phases; false where a phase sees nothing. */
+static bool settle(struct axis *axis) {
+    int64_t least = INT64_MAX, most = INT64_MIN;
+    for (int64_t z = 0; z < axis->phases; z++) {
+        const struct seen *seen = &axis->seen[z];
+        int64_t last = seen->offset + (seen->taps - 1) * axis->move;
+        int64_t low = last < seen->offset ? last : seen->offset, high = last < seen->offset ? seen->offset : last;
+        if (seen->taps == 0)
+            return false;
+        least = low < least ? low : least;
+        most = high > most ? high : most;
+    }
+    for (int64_t z = 0; z < axis->phases; z++)
+        axis->seen[z].offset -= least;
+    axis->corner = least;
+    axis->reach = most - least;
+    return true;
+}
+
+static void find_forward(struct axis *axis, const struct conv_geometry *g, int i) {
+    *axis = (struct axis){.phases = 1, .step = 1, .move = g->dilation[i], .positions = g->y.size[i]};
+    axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
+}
+
+/* Elements of dx at distance `stride` see the same taps, which run backwards. */
+static void find_backward(struct axis *axis, const struct conv_geometry *g, int i) {
+    int64_t taps = g->w.size[i], stride = g->stride[i], dilation = g->dilation[i], step = 1;
+    while (step * dilation % stride != 0)
+        step++;
+    *axis = (struct axis){.phases = stride, .step = step, .move = -(step * dilation / stride)};
+    axis->positions = (g->x.size[i] + stride - 1) / stride;
+    for (int64_t z = 0; z < stride; z++) {
+        int64_t first = 0;
+        while (first < taps && (z + g->pre[i] - first * dilation) % stride != 0)
+            first++;
+        axis->seen[z] = (struct seen){first < taps ? (taps - 1 - first) / step + 1 : 0, first,
+                                      (z + g->pre[i] - first * dilation) / stride};
+    }
+}
+
+static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
+    (g->direction == CONV_FORWARD ? find_forward : find_backward)(axis, g, i);
+    if (g->flip) {
+        axis->step = -axis->step;
+        for (int64_t z = 0; z < axis->phases; z++)
+            axis->seen[z].first = g->w.size[i] - 1 - axis->seen[z].first;
+    }
+    return settle(axis);
+}
+
+/* ---- The tile ----------------------------------------------------------------------------------------------------- */
+
+static int pixels_of(const struct patch *h) { return ((h->lines - 1) * h->pitch + h->columns + 7) / 8 * 8; }
+
+static int slot_bytes(int pixels) { return (pixels * PIXEL_BYTES + 1023) / 1024 * 1024; }
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+/* Pixels of a result, and one that nobody wants. */
+static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
+
+/* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place. */
+static int patch_pixels(const struct patch *h) {
+    int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
+    return larger(larger(read, h->patch_h * h->pitch), result_pixels(h));
+}
+
+static int shared_bytes(const struct patch *h) {
+    int places = MATH_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * places + 1;
+    int results = h->brought ? places * slot_bytes(result_pixels(h)) : 0;
+    return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
+}
+
+/* All taps of the filters if they fit beside the patches, else a ring of some. */
+static bool fit_slots(struct patch *h) {
+    for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
+        h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
+        while (!h->is_resident && h->filter_slots > FILTERS_LEAST && shared_bytes(h) > SHARED_MAX)
+            h->filter_slots--;
+        if (shared_bytes(h) <= SHARED_MAX)
+            return true;
+    }
+    return false;
+}
+
+/* Tiles of one block end soon: what is brought to the next one shall be on its way by then. */
+static bool plan_slots(struct patch *h) {
+    h->is_resident = h->blocks == 1;
+    for (h->result_slots = h->brought && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
+        if (fit_slots(h))
+            return true;
+    return false;
+}
+
+static double largest(double a, double b, double c) {
+    double most = a > b ? a : b;
+    return most > c ? most : c;
+}
+
+static double predict(const struct patch *h, const struct device *device) {
+    double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
+    double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
+    double waves = (double)(int64_t)(items / blocks);
+    waves += waves * blocks < items;
+    double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps;
+    double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
+    double read = MATH_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
+    double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
+                          (fill + read) / SHARED_BYTES_PER_CLOCK);
+    if (h->c.before_count > 0)
+        step += PREPARING_CLOCKS * h->patch_h * h->pitch;
+    double end = h->brought || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
+    double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
+    double bytes = (double)(tensor_bytes(h->in->tensor) + (h->brought ? 2 : 1) * tensor_bytes(result_of(h)));
+    double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
+    double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
+    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+}
+
+/* Of a tile of some columns, that one product covers. */
+static int most_lines(const struct patch *h, int columns) {
+    return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
+}
+
+/* Sets a tile of the table; false where it does not fit. */
+static bool set_tile(struct patch *h, int tile) {
+    int lines = tile_lines[tile / TILE_WIDTHS], columns = tile_columns[tile % TILE_WIDTHS];
+    lines = lines ? lines : most_lines(h, columns);
+    h->lines = lines;
+    h->columns = columns;
+    h->patch_h = lines + (int)h->axis[0].reach;
+    h->pitch = columns + (int)h->axis[1].reach;
+    h->tiles_p = parts(h->axis[0].positions, lines);
+    h->tiles_q = parts(h->axis[1].positions, columns);
+    h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
+    int most = !h->brought                                          ? PIXELS_MAX
+               : h->c.before_count > 0                              ? PIXELS_MAX_BROUGHT_PREPARED
+               : h->c.finish.reducer_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_BROUGHT_MORE
+                                                                    : PIXELS_MAX_BROUGHT;
+    bool leaves = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
+    return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= most && plan_slots(h) &&
+           h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
+}
+
+/* The least predicted time over a table, so that few kernels serve images of all sizes. */
+static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
+    int best = -1;
+    if (chosen > TILES) /* a row of another family's table */
+        chosen = 0;
+    h->blocks = parts(h->channels, CHANNELS);
+    h->filter_tiles = parts(h->filters, 64);
+    for (int i = 0; i < TILES; i++) {
+        if ((chosen > 0 && chosen != i + 1) || !set_tile(h, i))
+            continue;
+        double seconds = predict(h, device);
+        if (best < 0 || seconds < h->seconds) {
+            h->seconds = seconds;
+            best = i;
+        }
+    }
+    return best >= 0 && set_tile(h, best);
+}
+
+/* Operations before it are fused on the image, whose tensor they read. */
+static weftStatus_t take_prologue(struct patch *h) {
+    const struct contraction *c = &h->c;
+    struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
+    if (c->factor[FACTOR_A].scaling || c->factor[FACTOR_B].scaling || c->factor[FACTOR_B].prepared != NOTHING_BEFORE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
+             descriptor_label(c->node->op));
+    in->tensor = c->factor[FACTOR_A].tensor;
+    h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
+    return prologue_find(&h->prologue);
+}
+
+static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
+    TRY(hopper_check_device(device, "patch family"));
+    *h = (struct patch){0};
+    TRY(contraction_find_prepared(&h->c, region));
+    if (!conv_is(h->c.node->op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(h->c.node->op));
+    h->g = conv_geometry(h->c.node->op);
+    bool is_data = h->g.direction == CONV_DATA;
+    h->in = is_data ? &h->g.y : &h->g.x;
+    h->out = is_data ? &h->g.x : &h->g.y;
+    h->channels = is_data ? h->g.k : h->g.c;
+    h->filters = is_data ? h->g.c : h->g.k;
+    TRY(check_shape(h));
+    TRY(take_prologue(h));
+    TRY(contraction_settle(&h->c, device));
+    h->store = finish_find_half(&h->c);
+    h->is_planar = !h->store && find_planar(h);
+    h->store = h->is_planar ? find_planar(h) : h->store;
+    TRY(check_types(h));
+    find_brought(h);
+    TRY(check_end(h));
+    bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
+    if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or there are positions that see nothing.",
+             descriptor_label(h->c.node->op));
+    if (!plan(h, device, knobs))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
+             descriptor_label(h->c.node->op));
+    h->c.finish.totals_stored = h->c.finish.reducer_count > 0 && totals_read_only(&h->c, h->store->value);
+    h->c.finish.lead = ROW; /* a thread has pairs of pixels */
+    h->c.finish.run = 2;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct patch h;
+    double other;
+    TRY(analyse(&h, region, device, NULL));
+    if (cuda_hopper.accepts(region, device, &other) == WEFT_STATUS_SUCCESS && other < h.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
+             descriptor_label(h.c.node->op), other * 1e6, h.seconds * 1e6);
+    status_clear();
+    if (h.c.before_count > 0 && prologue_seconds_apart(&h.c, device) < h.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its image is better prepared apart.", descriptor_label(h.c.node->op));
+    *seconds = h.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static void print_structure(struct kernel_print *print, const struct patch *h) {
+    const struct conv_geometry *g = &h->g;
+    const struct {
+        int64_t value;
+        const char *name;
+    } constants[] = {{h->lines, "TILE_H"},
+                     {h->columns, "TILE_W"},
+                     {h->patch_h, "PATCH_H"},
+                     {h->pitch, "PITCH"},
+                     {g->w.size[1], "TAPS_R"},
+                     {g->w.size[2], "TAPS_S"},
+                     {h->patches, "PATCH_SLOTS"},
+                     {h->filter_slots, "FILTER_SLOTS"},
+                     {h->result_slots, "RESULT_SLOTS"},
+                     {h->is_resident, "IS_RESIDENT"},
+                     {g->direction == CONV_DATA, "IS_TURNED"},
+                     {h->is_planar, "IS_PLANAR"},
+                     {phases_of(h) > 1, "HAS_PHASES"},
+                     {h->c.before_count > 0, "HAS_PROLOGUE"},
+                     {h->channels % 8 == 0, "CHANNELS_ARE_WHOLE"},
+                     {h->brought != NULL, "BRINGS"},
+                     {h->c.finish.totals_stored, "TOTALS_OF_STORED"}};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
+    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+}
+
+static enum tensor_map_type map_type(int32_t type) { return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16; }
+
+/* Channels, columns, lines and images; or filters as they lie. */
+static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const int64_t strides[3], int columns,
+                                      int lines, int outer) {
+    struct tensor_map_form form = {.type = map_type(type),
+                                   .rank = 4,
+                                   .box = {CHANNELS, (uint32_t)columns, (uint32_t)lines, (uint32_t)outer},
+                                   .swizzle = TENSOR_MAP_128B,
+                                   .promotion = TENSOR_MAP_L2_128B};
+    for (int i = 0; i < 4; i++)
+        form.dims[i] = (uint64_t)dims[i];
+    for (int i = 0; i < 3; i++)
+        form.strides[i] = (uint64_t)strides[i] * 2;
+    return form;
+}
+
+/* Columns, lines, filters and images; a line at a time leaves. */
+static struct cuda_map planar_map(const struct patch *h) {
+    const struct tensor *tensor = result_of(h);
+    int channel = (int)tensor->dims.count - h->g.spatial - 1;
+    const int64_t dims[] = {h->out->size[2], h->out->size[1], h->filters, h->g.n};
+    const int64_t strides[] = {image_stride(tensor, 1), tensor->strides.at[channel], image_stride(tensor, 0)};
+    struct cuda_map map = {.form = form_of(h->store->type, dims, strides, 1, CHANNELS, 1)};
+    map.form.box[0] = (uint32_t)h->columns;
+    map.form.swizzle = TENSOR_MAP_PLAIN;
+    return map;
+}
+
+/* A phase of the result, or of what lies like it, is an image of its own. */
+static struct cuda_map map_of_phase(const struct patch *h, const struct finisher *finisher, int64_t line,
+                                    int64_t column) {
+    const struct tensor *tensor = h->c.region->graph->values[finisher->value].tensor;
+    int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
+    int64_t of_line = image_stride(tensor, 1), of_pixel = image_stride(tensor, 2);
+    if (h->is_planar)
+        return planar_map(h);
+    const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
+                            h->g.n};
+    const int64_t strides[] = {of_pixel * columns, of_line * lines, image_stride(tensor, 0)};
+    return (struct cuda_map){.form = form_of(finisher->type, dims, strides, h->columns, h->lines, 1),
+                             .offset = (line * of_line + column * of_pixel) * 2};
+}
+
+/* The phases, those with many taps first: maps of what lies like the result, or what they see. */
+static void print_phases(struct kernel_print *print, const struct patch *h, const struct finisher *mapped,
+                         const char *name) {
+    int number = 0;
+    for (int64_t taps = taps_of(h); taps > 0; taps--)
+        for (int64_t z = 0; z < phases_of(h); z++) {
+            int64_t line = z / h->axis[1].phases, column = z % h->axis[1].phases;
+            const struct seen *a = &h->axis[0].seen[line], *b = &h->axis[1].seen[column];
+            if (a->taps * b->taps != taps)
+                continue;
+            const struct name field = named("%s%d", name, number++);
+            if (mapped) {
+                struct cuda_map map = map_of_phase(h, mapped, line, column);
+                print_map(print, mapped->value, &map, field.text);
+            } else {
+                print_number(
+                    print, a->taps | b->taps << 8 | a->first << 16 | b->first << 24 | a->offset << 32 | b->offset << 48,
+                    field.text);
+            }
+        }
+}
+
+static void print_maps(struct kernel_print *print, const struct patch *h) {
+    const struct graph *graph = h->c.region->graph;
+    const struct conv_operand *x = h->in, *w = &h->g.w;
+    const struct cuda_map maps[] = {
+        {.form = form_of(x->tensor->type, (int64_t[]){h->channels, x->size[2], x->size[1], h->g.n},
+                         (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
+        {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
+                         (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
+    print_map(print, h->c.factor[FACTOR_A].value, &maps[0], "x_map");
+    print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
+    print_phases(print, h, h->store, "y_map");
+    if (h->brought)
+        print_phases(print, h, h->brought, "b_map");
+}
+
+static void print_numbers(struct kernel_print *print, const struct patch *h) {
+    print_phases(print, h, NULL, "phase");
+    print_number(print, h->axis[0].step, "step_r");
+    print_number(print, h->axis[1].step, "step_s");
+    print_number(print, h->axis[0].move, "move_h");
+    print_number(print, h->axis[1].move, "move_w");
+    print_number(print, h->axis[0].corner, "corner_h");
+    print_number(print, h->axis[1].corner, "corner_w");
+    print_number(print, h->blocks, "blocks");
+    print_number(print, h->filters, "columns");
+    print_number(print, h->items * phases_of(h), "items");
+    print_divisor(print, h->items, "items_of_phase");
+    print_divisor(print, h->filter_tiles, "filter_tiles");
+    print_number(print, h->g.n, "images");
+    if (h->c.before_count > 0) {
+        print_number(print, h->in->size[1], "x_lines");
+        print_number(print, h->in->size[2], "x_columns");
+        print_number(print, h->channels, "channels");
+    }
+    print_number(print, h->out->size[1], "lines");
+    print_number(print, h->out->size[2], "positions");
+    print_divisor(print, h->tiles_p, "tiles_p");
+    print_divisor(print, h->tiles_q, "tiles_q");
+}
+
+/* A block keeps resident filters, and those that it totals, for life. */
+static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
+    int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
+    if (h->is_resident || h->c.finish.totals[SPAN_COLUMN].count > 0)
+        blocks -= blocks % h->filter_tiles;
+    return items < blocks ? items : blocks;
+}
+
+/* Where parts of totals go: a line of filters per math warpgroup of blocks that share them; a number per warp. */
+static void plan_totals(struct patch *h, int64_t blocks) {
+    h->total_lines[SPAN_COLUMN] = blocks / h->filter_tiles * MATH_GROUPS;
+    h->total_lines[SPAN_ALL] = blocks * MATH_GROUPS * 4;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct patch h;
+    struct cuda_step *state;
+    struct kernel_print print;
+    TRY(analyse(&h, &step->region, device, knobs));
+    int64_t blocks = blocks_at_work(&h, device);
+    plan_totals(&h, blocks);
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    step->seconds = h.seconds;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    kernel_print_init(&print, step->region.graph);
+    print_structure(&print, &h);
+    print_maps(&print, &h);
+    print_numbers(&print, &h);
+    for (int span = 0; span < SPANS; span++)
+        if (h.c.finish.totals[span].count > 0)
+            totals_print_parts(&print, &h.c, h.total_lines, (enum span)span);
+    wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
+                h.g.direction == CONV_DATA ? WGMMA_A_TURNED : WGMMA_A_ALONG, false);
+    totals_print_kinds(&print, &h.c);
+    if (h.c.finish.totals_stored)
+        totals_print_stored(&print, &h.c, h.store);
+    prologue_print(&print, &h.prologue);
+    finish_print(&print, &h.c);
+    slabs_print(&print, &h.c, h.store);
+    if (h.brought)
+        text_add(&print.code, "DEVICE void bring_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+                 (int)(h.brought - h.c.finish.at));
+    TRY(kernel_finish(&print, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena));
+    kernel->grid[0] = (uint32_t)blocks;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = true;
+    kernel->shared_bytes = (uint32_t)shared_bytes(&h);
+    TRY(totals_build(step, &h.c, h.total_lines, arena));
+    return arena_print(
+        arena, &step->detail,
+        "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
+        "memory%s%s%s%s, %d operations behind",
+        h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
+        h.is_resident ? " resident" : "", h.is_planar ? ", planar" : "", h.c.before_count > 0 ? ", prepared" : "",
+        h.brought ? ", brought" : "", h.c.finish.reducer_count > 0 ? ", totals" : "",
+        step->region.count - 1 - h.c.before_count);
+}
+
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0,
+     "tile: 1 + 12 l + c, l and c counting tile_lines and tile_columns; 0 chooses"},
+    {0},
+};
+
+const struct family cuda_patch_sm90 = {
+    .name = "cuda.patch_sm90",
+    .doc = "a convolution or a data gradient, pointwise operations and reductions behind it, of patches read once, on "
+           "Hopper",
+    .knobs = knobs,
+    .accepts = accepts,
+    .companions = prologue_companions,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

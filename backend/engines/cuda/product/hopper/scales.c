@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Factors of FP8 whose blocks have scales: the sums of a step are multiplied by them when they are promoted, so blocks
+   along the depth are whole steps. Numbers are not rounded between scale and product. */
+#include "engines/cuda/product/hopper/hopper.h"
+#include "graph/ops/matmul.h"
+
+static weftStatus_t decline(const struct block_scale_dequantize_op *op, const char *rule) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: scale has dims %s and strides %s; %s to be part of a product.",
+         descriptor_label(&op->base), tensor_dims_text(op->scale),
+         numbers_text(op->scale->strides.at, op->scale->strides.count), rule);
+}
+
+/* How entries of the batch move in the scales: not at all, evenly, or as rows that follow each other. */
+static weftStatus_t find_entries(const struct hopper *h, int f, int outer_dim, struct block_scales *scales) {
+    const struct block_scale_dequantize_op *op = h->c.factor[f].scaling;
+    const struct digits *batch = &h->c.digits[BATCH];
+    int64_t rows = digits_extent(&h->c.digits[f == FACTOR_A ? ROW : COLUMN]), entries = 1, stride = 0;
+    for (int64_t i = 0; i < op->x->dims.count - 2; i++)
+        if (op->x->dims.at[i] > 1) {
+            stride = entries == 1 ? op->scale->strides.at[i] : -1;
+            entries *= op->x->dims.at[i];
+        }
+    bool is_plain = rows == op->x->dims.at[outer_dim];
+    bool follows = scales->outer == 1 && rows == entries * op->x->dims.at[outer_dim] &&
+                   stride == op->x->dims.at[outer_dim] * scales->stride;
+    if (is_plain && entries > 1 && stride >= 0 && batch->count == 1 && batch->at[0].extent == entries)
+        scales->entry_stride = stride;
+    else if (!(is_plain && entries == 1) && !follows)
+        return decline(op, "they must lie evenly over the batch");
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find_scales(struct hopper *h, int f) {
+    const struct block_scale_dequantize_op *op = h->c.factor[f].scaling;
+    struct block_scales *scales = &h->scales[f];
+    struct dims block = block_scale_extents(&op->base);
+    bool is_a = (f == FACTOR_A) != h->is_turned;
+    int last = (int)op->x->dims.count - 1, depth_dim = is_a ? last : last - 1, outer_dim = 2 * last - 1 - depth_dim;
+    int64_t depth = op->x->dims.at[depth_dim], step = HOPPER_DEPTH_BYTES; /* of one byte each */
+    *scales = (struct block_scales){.exists = true,
+                                    .is_negative = op->is_negative,
+                                    .value = graph_find_value(h->c.region->graph, op->scale),
+                                    .type = (weftDataType_t)op->scale->type,
+                                    .outer = block.at[outer_dim],
+                                    .steps = block.at[depth_dim] / step,
+                                    .stride = op->scale->strides.at[outer_dim],
+                                    .step_stride = op->scale->strides.at[depth_dim]};
+    if (block.at[depth_dim] >= depth)
+        scales->steps = (depth + step - 1) / step;
+    else if (block.at[depth_dim] % step != 0)
+        return decline(op, "its blocks must be multiples of 128 along the summed dimension");
+    for (int i = 0; i < last - 1; i++)
+        if (block.at[i] != 1)
+            return decline(op, "its blocks must lie within a matrix");
+    if (scale_is_tiled(op->scale) || op->scale->is_by_value || op->scale->is_constant ||
+        tensor_elements(op->scale) >= INT32_MAX)
+        return decline(op, "they must be fewer than 2^31, in memory and in no tiles");
+    return find_entries(h, f, outer_dim, scales);
+}
+
+weftStatus_t hopper_scales(struct hopper *h) {
+    for (int f = 0; f < FACTORS; f++) {
+        if (!h->c.factor[f].scaling)
+            continue;
+        if (op_of(h->c.node->op) != &matmul_op || dtype_is_integer((weftDataType_t)h->c.factor[f].tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: scales of blocks are part of matmuls of FP8 here.",
+                 descriptor_label(h->c.node->op));
+        TRY(find_scales(h, f));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
+    int64_t sharing = h->scales[FACTOR_B].outer, columns = tile->columns;
+    if (!h->scales[FACTOR_B].exists || sharing >= digits_extent(&h->c.digits[COLUMN]))
+        return tile->columns;
+    while (sharing > 0) {
+        int64_t rest = columns % sharing;
+        columns = sharing;
+        sharing = rest;
+    }
+    return (int)columns;
+}
+
+static void print_absent(struct text *code, char letter) {
+    text_add(code,
+             "DEVICE i32 %c_scale_at(const arguments&, index, i32, i32) { return 0; }\n"
+             "DEVICE i32 %c_scale_step(const arguments&, i32) { return 0; }\n"
+             "DEVICE float %c_scale(const arguments&, i32) { return 1; }\n\n",
+             letter, letter, letter);
+}
+
+/* Where the scale of a row or column is for a step, and how far the one of the next step is from it. */
+static void print_places(struct kernel_print *print, const struct hopper *h, int f) {
+    const struct block_scales *scales = &h->scales[f];
+    char letter = "ab"[f];
+    const char *extent = f == FACTOR_A ? "rows" : "columns";
+    print_divisor(print, scales->outer, named("%c_scale_outer", letter).text);
+    print_divisor(print, scales->steps, named("%c_scale_steps", letter).text);
+    print_number(print, scales->stride, named("%c_scale_stride", letter).text);
+    print_number(print, scales->step_stride, named("%c_scale_stride_k", letter).text);
+    print_number(print, scales->entry_stride, named("%c_scale_entry", letter).text);
+    text_add(&print->code,
+             "DEVICE i32 %c_scale_at(const arguments& p, index z, i32 i, i32 step) {\n"
+             "    const i32 inside = i < (i32)p.%s ? i : (i32)p.%s - 1; /* others are not finished */\n"
+             "    return (i32)(divide(inside, p.%c_scale_outer) * p.%c_scale_stride + z * p.%c_scale_entry\n"
+             "        + divide(step, p.%c_scale_steps) * p.%c_scale_stride_k);\n}\n",
+             letter, extent, extent, letter, letter, letter, letter, letter);
+    text_add(&print->code, "DEVICE i32 %c_scale_step(const arguments& p, i32 step) { return ", letter);
+    if (scales->steps == 1)
+        text_add(&print->code, "(i32)p.%c_scale_stride_k; }\n", letter);
+    else
+        text_add(&print->code, "step %% (i32)p.%c_scale_steps.value ? 0 : (i32)p.%c_scale_stride_k; }\n", letter,
+                 letter);
+}
+
+void hopper_print_scales(struct kernel_print *print, const struct hopper *h) {
+    for (int f = 0; f < FACTORS && hopper_is_scaled(h); f++) {
+        const struct block_scales *scales = &h->scales[f];
+        char letter = "ab"[f];
+        if (!scales->exists) {
+            print_absent(&print->code, letter);
+            continue;
+        }
+        print_pointer(print, scales->type, scales->value, 0, named("%c_scales", letter).text);
+        print_places(print, h, f);
+        text_add(&print->code,
+                 "DEVICE float %c_scale(const arguments& p, i32 at) { return %sto_float(p.%c_scales[at]); }\n\n",
+                 letter, scales->is_negative ? "-" : "", letter);
+    }
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a product to the tensors that the copy engine would rather read: their types, dims and strides. It must not know
+   time or kernels. */
+#include "engines/cuda/product/packed/packed.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+
+enum { ROW_BYTES = 16, BLOCK_BYTES = 128 };
+
+/* ---- Which tensors, and of which types ---------------------------------------------------------------------------- */
+
+static weftStatus_t find_product(struct wishes *wishes, const struct region *region) {
+    const struct node *first = region_node(region, 0);
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        bool is_product = op_of(node->op) == &matmul_op || conv_is(node->op);
+        if (is_product && wishes->node)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: factors of one product are packed at a time.",
+                 descriptor_label(wishes->node->op), descriptor_label(node->op));
+        wishes->node = is_product ? node : wishes->node;
+    }
+    if (!wishes->node)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution whose factors to pack.",
+             descriptor_label(first->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_wish(struct wishes *wishes, int at, const struct region *region, const struct tensor *tensor) {
+    struct wish *wish = &wishes->at[at];
+    if (tensor->is_by_value || tensor->is_constant || tensor->vector_count != 1 || tensor_elements(tensor) == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is empty, vectorised or not in memory.",
+             descriptor_label(wishes->node->op), descriptor_label(&tensor->base));
+    *wish = (struct wish){
+        .value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = tensor_mirror(tensor)};
+    wish->packed.is_virtual = false;
+    wish->packed.alignment = ROW_BYTES;
+    wish->tensor_view = tensor_mirror(tensor);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_factors(struct wishes *wishes, const struct region *region) {
+    if (op_of(wishes->node->op) == &matmul_op) {
+        const struct matmul_op *op = (const struct matmul_op *)wishes->node->op;
+        TRY(add_wish(wishes, PACKED_A, region, op->a));
+        return add_wish(wishes, PACKED_B, region, op->b);
+    }
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    TRY(add_wish(wishes, PACKED_A, region, g.direction == CONV_FORWARD ? g.x.tensor : g.y.tensor));
+    return add_wish(wishes, PACKED_B, region, g.direction == CONV_FILTER ? g.x.tensor : g.w.tensor);
+}
+
+static weftDataType_t type_of(const struct wish *wish) { return (weftDataType_t)wish->packed.type; }
+
+static bool is_half(weftDataType_t type) { return type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16; }
+
+static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
+static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
+
+static bool fits_tensor_cores(weftDataType_t type) {
+    return type == WEFT_DATA_FLOAT || type == WEFT_DATA_FP4_E2M1 || is_half(type) || is_fp8(type) || is_int8(type);
+}
+
+/* Types for tensor cores in which both factors are exact: what is shorter is widened. */
+static weftStatus_t find_types(struct wishes *wishes) {
+    struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
+    for (int f = PACKED_A; f <= PACKED_B; f++) {
+        struct tensor *packed = &wishes->at[f].packed;
+        packed->type = packed->type == WEFT_DATA_INT4    ? WEFT_DATA_INT8
+                       : packed->type == WEFT_DATA_UINT4 ? WEFT_DATA_UINT8
+                                                         : packed->type;
+    }
+    weftDataType_t a = type_of(left), b = type_of(right);
+    if (a != b && !(is_fp8(a) && is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
+        if (!fits_tensor_cores(a) || !fits_tensor_cores(b))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores holds both %s and %s.",
+                 descriptor_label(wishes->node->op), dtype_of(a)->name, dtype_of(b)->name);
+        bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (is_half(a) && is_half(b));
+        left->packed.type = right->packed.type = (int32_t)(has_float    ? WEFT_DATA_FLOAT
+                                                           : is_half(a) ? a
+                                                           : is_half(b) ? b
+                                                                        : WEFT_DATA_HALF);
+    }
+    left->is_needed = left->packed.type != left->tensor->type;
+    right->is_needed = right->packed.type != right->tensor->type;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Layouts ------------------------------------------------------------------------------------------------------ */
+
+/* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
+   which they lie. */
+static weftStatus_t lay_out(struct wish *wish, int dim) {
+    struct tensor *packed = &wish->packed;
+    const int64_t *like = wish->tensor->strides.at, *dims = packed->dims.at;
+    int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(wish))->bits;
+    packed->strides.count = packed->dims.count;
+    for (int64_t i = 0; i < packed->dims.count; i++) {
+        int64_t stride = (dims[dim] + unit - 1) / unit * unit;
+        for (int64_t j = 0; j < packed->dims.count; j++)
+            if (j != i && j != dim && (like[i] > like[j] || (like[i] == like[j] && j > i)))
+                stride *= dims[j];
+        packed->strides.at[i] = i == dim ? 1 : stride;
+    }
+    wish->packed_view = *packed;
+    return tensor_check_reach(packed);
+}
+
+/* `depth` of a factor, or where 16 bits lie along its other index already, that. */
+static int matrix_dim(const struct wish *wish, int depth, int other) {
+    const int64_t *strides = wish->tensor->strides.at;
+    return is_half(type_of(wish)) && strides[depth] != 1 && strides[other] == 1 ? other : depth;
+}
+
+/* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere; but
+   factors of 16 bits are turned on the way, and keep their channels. */
+static weftStatus_t lay_out_factors(struct wishes *wishes) {
+    struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
+    if (op_of(wishes->node->op) == &matmul_op) {
+        int last = (int)left->tensor->dims.count - 1;
+        TRY(lay_out(left, matrix_dim(left, last, last - 1)));
+        return lay_out(right, matrix_dim(right, last - 1, last));
+    }
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    int channel = (int)g.x.tensor->dims.count - g.spatial - 1;
+    if (g.direction == CONV_FILTER && !is_half(type_of(left)))
+        channel = 0;
+    TRY(lay_out(left, channel));
+    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has them. */
+    bool is_turned =
+        g.direction == CONV_DATA && (!is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
+    return lay_out(right, is_turned ? channel - 1 : channel);
+}
+
+/* ---- Merged groups ------------------------------------------------------------------------------------------------ */
+
+enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
+
+/* A filter over merges, the groups merged in each, their filters, blocks of channels and channels in a block. All blocks,
+   or the one that is the group's own, which in a merged filter lies on the diagonal. */
+static struct tensor filter_view(const struct tensor *tensor, const struct conv_geometry *g, int64_t merged,
+                                 bool has_blocks, bool is_diagonal) {
+    struct tensor view = tensor_mirror(tensor);
+    int64_t filter = tensor->strides.at[0], channel = tensor->strides.at[1];
+    const int64_t dims[] = {g->groups / merged, merged, g->k, has_blocks ? merged : 1, g->c};
+    const int64_t strides[] = {merged * g->k * filter, g->k * filter + (is_diagonal ? g->c * channel : 0), filter,
+                               g->c * channel, channel};
+    view.dims.count = view.strides.count = tensor->dims.count - 2 + TAPS;
+    for (int64_t i = 0; i < view.dims.count; i++) {
+        view.dims.at[i] = i < TAPS ? dims[i] : tensor->dims.at[i - TAPS + 2];
+        view.strides.at[i] = i < TAPS ? strides[i] : tensor->strides.at[i - TAPS + 2];
+    }
+    return view;
+}
+
+/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. */
+static int64_t groups_to_merge(const struct wishes *wishes, const struct conv_geometry *g) {
+    int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&wishes->at[PACKED_A]))->bits, merged = 1;
+    int64_t depth = g->direction == CONV_DATA ? g->k : g->c;
+    while (merged < g->groups && (g->groups % merged != 0 || merged * depth % block != 0))
+        merged++;
+    return merged;
+}
+
+static weftStatus_t merge_groups(struct wishes *wishes, const struct region *region) {
+    struct conv_geometry g = {.groups = 1};
+    if (conv_is(wishes->node->op))
+        g = conv_geometry(wishes->node->op);
+    int64_t merged = g.groups > 1 ? groups_to_merge(wishes, &g) : 1;
+    bool is_result = g.direction == CONV_FILTER;
+    if (merged == 1 || g.w.tensor->dims.count != g.spatial + 2 || (is_result && (region->count > 1 || g.beta != 0)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: there are no narrow groups to merge.",
+             descriptor_label(wishes->node->op));
+    if (is_result)
+        TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
+    struct wish *wish = &wishes->at[is_result ? PACKED_RESULT : PACKED_B];
+    bool is_turned = g.direction == CONV_DATA && !is_half(type_of(wish));
+    wish->packed.dims.at[1] = merged * g.c;
+    TRY(lay_out(wish, is_turned ? 0 : 1));
+    wish->tensor_view = filter_view(wish->tensor, &g, merged, false, false);
+    wish->packed_view = filter_view(&wish->packed, &g, merged, !is_result, is_result);
+    wish->is_diagonal = !is_result;
+    wish->is_needed = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Patches ------------------------------------------------------------------------------------------------------ */
+
+static bool never_overlaps(const struct conv_geometry *g) {
+    bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
+                 g->w.tensor->dims.count == g->spatial + 2;
+    for (int i = 0; i < 3; i++)
+        never = never && g->stride[i] == g->w.size[i] && (g->dilation[i] == 1 || g->w.size[i] == 1) && g->pre[i] == 0 &&
+                g->y.size[i] * g->stride[i] <= g->x.size[i];
+    return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
+}
+
+static void add_digit(struct wish *wish, int64_t extent, int64_t stride, int64_t packed_stride) {
+    struct tensor *from = &wish->tensor_view, *to = &wish->packed_view;
+    from->strides.at[from->dims.count] = stride;
+    to->strides.at[to->dims.count] = packed_stride;
+    from->dims.at[from->dims.count++] = to->dims.at[to->dims.count++] = extent;
+    from->strides.count = to->strides.count = to->dims.count;
+}
+
+/* An image as patches, or a filter, which has one: channels and taps are one dimension of the packed tensor. */
+static weftStatus_t make_patches(struct wish *wish, const struct conv_geometry *g, const struct conv_operand *operand,
+                                 int dim, bool is_filter) {
+    struct tensor *packed = &wish->packed;
+    int first = 3 - g->spatial;
+    int64_t taps = g->w.size[0] * g->w.size[1] * g->w.size[2];
+    packed->dims.at[1] = g->c * taps;
+    for (int i = first; i < 3; i++)
+        packed->dims.at[2 + i - first] = is_filter ? 1 : g->y.size[i];
+    TRY(lay_out(wish, dim));
+    wish->tensor_view.dims.count = wish->packed_view.dims.count = 0;
+    add_digit(wish, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
+    add_digit(wish, g->c, operand->channel_stride, taps * packed->strides.at[1]);
+    for (int i = first; i < 3; i++) {
+        taps /= g->w.size[i];
+        add_digit(wish, g->w.size[i], operand->size_stride[i], taps * packed->strides.at[1]);
+    }
+    for (int i = first; i < 3 && !is_filter; i++)
+        add_digit(wish, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
+    wish->is_needed = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t cut_patches(struct wishes *wishes, const struct region *region) {
+    struct conv_geometry g = {.groups = 0};
+    if (conv_is(wishes->node->op))
+        g = conv_geometry(wishes->node->op);
+    bool is_result = g.direction == CONV_FILTER;
+    if (!g.groups || !never_overlaps(&g) || (is_result && (region->count > 1 || g.beta != 0)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its taps overlap or there is one, and are no patches.",
+             descriptor_label(wishes->node->op));
+    if (is_result)
+        TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
+    struct wish *image = &wishes->at[is_result ? PACKED_B : PACKED_A];
+    TRY(make_patches(image, &g, &g.x, is_result && !is_half(type_of(image)) ? 0 : 1, false));
+    return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
+}
+
+/* ---- Lines -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a convolution sees some lines, or planes, of its image only. */
+static bool skips(const struct conv_geometry *g, int i) {
+    return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
+           (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
+}
+
+static weftStatus_t leave_lines_out(struct wishes *wishes) {
+    struct conv_geometry g = {.groups = 0};
+    if (conv_is(wishes->node->op))
+        g = conv_geometry(wishes->node->op);
+    if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.", descriptor_label(wishes->node->op));
+    struct wish *image = &wishes->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
+    int inner = 0;
+    while (image->packed.strides.at[inner] != 1)
+        inner++;
+    for (int i = 0; i < 2; i++) {
+        int64_t dim = image->packed.dims.count - 3 + i;
+        if (!skips(&g, i))
+            continue;
+        image->packed.dims.at[dim] = image->tensor_view.dims.at[dim] = g.y.size[i];
+        image->tensor_view.strides.at[dim] *= g.stride[i];
+    }
+    image->is_needed = true;
+    return lay_out(image, inner);
+}
+
+weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor *op, struct arena *arena) {
+    struct conv_op *conv = (struct conv_op *)op;
+    struct convolution *parameters;
+    if (wishes->writing != PATCHES && wishes->writing != LINES)
+        return WEFT_STATUS_SUCCESS;
+    TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
+    conv->parameters = parameters;
+    if (wishes->writing == PATCHES) {
+        parameters->stride.count = parameters->dilation.count = 0; /* 1 */
+        parameters->pre_padding.count = parameters->post_padding.count = 0;
+        return WEFT_STATUS_SUCCESS;
+    }
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    for (int i = 3 - g.spatial; i < 2; i++)
+        if (skips(&g, i)) {
+            parameters->stride.at[i - 3 + g.spatial] = 1;
+            parameters->post_padding.at[i - 3 + g.spatial] = 0;
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The result --------------------------------------------------------------------------------------------------- */
+
+/* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
+static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
+    return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
+}
+
+static weftStatus_t add_rows(struct wishes *wishes, int at, const struct region *region, int value, int channel) {
+    TRY(add_wish(wishes, at, region, region->graph->values[value].tensor));
+    return lay_out(&wishes->at[at], channel);
+}
+
+/* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
+   are stored whole, and turned where another dimension shall lie innermost. */
+static weftStatus_t add_result(struct wishes *wishes, const struct region *region) {
+    if (!conv_is(wishes->node->op) || wishes->at[PACKED_RESULT].tensor)
+        return WEFT_STATUS_SUCCESS;
+    struct conv_geometry g = conv_geometry(wishes->node->op);
+    const struct tensor *made = (g.direction == CONV_FORWARD ? &g.y : g.direction == CONV_DATA ? &g.x : &g.w)->tensor;
+    int channel = (int)made->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++) {
+            const struct node *node = region_node(region, i);
+            const struct value *value = &region->graph->values[node->operands[k]];
+            if (node == wishes->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
+                continue;
+            if (node->is_output[k] && region_exports(region, node->operands[k])) {
+                result = node->operands[k];
+                results++;
+            } else if (!node->is_output[k] && (value->producer < 0 || !region_has(region, value->producer)))
+                operand = node->operands[k];
+        }
+    if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
+        return WEFT_STATUS_SUCCESS;
+    TRY(add_rows(wishes, PACKED_RESULT, region, result, channel));
+    if (operand < 0 || operand == wishes->at[PACKED_A].value || operand == wishes->at[PACKED_B].value)
+        return WEFT_STATUS_SUCCESS;
+    return add_rows(wishes, PACKED_OPERAND, region, operand, channel);
+}
+
+/* ---- All of them -------------------------------------------------------------------------------------------------- */
+
+weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enum writing writing) {
+    *wishes = (struct wishes){.writing = writing};
+    TRY(find_product(wishes, region));
+    TRY(add_factors(wishes, region));
+    TRY(find_types(wishes));
+    TRY(lay_out_factors(wishes));
+    TRY(writing == MERGED    ? merge_groups(wishes, region)
+        : writing == PATCHES ? cut_patches(wishes, region)
+        : writing == LINES   ? leave_lines_out(wishes)
+                             : WEFT_STATUS_SUCCESS);
+    return add_result(wishes, region);
+}

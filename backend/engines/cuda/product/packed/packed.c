@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The packed family: products whose factors the copy engine cannot read as they lie, or that are of two types. A kernel
+   of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and rows
+   padded to 16 bytes; the Hopper family multiplies the copy. A convolution's result that would leave in short pieces is
+   made in the workspace and copied last, and what it meets first. On the way convolutions may be written otherwise, see
+   packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
+   is predicted to be faster than the contraction family, which reads everything as it lies. */
+#include "engines/cuda/product/packed/packed.h"
+#include "engines/cuda/families.h"
+#include "engines/cuda/map/copy.h"
+#include "engines/cuda/map/staged.h"
+#include "engines/cuda/product/hopper/hopper.h"
+#include "graph/ops/convolution.h"
+
+#include <math.h>
+
+/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
+   and 4 to 14 times by convolutions; small ones gain by copies up to 8: 102 products on an H200. */
+static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 8, START_SECONDS = 3e-6;
+static const double COPY_SHARE = 0.7; /* of the predicted rate that copies of images reach */
+
+/* Who multiplies the copies, best first. */
+static const struct family *const plain_families[] = {&cuda_patch_sm90, &cuda_hopper, NULL};
+static const struct family *const narrowing_families[] = {&cuda_hopper_tf32, NULL};
+
+/* The region with some of its wishes granted, a bit of `granted` for each. */
+struct packing {
+    struct wishes wishes;
+    int granted;
+    struct staged staged;
+    double copying, seconds; /* of the copies, and of all */
+};
+
+/* ---- Copies ------------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t make_copy(struct region *region, const struct wish *wish, bool is_result, struct arena *arena) {
+    if (is_result)
+        return copy_region(region, &wish->packed_view, &wish->tensor_view, arena);
+    return wish->is_diagonal ? copy_diagonal_region(region, &wish->tensor_view, &wish->packed_view, arena)
+                             : copy_region(region, &wish->tensor_view, &wish->packed_view, arena);
+}
+
+static weftStatus_t add_copy(struct cuda_step *state, const struct packing *packing, int at,
+                             const struct device *device, struct arena *arena) {
+    const struct wish *wish = &packing->wishes.at[at];
+    const struct staged_value *value = packing->staged.at;
+    struct step step = {.family = &cuda_map};
+    bool is_result = at == PACKED_RESULT;
+    while (value->value != wish->value)
+        value++;
+    const struct staged_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0},
+                                          {is_result ? COPY_FROM : COPY_TO, -1, value->scratch}};
+    TRY(make_copy(&step.region, wish, is_result, arena));
+    TRY(cuda_map.build(&step, device, NULL, arena));
+    return staged_take(state, step.state, places, 2, 0, arena);
+}
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+/* Whether nothing is exchanged twice, and nothing is left out that must be. */
+static bool is_complete(const struct packing *packing) {
+    const struct wish *at = packing->wishes.at;
+    bool is_square = at[PACKED_A].value == at[PACKED_B].value, complete = true;
+    int both = 1 << PACKED_A | 1 << PACKED_B;
+    for (int i = 0; i < WISHES; i++) {
+        bool is_granted = packing->granted >> i & 1, is_other = is_square && packing->granted & both && i <= PACKED_B;
+        complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted);
+    }
+    bool alike = !at[PACKED_OPERAND].tensor || packing->granted >> PACKED_OPERAND == 0 || /* both, or neither */
+                 packing->granted >> PACKED_OPERAND == 3;
+    return complete && alike && !(is_square && (packing->granted & both) == both);
+}
+
+/* What each copy takes; INFINITY: it cannot be made. */
+static void price_copies(double seconds[WISHES], const struct wishes *wishes, const struct device *device,
+                         struct arena *arena) {
+    for (int i = 0; i < WISHES; i++) {
+        struct region copy;
+        double taken = 0;
+        if (wishes->at[i].tensor &&
+            (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) || cuda_map.accepts(&copy, device, &taken)))
+            taken = INFINITY;
+        seconds[i] = taken / COPY_SHARE;
+    }
+}
+
+/* Asks who multiplies what is granted, in the graph with these copies. */
+static weftStatus_t grant(struct packing *packing, const struct region *region, const struct family *const *families,
+                          const struct device *device, struct arena *arena) {
+    struct staged *staged = &packing->staged;
+    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    *staged = (struct staged){0};
+    for (int i = 0; i < WISHES; i++) {
+        const struct wish *wish = &packing->wishes.at[i];
+        struct tensor *packed;
+        if (!(packing->granted >> i & 1))
+            continue;
+        TRY(arena_copy(arena, &packed, &wish->packed, sizeof *packed));
+        staged_add(staged, wish->value, wish->tensor, packed);
+    }
+    TRY(staged_exchange(staged, region, arena));
+    for (int i = 0; i < region->count; i++)
+        if (region_node(region, i) == packing->wishes.node)
+            TRY(wishes_rewrite(&packing->wishes, region_node(&staged->region, i)->op, arena));
+    for (int i = 0; status && families[i]; i++) {
+        staged->inner = families[i];
+        status = families[i]->accepts(&staged->region, device, &staged->seconds);
+    }
+    packing->seconds = packing->copying + staged->seconds;
+    return status;
+}
+
+/* The fastest one; the reason to decline is that of the product as it is. Factors that nobody multiplies are not asked
+   about again with other results. */
+static weftStatus_t analyse(struct packing *best, const struct region *region, const struct family *const *families,
+                            const struct device *device, struct arena *arena) {
+    struct packing packing = {0};
+    double copying[WISHES];
+    best->seconds = INFINITY;
+    TRY(hopper_check_device(device, "packed family"));
+    for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;) {
+        weftStatus_t status = wishes_find(&packing.wishes, region, writing);
+        if (status && writing == AS_IT_IS)
+            return status;
+        if (status)
+            continue;
+        price_copies(copying, &packing.wishes, device, arena);
+        int declined = 0; /* a bit for each of the four sets of factors */
+        for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
+            packing.copying = 0;
+            for (int i = 0; i < WISHES; i++)
+                packing.copying += packing.granted >> i & 1 ? copying[i] : 0;
+            int factors = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
+            if (!is_complete(&packing) || declined >> factors & 1 || packing.copying >= best->seconds)
+                continue;
+            if (grant(&packing, region, families, device, arena) != WEFT_STATUS_SUCCESS)
+                declined |= 1 << factors;
+            else if (packing.seconds < best->seconds)
+                *best = packing;
+        }
+    }
+    return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
+}
+
+/* Whether the contraction family would be done sooner. */
+static bool is_slower(const struct region *region, const struct family *const *families, const struct device *device,
+                      const struct packing *packing) {
+    const struct family *rival = families[0]->narrows ? &cuda_contraction_tf32 : &cuda_contraction;
+    double without;
+    if (rival->accepts(region, device, &without) != WEFT_STATUS_SUCCESS) {
+        status_clear();
+        return false;
+    }
+    double slowness = conv_is(packing->wishes.node->op) ? CONVOLUTION_SLOWNESS : MATMUL_SLOWNESS;
+    return packing->seconds - START_SECONDS >= slowness * (without - START_SECONDS);
+}
+
+static weftStatus_t accepts_for(const struct region *region, const struct family *const *families,
+                                const struct device *device, double *seconds) {
+    struct packing packing;
+    struct arena arena = {0};
+    weftStatus_t status = analyse(&packing, region, families, device, &arena);
+    arena_free(&arena);
+    TRY(status);
+    *seconds = packing.seconds;
+    if (is_slower(region, families, device, &packing))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: copying its factors would take longer than it saves.",
+             descriptor_label(packing.wishes.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_for(region, plain_families, device, seconds);
+}
+
+static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_for(region, narrowing_families, device, seconds);
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t build_for(struct step *step, const struct family *const *families, const struct device *device,
+                              const struct knob_choices *knobs, struct arena *arena) {
+    static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines left out"};
+    struct packing *packing;
+    struct cuda_step *state;
+    struct step inner;
+    TRY(arena_alloc(arena, &packing, sizeof *packing));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    TRY(analyse(packing, &step->region, families, device, arena));
+    for (int i = PACKED_A; i < PACKED_RESULT; i++)
+        if (packing->granted >> i & 1)
+            TRY(add_copy(state, packing, i, device, arena));
+    TRY(staged_build_inner(state, &packing->staged, device, knobs, &inner, arena));
+    if (packing->granted >> PACKED_RESULT & 1)
+        TRY(add_copy(state, packing, PACKED_RESULT, device, arena));
+    step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
+    step->seconds = packing->copying + inner.seconds;
+    return arena_print(arena, &step->detail, "%d of its tensors packed%s, %s: %s", packing->staged.count,
+                       words[packing->wishes.writing], packing->staged.inner->name, inner.detail ? inner.detail : "");
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    return build_for(step, plain_families, device, knobs, arena);
+}
+
+static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                               struct arena *arena) {
+    return build_for(step, narrowing_families, device, knobs, arena);
+}
+
+static bool may_alias(const struct step *step, int in, int out) { return cuda_contraction.may_alias(step, in, out); }
+
+const struct family cuda_packed = {
+    .name = "cuda.packed",
+    .doc = "a matmul or convolution whose factors are copied first as Hopper's copy engine wants them",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = may_alias,
+    .release = cuda_release,
+};
+
+const struct family cuda_packed_tf32 = {
+    .name = "cuda.packed.tf32",
+    .doc = "the same of floats, narrowed to tf32",
+    .narrows = contraction_narrows,
+    .accepts = accepts_tf32,
+    .build = build_tf32,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = may_alias,
+    .release = cuda_release,
+};

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing how a contraction is computed: the arithmetic from the data types, how factors are read from their strides,
+   and tile and splits from a prediction of time. Pure. It must not know text. */
+#include "engines/cuda/product/contraction.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+#include "graph/ops/moe.h"
+
+const struct arithmetic_row arithmetic_rows[] = {
+    [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
+    [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
+    [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},
+    [MMA_TF32] = {"tf32", "tf32", "float", true, 4, 4, 16},
+    [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
+    [FMA_DOUBLE] = {"double", "double", "double", false, 8, 8, 16},
+    [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},
+    [FMA_INT64] = {"i64", "i64", "i64", false, 8, 8, 16},
+};
+
+/* Efficiency: the share of the arithmetic rate that a block of many reaches; smaller tiles load more per product. */
+static const struct tile mma_tiles[TILE_ROWS] = {
+    {128, 128, 2, 4, 0, 0, 0.60}, {128, 64, 4, 2, 0, 0, 0.50}, {64, 128, 2, 4, 0, 0, 0.50}, {64, 64, 4, 2, 0, 0, 0.40},
+    {128, 32, 4, 2, 0, 0, 0.32},  {32, 128, 2, 4, 0, 0, 0.32}, {32, 32, 2, 2, 0, 0, 0.20}};
+static const struct tile fma_tiles[TILE_ROWS] = {
+    {128, 128, 0, 0, 8, 8, 0.80}, {128, 64, 0, 0, 8, 4, 0.65}, {64, 128, 0, 0, 4, 8, 0.65}, {64, 64, 0, 0, 4, 4, 0.55},
+    {128, 32, 0, 0, 8, 4, 0.45},  {32, 128, 0, 0, 4, 8, 0.45}, {32, 32, 0, 0, 4, 4, 0.35}};
+
+static const double LAUNCH_SECONDS = 2e-6;
+static const double DIRECT_RATE = 0.15; /* of the FMA rate */
+
+/* ---- Arithmetic -------------------------------------------------------------------------------------------------- */
+
+static weftDataType_t type_of(const struct contraction *c, int factor) {
+    return (weftDataType_t)c->factor[factor].tensor->type;
+}
+
+static bool is_byte(weftDataType_t type) {
+    return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
+}
+
+static bool is_exact_in_half(weftDataType_t type) {
+    return is_byte(type) || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
+}
+
+static bool is_wide(weftDataType_t type) {
+    return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
+}
+
+weftDataType_t contraction_math(const struct node *node) {
+    const struct op *op = op_of(node->op);
+    return (weftDataType_t)(op == &matmul_op    ? ((const struct matmul_op *)node->op)->parameters->math
+                            : op == &moe_op     ? ((const struct moe_op *)node->op)->math
+                            : op == &moe_bwd_op ? ((const struct moe_bwd_op *)node->op)->math
+                                                : ((const struct conv_op *)node->op)->parameters->math);
+}
+
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
+    weftDataType_t a = type_of(c, FACTOR_A), b = type_of(c, FACTOR_B), math = math_type(contraction_math(c->node));
+    bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
+    bool float_math = math != WEFT_DATA_DOUBLE && dtype_is_float(math);
+    if (c->fill != 0)
+        return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
+    if (is_byte(a) && is_byte(b)) {
+        /* Products of two unsigned bytes reach 2^16. */
+        bool fits = c->depth < 32768;
+        return fits ? is_turing ? FMA_INT32 : MMA_INT8 : FMA_INT64;
+    }
+    if (whole && !float_math && math != WEFT_DATA_DOUBLE)
+        return FMA_INT64;
+    if (!float_math || is_wide(a) || is_wide(b))
+        return FMA_DOUBLE;
+    if ((a == WEFT_DATA_HALF || is_exact_in_half(a)) && (b == WEFT_DATA_HALF || is_exact_in_half(b)))
+        return MMA_F16;
+    if ((a == WEFT_DATA_BFLOAT16 || is_exact_in_half(a)) && (b == WEFT_DATA_BFLOAT16 || is_exact_in_half(b)) &&
+        !is_turing)
+        return MMA_BF16;
+    return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
+}
+
+double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
+    int chip = device->cuda.major * 10 + device->cuda.minor;
+    bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;
+    double half = is_server ? 2048 : 1024, clock = (double)device->cuda.clock_khz * 1e3;
+    double per_clock[] = {[MMA_F16] = half,
+                          [MMA_BF16] = half,
+                          [MMA_INT8] = 2 * half,
+                          [MMA_TF32] = half / 2,
+                          [FMA_FLOAT] = chip <= 80 ? 128 : 256,
+                          [FMA_DOUBLE] = is_server ? 64 : 4,
+                          [FMA_INT32] = 128,
+                          [FMA_INT64] = 32};
+    return per_clock[arithmetic] * (clock > 0 ? clock : 1.5e9);
+}
+
+/* ---- How factors are read ---------------------------------------------------------------------------------------- */
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
+
+/* The longest run along `index`: its last digit is contiguous and moves no coordinate, everything else keeps to
+   multiples of it. */
+static int factor_run(const struct contraction *c, int f, int index) {
+    const struct factor *factor = &c->factor[f];
+    int last = c->digits[index].count - 1;
+    const struct digit *inner = &c->digits[index].at[last];
+    if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || factor->tensor->is_by_value ||
+        factor->tensor->is_constant || contraction_has_overrides(c))
+        return 1;
+    for (int i = 0; i < COORDINATES; i++)
+        if (inner->step[f][i])
+            return 1;
+    int64_t fits = gcd(factor->tensor->alignment, 16) / dtype_bytes(type_of(c, f), 1);
+    int64_t run = gcd(gcd(fits > 1 ? fits : 1, inner->extent), factor->first);
+    for (int i = 0; i < INDICES; i++)
+        for (int d = 0; d < c->digits[i].count; d++)
+            if (i != index || d != last)
+                run = gcd(run, c->digits[i].at[d].stride[f]);
+    for (int p = 0; p < c->phase_count; p++)
+        run = gcd(run, f == FACTOR_A ? c->phases[p].a_stride : c->phases[p].b_stride);
+    return (int)run;
+}
+
+/* The distance between neighbours along an index; none at all is worst. */
+static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
+    const struct digits *digits = &c->digits[index];
+    return digits->count ? gcd(digits->at[digits->count - 1].stride[f], 0) : INT64_MAX;
+}
+
+static void choose_access(struct contraction *c, int f) {
+    int outer = f == FACTOR_A ? ROW : COLUMN;
+    int along_outer = factor_run(c, f, outer), along_depth = factor_run(c, f, DEPTH);
+    c->factor[f].along_depth = along_outer == along_depth
+                                   ? neighbour_stride(c, f, DEPTH) <= neighbour_stride(c, f, outer)
+                                   : along_depth > along_outer;
+    c->factor[f].run = along_depth > along_outer ? along_depth : along_outer;
+}
+
+/* A run of results shares all coordinates, and its elements in A and B are neighbours, or one, or evenly apart. */
+static void choose_direct_access(struct contraction *c) {
+    const struct digits *batch = &c->digits[BATCH];
+    int last = batch->count - 1;
+    int64_t run = c->finish.run;
+    for (int f = 0; f < FACTORS; f++) {
+        run = last < 0 ? 1 : gcd(run, batch->at[last].extent);
+        for (int i = 0; i < COORDINATES; i++)
+            if (last >= 0 && batch->at[last].step[f][i])
+                run = 1;
+        if (last >= 0 && batch->at[last].phase != NO_PHASE)
+            run = 1;
+        c->finish.run = (int)run;
+    }
+    for (int f = 0; f < FACTORS; f++)
+        c->factor[f].run = (int)gcd(run, factor_run(c, f, BATCH)) == run ? (int)run : 1;
+}
+
+/* ---- Tile and splits --------------------------------------------------------------------------------------------- */
+
+static double tiles_along(int64_t extent, int block) { return (double)((extent + block - 1) / block); }
+
+double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
+    double bytes = 0;
+    for (int f = 0; f < FACTORS; f++)
+        bytes += (double)tensor_bytes(c->factor[f].tensor);
+    for (int k = 0; k < c->finish.count; k++)
+        if (c->finish.at[k].role != FINISH_INDEX && c->finish.at[k].role != FINISH_LIMIT)
+            bytes += (double)tensor_bytes(c->region->graph->values[c->finish.at[k].value].tensor);
+    return bytes / (double)device->cuda.bandwidth;
+}
+
+/* Time to write the parts of a split sum and to read them back. */
+static double split_seconds(const struct contraction *c, const struct device *device, int splits) {
+    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits * 2;
+    return splits == 1 ? 0 : LAUNCH_SECONDS + bytes / (double)device->cuda.bandwidth;
+}
+
+static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
+    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits;
+    return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
+}
+
+/* moving: the time that memory takes. */
+static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
+                           int splits, int64_t steps, double moving) {
+    double rate = contraction_rate(c->arithmetic, device) * tile->efficiency;
+    double tiles = (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
+                   tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns) * splits;
+    double steps_each = (double)((steps + splits - 1) / splits);
+    double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_depth;
+    double waves = tiles / device->cuda.multiprocessors;
+    double whole = (double)(int64_t)waves;
+    waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
+    /* The first loads and the last stores of a tile are not hidden. */
+    double seconds = waves * (steps_each * products / rate + 1e-6);
+    return LAUNCH_SECONDS + (seconds > moving ? seconds : moving) + split_seconds(c, device, splits);
+}
+
+static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
+    const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
+    int64_t block = arithmetic_rows[c->arithmetic].block_depth;
+    int64_t steps = (digits_extent(&c->digits[DEPTH]) + block - 1) / block;
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    if (chosen > TILE_ROWS) /* a row of another family's table */
+        chosen = 0;
+    bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
+    double moving = contraction_memory_seconds(c, device);
+    c->tile = NULL;
+    for (int t = 0; t < TILE_ROWS; t++) {
+        if (is_long ? tiles[t].rows + tiles[t].columns > 128 : chosen > 0 && chosen != t + 1)
+            continue;
+        for (int64_t splits = asked > 0 ? asked : 1;
+             splits <= SPLITS_MAX && (asked > 0 || split_fits(c, (int)splits, steps));
+             splits += splits < 4 ? 1 : splits / 2) {
+            double seconds = tile_seconds(c, device, &tiles[t], (int)splits, steps, moving);
+            if (!c->tile || seconds < c->seconds) {
+                c->seconds = seconds;
+                c->tile = &tiles[t];
+                c->splits = (int)splits;
+            }
+            if (asked > 0)
+                break;
+        }
+    }
+    c->steps_per_split = (steps + c->splits - 1) / c->splits;
+    /* Every split has steps to do. */
+    if (c->steps_per_split > 0)
+        c->splits = (int)((steps + c->steps_per_split - 1) / c->steps_per_split);
+}
+
+/* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny
+   products. */
+static bool wants_direct(const struct contraction *c) {
+    int64_t rows = digits_extent(&c->digits[ROW]), columns = digits_extent(&c->digits[COLUMN]);
+    bool is_matmul = op_of(c->node->op) == &matmul_op;
+    double share = (rows < 32 ? (double)rows / 32 : 1) * (columns < 32 ? (double)columns / 32 : 1);
+    if (contraction_has_overrides(c) || digits_extent(&c->digits[BATCH]) < 2)
+        return false;
+    return share <= 1.0 / 6 && (!is_matmul || (rows <= 64 && columns <= 64 && c->depth <= 1024));
+}
+
+static void plan_direct(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
+    double threads = (double)device->cuda.multiprocessors * 1024,
+           runs = (double)contraction_elements(c) / c->finish.run;
+    int64_t depth = digits_extent(&c->digits[DEPTH]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    c->splits = 1;
+    while (c->splits < SPLITS_MAX && runs * c->splits < threads && depth / (c->splits * 2) >= 64)
+        c->splits *= 2;
+    if (chosen > 0)
+        c->splits = (int)(chosen <= depth ? chosen : 1);
+    c->steps_per_split = (depth + c->splits - 1) / c->splits;
+    if (c->steps_per_split > 0)
+        c->splits = (int)((depth + c->steps_per_split - 1) / c->steps_per_split);
+    double share = runs * c->splits / threads;
+    double rate =
+        contraction_rate(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);
+    double computing = 2 * (double)contraction_elements(c) * c->depth / rate,
+           moving = contraction_memory_seconds(c, device);
+    c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
+}
+
+static bool all_small(const struct contraction *c) {
+    bool small = true;
+    for (int index = 0; index < INDICES; index++) {
+        double extent = 1;
+        for (int d = 0; d < c->digits[index].count; d++)
+            extent *= (double)c->digits[index].at[d].extent;
+        small = small && extent < (double)INT32_MAX - 256; /* tiles at the end reach past it */
+    }
+    return small;
+}
+
+/* Products and sums of the direct kernel need no tensor cores. */
+static enum arithmetic without_mma(enum arithmetic arithmetic) {
+    return arithmetic == MMA_INT8 ? FMA_INT32 : arithmetic_rows[arithmetic].is_mma ? FMA_FLOAT : arithmetic;
+}
+
+weftStatus_t contraction_settle(struct contraction *c, const struct device *device) {
+    c->arithmetic = contraction_arithmetic(c, device);
+    c->has_k16 = device->cuda.major >= 8;
+    c->is_direct = wants_direct(c);
+    if (c->is_direct) {
+        c->arithmetic = without_mma(c->arithmetic);
+        contraction_flatten(c);
+    }
+    TRY(finish_analyse(c));
+    bool has_overrides = contraction_has_overrides(c); /* which need the batch dimensions as they are */
+    for (int index = has_overrides ? ROW : BATCH; index < INDICES && !c->is_direct; index++)
+        digits_merge(&c->digits[index]);
+    c->is_small = all_small(c);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
+    TRY(contraction_settle(c, device));
+    if (c->is_direct) {
+        choose_direct_access(c);
+        plan_direct(c, device, knobs);
+    } else {
+        for (int f = 0; f < FACTORS; f++)
+            choose_access(c, f);
+        choose_tile(c, device, knobs);
+    }
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pointwise operations before a product: which there are, what they read, and their text. */
+#include "engines/cuda/product/prologue.h"
+#include "engines/cuda/core/formula.h"
+#include "engines/cuda/families.h"
+#include "engines/product.h"
+
+#include <math.h>
+
+enum { ACCESS_BYTES = 16, REGION_MAX = 64 };
+
+static const double COPY_SECONDS = 2e-6, MEMORY_SHARE = 0.85; /* to launch one, and of the bandwidth that it reaches */
+
+static const struct tensor *tensor_at(const struct prologue *prologue, int value) {
+    return prologue->c->region->graph->values[value].tensor;
+}
+
+/* ---- Which there are --------------------------------------------------------------------------------------------- */
+
+int prologue_companions(const struct graph *graph, int node, int *nodes) {
+    const struct node *product = &graph->nodes[node];
+    int count = 0;
+    if (!node_is_product(product))
+        return 0;
+    for (int i = 0; i < product->operand_count && count == 0; i++) {
+        const struct node *reader = product;
+        int first = i, last = i + 1, next = 0;
+        do {
+            for (int k = first; k < last; k++) {
+                int producer = graph->values[reader->operands[k]].producer;
+                bool is_new =
+                    !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
+                for (int j = 0; j < count; j++)
+                    is_new = is_new && nodes[j] != producer;
+                if (is_new)
+                    nodes[count++] = producer;
+            }
+            reader = next < count ? &graph->nodes[nodes[next++]] : NULL;
+            first = 0;
+            last = reader ? reader->operand_count : 0;
+        } while (reader);
+    }
+    return count;
+}
+
+/* ---- What is read ------------------------------------------------------------------------------------------------ */
+
+/* Of the factor's axes the one that dimension `dim` of its tensor is; NULL: none is. */
+static const struct prologue_axis *axis_of(const struct prologue *prologue, int dim) {
+    const struct tensor *a = prologue->c->factor[FACTOR_A].tensor;
+    for (int i = 0; i < prologue->axis_count; i++)
+        if (prologue->axes[i].extent == a->dims.at[dim] && prologue->axes[i].stride == a->strides.at[dim])
+            return &prologue->axes[i];
+    return NULL;
+}
+
+static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
+    const struct tensor *tensor = tensor_at(h, value), *a = h->c->factor[FACTOR_A].tensor;
+    struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
+    int dim = NO_DIM, count = 0;
+    for (int i = 0; i < h->operand_count; i++)
+        if (h->operands[i].value == value)
+            return WEFT_STATUS_SUCCESS;
+    for (int i = 0; i < tensor->dims.count; i++)
+        if (tensor->dims.at[i] != 1) {
+            dim = i;
+            count++;
+        }
+    bool is_vector = count == 1 && tensor->dims.count == a->dims.count && tensor->dims.at[dim] == a->dims.at[dim];
+    const struct prologue_axis *axis = is_vector ? axis_of(h, dim) : NULL;
+    if (count > 0 && !axis)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: %s has dims %s; before a product a number, or one for each row of its factor or of the depth, is "
+             "read.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), tensor_dims_text(tensor));
+    if (!cuda_type_name(operand.type) || tensor->vector_count != 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s of data type %s is not read before a product.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), dtype_of(operand.type)->name);
+    if (h->operand_count == BEFORE_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be read before it.",
+             descriptor_label(h->c->node->op), BEFORE_MAX);
+    if (count > 0) {
+        operand.extent = tensor->dims.at[dim];
+        operand.stride = tensor->strides.at[dim];
+        operand.runs_along = axis->runs_along;
+    }
+    h->operands[h->operand_count++] = operand;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t prologue_find(struct prologue *h) {
+    const struct contraction *c = h->c;
+    weftDataType_t type = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
+    if (c->before_count == 0)
+        return WEFT_STATUS_SUCCESS;
+    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || (type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: operations before it are fused on its first factor, of halves or bfloat16.",
+             descriptor_label(c->node->op));
+    for (int b = 0; b < c->before_count; b++) {
+        const struct node *node = c->before[b];
+        if (((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: coordinates are not generated before a product.",
+                 descriptor_label(node->op));
+        TRY(formula_accepts(node->op));
+        for (int k = 0; k < node->operand_count; k++) {
+            int value = node->operands[k], producer = c->region->graph->values[value].producer;
+            bool is_inside = producer >= 0 && region_has(c->region, producer);
+            if (!node->is_output[k] && !is_inside && value != c->factor[FACTOR_A].value)
+                TRY(add_operand(h, node, value));
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+double prologue_seconds_apart(const struct contraction *c, const struct device *device) {
+    static const struct family *const families[] = {&cuda_hopper, &cuda_patch_sm90};
+    int nodes[REGION_MAX], count = 0;
+    double least = INFINITY, seconds;
+    for (int i = 0; i < c->region->count && c->region->count <= REGION_MAX; i++)
+        if (region_node(c->region, i) == c->node || contraction_is_behind(c, region_node(c->region, i)))
+            nodes[count++] = c->region->nodes[i];
+    const struct region without = {.graph = c->region->graph, .count = count, .nodes = nodes};
+    for (size_t i = 0; i < sizeof families / sizeof *families && count > 0; i++)
+        if (families[i]->accepts(&without, device, &seconds) == WEFT_STATUS_SUCCESS && seconds < least)
+            least = seconds;
+    status_clear();
+    return least + COPY_SECONDS +
+           2 * (double)tensor_bytes(c->factor[FACTOR_A].tensor) / (MEMORY_SHARE * (double)device->cuda.bandwidth);
+}
+
+/* ---- Text -------------------------------------------------------------------------------------------------------- */
+
+/* Whether all neighbours exist and lie in whole accesses. */
+static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
+    return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
+           tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
+}
+
+/* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. */
+static void print_read(struct kernel_print *print, const struct prologue *h, bool along, const char *name) {
+    bool has_extent = false; /* the same of all that know an axis */
+    text_add(&print->code, "struct %s_read {\n", name);
+    for (int i = 0; i < h->operand_count; i++)
+        if (h->operands[i].runs_along == along)
+            text_add(&print->code, "    run<%s, %d> b%d;\n", cuda_type_name(h->operands[i].type),
+                     along ? h->neighbours : 1, i);
+    text_add(&print->code, "};\n\nDEVICE %s_read read_%s(const arguments& p, i32 at%s) {\n    %s_read in;\n", name,
+             name, along ? ", bool exist" : "", name);
+    for (int i = 0; i < h->operand_count; i++) {
+        const struct prologue_operand *operand = &h->operands[i];
+        if (operand->runs_along != along)
+            continue;
+        print_pointer(print, operand->type, operand->value, 0, named("b%d", i).text);
+        if (operand->extent > 1 && !has_extent)
+            print_number(print, operand->extent, named("%s_extent", name).text);
+        has_extent = has_extent || operand->extent > 1;
+        if (operand->extent > 1)
+            print_number(print, operand->stride, named("b%d_stride", i).text);
+        if (operand->extent == 1)
+            text_add(&print->code, "    in.b%d.at[0] = *(p.b%d + 0);\n", i, i);
+        else if (!along)
+            text_add(&print->code,
+                     "    in.b%d.at[0] = (p.b%d + clamped(at, p.across_extent, 1, false) * p.b%d_stride)[0];\n", i, i,
+                     i);
+        else if (is_whole(h, operand))
+            text_add(&print->code, "    in.b%d = load_run<%s, %d>(p.b%d + clamped(at, p.along_extent, %d, exist));\n",
+                     i, cuda_type_name(operand->type), h->neighbours, i, h->neighbours);
+        else
+            text_add(&print->code,
+                     "    for (int e = 0; e < %d; e++)\n        in.b%d.at[e] = (p.b%d + clamped(at + e, "
+                     "p.along_extent, 1, exist) * "
+                     "p.b%d_stride)[0];\n",
+                     h->neighbours, i, i, i);
+    }
+    text_add(&print->code, "    return in;\n}\n\n");
+}
+
+/* prepare(): numbers of A in, what the product reads out, converted in pairs. */
+static void print_prepare(struct kernel_print *print, const struct prologue *h) {
+    const struct factor *a = &h->c->factor[FACTOR_A];
+    const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
+    text_add(&print->code,
+             "DEVICE void prepare(const arguments& p, u32* r, const along_read& along, const across_read& across) {\n"
+             "    float made[%d];\n    #pragma unroll\n    for (int e = 0; e < %d; e++) {\n"
+             "        const %s v%d = {(u16)(r[e / 2] >> e %% 2 * 16)};\n",
+             h->neighbours, h->neighbours, type, a->value);
+    for (int i = 0; i < h->operand_count; i++)
+        text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
+                 h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
+                 h->operands[i].runs_along ? "e" : "0");
+    for (int b = h->c->before_count; b-- > 0;)
+        (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c->region->graph, h->c->before[b]);
+    text_add(&print->code,
+             "        made[e] = (float)v%d;\n    }\n    #pragma unroll\n    for (int i = 0; i < %d; i++)\n"
+             "        r[i] = rounded_pair<%s>(made[2 * i], made[2 * i + 1]);\n}\n\n",
+             a->prepared, h->neighbours / 2, type);
+}
+
+void prologue_print(struct kernel_print *print, const struct prologue *h) {
+    if (h->c->before_count == 0)
+        return;
+    text_add(&print->code, "/* Where neighbours are or, if they may lie behind the last one, the last ones. */\n"
+                           "DEVICE i32 clamped(i32 at, i64 extent, i32 neighbours, bool exist) {\n"
+                           "    return exist || at < (i32)extent - neighbours ? at : (i32)extent - neighbours;\n}\n\n");
+    print_read(print, h, true, "along");
+    print_read(print, h, false, "across");
+    print_prepare(print, h);
+}

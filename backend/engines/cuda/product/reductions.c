@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reductions behind a product: which totals tiles make of what they finish, as text, and the kernel that adds up what
+   tiles leave in the workspace, always in the same order. It must not know how tiles are walked. */
+#include "engines/cuda/product/contraction.h"
+#include "graph/ops/bn_bwd_weights.h"
+#include "graph/ops/genstats.h"
+#include "graph/ops/reduction.h"
+
+enum {
+    TOTALS_THREADS = 512,
+    PARTS_ALIGNMENT = 256,
+    COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
+    ROW_LANES = 32,   /* rows have fewer parts */
+};
+
+/* How an operator takes an element in, combines and finishes. X: the number, N: how many there were. */
+struct operator {
+    const char *total, *element, *finish;
+};
+
+static const struct operator operators[] = {
+    [WEFT_REDUCE_TENSOR_ADD] = {"sum", "X", "X"},
+    [WEFT_REDUCE_TENSOR_MUL] = {"product", "X", "X"},
+    [WEFT_REDUCE_TENSOR_MIN] = {"least", "X", "X"},
+    [WEFT_REDUCE_TENSOR_MAX] = {"largest", "X", "X"},
+    [WEFT_REDUCE_TENSOR_AMAX] = {"largest", "fabs(X)", "X < 0 ? 0.0f : X"},
+    [WEFT_REDUCE_TENSOR_AVG] = {"sum", "X", "X / (float)p.count"},
+    [WEFT_REDUCE_TENSOR_NORM1] = {"sum", "fabs(X)", "X"},
+    [WEFT_REDUCE_TENSOR_NORM2] = {"sum", "X * X", "sqrt(X)"},
+    [WEFT_REDUCE_TENSOR_MUL_NO_ZEROS] = {"product", "X == 0 ? 1.0f : X", "X"},
+};
+enum { OPERATORS = sizeof operators / sizeof *operators };
+
+const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "row", [SPAN_ALL] = "whole"};
+
+/* ---- What is reduced --------------------------------------------------------------------------------------------- */
+
+bool totals_serve(const struct node *node) {
+    const struct op *op = op_of(node->op);
+    return op == &reduction_op || op == &genstats_op || op == &bn_bwd_weights_op;
+}
+
+/* The type that sums are taken in, and an output, whose dims say what is kept. */
+static int32_t math_of(const struct node *node, const struct tensor **kept) {
+    const struct op *op = op_of(node->op);
+    if (op == &reduction_op) {
+        *kept = ((const struct reduction_op *)node->op)->y;
+        return ((const struct reduction_op *)node->op)->parameters->math;
+    }
+    if (op == &genstats_op) {
+        *kept = ((const struct genstats_op *)node->op)->sum;
+        return ((const struct genstats_op *)node->op)->math;
+    }
+    *kept = ((const struct bn_bwd_weights_op *)node->op)->mean;
+    return ((const struct bn_bwd_weights_op *)node->op)->math;
+}
+
+static weftStatus_t refuse_dims(const struct node *node, const struct tensor *kept) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+         "%s: reduces to %s; tiles total whole columns, whole rows, or everything that a product makes.",
+         descriptor_label(node->op), tensor_dims_text(kept));
+}
+
+/* Whether the digits of an index are all kept or all reduced; an index that counts to 1 is not kept. */
+static weftStatus_t find_kept(const struct contraction *c, const struct node *node, const struct tensor *kept,
+                              enum index index, bool *is_kept) {
+    const struct tensor *result = c->region->graph->values[c->result].tensor;
+    int kept_count = 0, count = 0;
+    for (int d = 0; d < c->digits[index].count; d++) {
+        int dim = c->digits[index].at[d].dim;
+        if (c->digits[index].at[d].extent == 1)
+            continue;
+        if (kept->dims.at[dim] != 1 && kept->dims.at[dim] != result->dims.at[dim])
+            return refuse_dims(node, kept);
+        kept_count += kept->dims.at[dim] != 1;
+        count++;
+    }
+    if (kept_count && kept_count < count)
+        return refuse_dims(node, kept);
+    *is_kept = kept_count > 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t totals_add(struct contraction *c, const struct node *node) {
+    struct finish *finish = &c->finish;
+    const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
+    const struct op *op = op_of(node->op);
+    int32_t math = math_of(node, &kept), mode = WEFT_REDUCE_TENSOR_ADD;
+    bool keeps[DEPTH];
+    if (op == &reduction_op)
+        mode = ((const struct reduction_op *)node->op)->parameters->mode;
+    if (math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)math) || result->type == WEFT_DATA_DOUBLE ||
+        mode < 0 || mode >= OPERATORS || !operators[mode].total)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: tiles total in float, by the built-in operators.",
+             descriptor_label(node->op));
+    if (kept->dims.count != result->dims.count)
+        return refuse_dims(node, kept);
+    for (int index = BATCH; index < DEPTH; index++)
+        TRY(find_kept(c, node, kept, (enum index)index, &keeps[index]));
+    if ((keeps[ROW] && keeps[COLUMN]) || (keeps[BATCH] && !keeps[ROW] && !keeps[COLUMN]))
+        return refuse_dims(node, kept);
+    enum span span = keeps[COLUMN] ? SPAN_COLUMN : keeps[ROW] ? SPAN_ROW : SPAN_ALL;
+    struct totals *totals = &finish->totals[span];
+    if (totals->count > 0 && totals->keeps_batch != keeps[BATCH])
+        return refuse_dims(node, kept);
+    if (finish->reducer_count == REDUCERS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions would follow the product.",
+             descriptor_label(node->op), REDUCERS_MAX);
+    finish->reducers[finish->reducer_count++] = (struct reducer){node, span, totals->count, mode};
+    totals->keeps_batch = keeps[BATCH];
+    totals->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
+    totals->count += op == &reduction_op ? 1 : 2;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- What tiles take in ------------------------------------------------------------------------------------------ */
+
+static int value_of(const struct contraction *c, const struct tensor *tensor) {
+    return graph_find_value(c->region->graph, tensor);
+}
+
+/* The total of core/reduce.cuh that number t of a span is. */
+static const char *total_name(const struct finish *finish, enum span span, int t) {
+    for (int r = 0; r < finish->reducer_count; r++) {
+        const struct reducer *reducer = &finish->reducers[r];
+        if (reducer->span == span && reducer->first == t && op_of(reducer->node->op) == &reduction_op)
+            return operators[reducer->mode].total;
+    }
+    return "sum";
+}
+
+/* struct <span>_totals: COUNT, what nothing totals to, and how two totals join. */
+static void print_kind(struct kernel_print *print, const struct finish *finish, enum span span) {
+    int count = finish->totals[span].count;
+    text_add(&print->code, "struct %s_totals {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
+    text_add(&print->code, "    static DEVICE float none(int t) { return ");
+    for (int t = 0; t < count; t++)
+        text_add(&print->code, "t == %d ? %s<float>::none().number : ", t, total_name(finish, span, t));
+    text_add(&print->code, "0.0f; }\n    static DEVICE float joined(int t, float a, float b) { return ");
+    for (int t = 0; t < count; t++)
+        text_add(&print->code, "t == %d ? %s<float>::joined({a}, {b}).number : ", t, total_name(finish, span, t));
+    text_add(&print->code, "0.0f; }\n};\n");
+}
+
+void totals_print_kinds(struct kernel_print *print, const struct contraction *c) {
+    if (c->finish.reducer_count)
+        text_add(&print->constants, "#include \"core/reduce.cuh\"\n");
+    for (int span = 0; span < SPANS; span++)
+        print_kind(print, &c->finish, (enum span)span);
+    text_add(&print->code, "\n");
+}
+
+void totals_print_fields(struct kernel_print *print, const struct finish *finish) {
+    for (int span = 0; span < SPANS; span++)
+        if (finish->totals[span].count)
+            text_add(&print->code, "    run<float, RUN> %ss[%d];\n", span_names[span], finish->totals[span].count);
+}
+
+static void print_element(struct kernel_print *print, const struct reducer *reducer, int t, const char *x,
+                          const char *element) {
+    text_add(&print->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reducer->span],
+             reducer->first + t, element);
+}
+
+void totals_print_elements(struct kernel_print *print, const struct contraction *c) {
+    for (int r = 0; r < c->finish.reducer_count; r++) {
+        const struct reducer *reducer = &c->finish.reducers[r];
+        const struct descriptor *node = reducer->node->op;
+        if (op_of(node) == &reduction_op) {
+            int x = value_of(c, ((const struct reduction_op *)node)->x);
+            print_element(print, reducer, 0, named("as<float>::of(v%d)", x).text, operators[reducer->mode].element);
+        } else if (op_of(node) == &genstats_op) {
+            int x = value_of(c, ((const struct genstats_op *)node)->x);
+            for (int t = 0; t < 2; t++)
+                print_element(print, reducer, t, named("as<float>::of(v%d)", x).text, t ? "X * X" : "X");
+        } else {
+            const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)node;
+            const struct name dy = named("as<float>::of(v%d)", value_of(c, op->dy));
+            print_element(print, reducer, 0, dy.text, "X");
+            text_add(
+                &print->code,
+                "        { const float X = %s; out.%ss[%d].at[e] = X * ((as<float>::of(v%d) - as<float>::of(v%d)) * "
+                "as<float>::of(v%d)); }\n",
+                dy.text, span_names[reducer->span], reducer->first + 1, value_of(c, op->x), value_of(c, op->mean),
+                value_of(c, op->inv_variance));
+        }
+    }
+}
+
+bool totals_read_only(const struct contraction *c, int value) {
+    bool is = true;
+    for (int r = 0; r < c->finish.reducer_count; r++) {
+        const struct node *node = c->finish.reducers[r].node;
+        for (int k = 0; k < node->operand_count; k++)
+            is = is && (node->is_output[k] || node->operands[k] == value);
+    }
+    return is;
+}
+
+bool totals_of_stored(const struct contraction *c) {
+    const struct finisher *store = finish_find_half(c);
+    const struct totals *totals = c->finish.totals;
+    return store && totals[SPAN_COLUMN].count > 0 && totals[SPAN_ROW].count + totals[SPAN_ALL].count == 0 &&
+           totals_read_only(c, store->value);
+}
+
+void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
+    if (c->finish.reducer_count == 0)
+        return;
+    text_add(&print->code, "struct stored_elements {\n    static constexpr int RUN = 1;\n");
+    totals_print_fields(print, &c->finish);
+    text_add(&print->code,
+             "};\n\nDEVICE stored_elements elements_of(const arguments& p, u16 bits) {\n    stored_elements out;\n"
+             "    const %s v%d = {bits};\n    constexpr int e = 0;\n",
+             cuda_type_name(store->type), store->value);
+    totals_print_elements(print, c);
+    text_add(&print->code, "    return out;\n}\n\n");
+}
+
+/* ---- What becomes of totals -------------------------------------------------------------------------------------- */
+
+/* p.f<k>[offset], an operand over what is kept. */
+static int print_place(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
+    const struct finish *finish = &c->finish;
+    int value = value_of(c, tensor), k = 0;
+    while (finish->at[k].value != value)
+        k++;
+    text_add(&print->code, "(p.f%d", k);
+    finish_print_offset(print, finish, k);
+    text_add(&print->code, ")[0]");
+    return k;
+}
+
+static void print_store(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
+                        const char *formula) {
+    if (!tensor || !region_exports(c->region, value_of(c, tensor)))
+        return;
+    text_add(&print->code, "    ");
+    print_place(print, c, tensor);
+    text_add(&print->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
+}
+
+static void print_parameter(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
+                            const char *name) {
+    text_add(&print->code, "    const float %s = ", name);
+    if (!tensor) {
+        text_add(&print->code, "1.0f;\n");
+        return;
+    }
+    text_add(&print->code, "to_float(");
+    print_place(print, c, tensor);
+    text_add(&print->code, ");\n");
+}
+
+/* As bn_bwd_weights.c defines them. */
+static void print_bn_bwd_weights(struct kernel_print *print, const struct contraction *c,
+                                 const struct bn_bwd_weights_op *op) {
+    print_parameter(print, c, op->mean, "mean");
+    print_parameter(print, c, op->inv_variance, "inv");
+    print_parameter(print, c, op->scale, "scale");
+    text_add(&print->code, "    const float count = (float)p.count, of_dy = scale * inv;\n"
+                           "    const float of_x = -of_dy * inv * weighted / count;\n");
+    print_store(print, c, op->dscale, "weighted");
+    print_store(print, c, op->dbias, "X");
+    print_store(print, c, op->eq_scale_dy, "of_dy");
+    print_store(print, c, op->eq_scale_x, "of_x");
+    print_store(print, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
+}
+
+/* conclude(p, z, i, j, total): writes what the totals of one column, of one row or of everything come to. */
+static void print_conclude(struct kernel_print *print, const struct contraction *c, enum span span) {
+    const struct finish *finish = &c->finish;
+    text_add(&print->code,
+             "DEVICE void conclude(const arguments& p, index z, index i, index j, const float "
+             "(&total)[%d]) {\n",
+             finish->totals[span].count);
+    finish_print_digits(print, finish);
+    finish_print_limits(print, finish, "return");
+    for (int r = 0; r < finish->reducer_count; r++) {
+        const struct reducer *reducer = &finish->reducers[r];
+        const struct descriptor *node = reducer->node->op;
+        if (reducer->span != span)
+            continue;
+        text_add(&print->code, "    {\n    const float X = total[%d];\n", reducer->first);
+        if (op_of(node) != &reduction_op)
+            text_add(&print->code, "    const float weighted = total[%d];\n", reducer->first + 1);
+        if (op_of(node) == &reduction_op) {
+            print_store(print, c, ((const struct reduction_op *)node)->y, operators[reducer->mode].finish);
+        } else if (op_of(node) == &genstats_op) {
+            print_store(print, c, ((const struct genstats_op *)node)->sum, "X");
+            print_store(print, c, ((const struct genstats_op *)node)->sq_sum, "weighted");
+        } else {
+            print_bn_bwd_weights(print, c, (const struct bn_bwd_weights_op *)node);
+        }
+        text_add(&print->code, "    }\n");
+    }
+    text_add(&print->code, "}\n\n");
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+/* Neighbours that are totalled side by side. */
+static int64_t extent_along(const struct contraction *c, enum span span) {
+    return span == SPAN_ALL ? 1 : digits_extent(&c->digits[span == SPAN_ROW ? ROW : COLUMN]);
+}
+
+/* Where parts of a span begin in the workspace; SPANS: where they end. */
+static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS], enum span span) {
+    int64_t offset = 0;
+    for (int before = 0; before < (int)span; before++) {
+        int64_t parts = c->finish.totals[before].count * lines[before] * extent_along(c, (enum span)before);
+        offset += (parts * (int64_t)sizeof(float) + PARTS_ALIGNMENT - 1) / PARTS_ALIGNMENT * PARTS_ALIGNMENT;
+    }
+    return offset;
+}
+
+void totals_print_parts(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
+                        enum span span) {
+    print_scratch(print, "float", offset_of(c, lines, span), named("%s_parts", span_names[span]).text);
+    print_number(print, lines[span], named("%s_lines", span_names[span]).text);
+}
+
+static weftStatus_t build_joining(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
+                                  int64_t lines, int64_t offset, struct arena *arena) {
+    const struct totals *totals = &c->finish.totals[span];
+    struct kernel_print print;
+    int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
+    int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
+    int64_t blocks = (along + lanes - 1) / lanes;
+    kernel_print_init(&print, c->region->graph);
+    text_add(&print.constants, "using index = i32;\n");
+    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
+    print_constant(&print, "RUN", 1);
+    print_constant(&print, "THREADS", TOTALS_THREADS);
+    print_constant(&print, "LANES", lanes);
+    print_constant(&print, "SPAN_IS_ROW", span == SPAN_ROW);
+    print_scratch(&print, "float", offset, "parts");
+    print_number(&print, lines / entries, "lines");
+    print_number(&print, along, "along");
+    print_number(&print, entries, "entries");
+    print_divisor(&print, blocks, "blocks");
+    print_number(&print, totals->elements, "count");
+    finish_print_arguments(&print, &c->finish);
+    totals_print_kinds(&print, c);
+    text_add(&print.code, "using totals = %s_totals;\n\n", span_names[span]);
+    print_conclude(&print, c, span);
+    TRY(kernel_finish(&print, kernel, "product/combine_partials.cuh", "totals_of_parts", arena));
+    kernel->grid[0] = (uint32_t)(blocks * entries);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = TOTALS_THREADS;
+    kernel->is_dependent = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
+                          struct arena *arena) {
+    struct cuda_step *state = step->state;
+    for (int span = 0; span < SPANS; span++)
+        if (c->finish.totals[span].count > 0)
+            TRY(build_joining(&state->kernels[state->count++], c, (enum span)span, lines[span],
+                              offset_of(c, lines, (enum span)span), arena));
+    if (c->finish.reducer_count > 0)
+        step->workspace_bytes = offset_of(c, lines, SPANS);
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the stem family takes, and how it cuts it: product/stem/stem.cuh makes results, stem_dgrad.cuh gradients of images,
+   stem_wgrad.cuh gradients of filters. It must not know text. */
+#include "engines/cuda/product/stem/stem.h"
+#include "engines/cuda/families.h"
+
+enum {
+    TAPS_LEAST = 2,
+    TAPS_MAX = 128,   /* all of them are unrolled */
+    SUMS_MAX = 24,    /* of a fragment of dx: its phases times fragments, in fours of
+                    registers */
+    FILTER_WARPS = 8, /* product/stem/stem_wgrad.cuh divides the taps and filters among them */
+    FILTER_STAGES = 3,
+    IMAGE_WARPS = 4,
+    PITCH_PAD = 8,        /* elements behind the filters of a pixel in shared memory */
+    BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
+};
+
+static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
+static const double RATE = 1024; /* products per clock of a multiprocessor, by mma.sync */
+
+/* By direction. */
+static const struct stem_tile forward_tiles[] = {{16, 16}, {8, 32}, {4, 64}, {8, 16}};
+static const struct stem_tile data_tiles[] = {{16, 16}, {8, 32}, {8, 16}};
+static const struct stem_tile filter_tiles[] = {{8, 16}, {4, 32}, {2, 64}, {4, 16}, {2, 16}};
+static const struct {
+    const struct stem_tile *tiles;
+    int count, warps, stages, blocks; /* resident ones: what registers allow */
+} shapes[] = {
+    [CONV_FORWARD] = {forward_tiles, sizeof forward_tiles / sizeof *forward_tiles, IMAGE_WARPS, 1, 3},
+    [CONV_DATA] = {data_tiles, sizeof data_tiles / sizeof *data_tiles, IMAGE_WARPS, 1, 2},
+    [CONV_FILTER] = {filter_tiles, sizeof filter_tiles / sizeof *filter_tiles, FILTER_WARPS, FILTER_STAGES, 1},
+};
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t divide_down(int64_t a, int64_t b) { return a >= 0 ? a / b : -divide_up(-a, b); }
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
+
+/* ---- What is served ---------------------------------------------------------------------------------------------- */
+
+static bool is_served(const struct tensor *tensor, weftDataType_t type) {
+    return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
+}
+
+static weftStatus_t check_types(const struct stem *s) {
+    const struct conv_op *op = (const struct conv_op *)s->c.node->op;
+    const struct tensor *a = s->c.factor[FACTOR_A].tensor, *b = s->c.factor[FACTOR_B].tensor;
+    weftDataType_t type = (weftDataType_t)a->type, math = math_type(op->parameters->math);
+    bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
+    if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: %s and %s: tensors of one 16-bit float type, with products summed in float, are served",
+             descriptor_label(&op->base), descriptor_label(&a->base), descriptor_label(&b->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_node(const struct stem *s, const struct device *device) {
+    const struct conv_geometry *g = &s->g;
+    const char *label = descriptor_label(s->c.node->op);
+    bool is_flat = g->x.size[0] == 1 && g->w.size[0] == 1 && g->y.size[0] == 1;
+    if (device->cuda.major < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "%s: products of 16 halves begin with sm_80", label);
+    if (g->groups != 1 || g->c > CHANNELS_MAX || !is_flat)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: one group of at most %d channels in at most two dimensions is served", label, CHANNELS_MAX);
+    if (taps_of(s) < TAPS_LEAST || taps_of(s) > TAPS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
+             (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
+    for (int i = HEIGHT; i <= WIDTH; i++) {
+        double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)most(g->pre[i], -g->pre[i]);
+        if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] + span + pre > REACH_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions", label);
+    }
+    return check_types(s);
+}
+
+/* ---- The result -------------------------------------------------------------------------------------------------- */
+
+static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
+    if (extent != 1)
+        digits->at[digits->count++] =
+            (struct digit){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
+}
+
+/* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. */
+static void find_digits(struct stem *s) {
+    const struct conv_geometry *g = &s->g;
+    bool is_filter = g->direction == CONV_FILTER;
+    const struct conv_operand *result = is_filter ? &g->w : g->direction == CONV_DATA ? &g->x : &g->y;
+    int64_t rank = result->tensor->dims.count, channel = rank - g->spatial - 1;
+    for (int index = 0; index < INDICES; index++)
+        s->c.digits[index].count = 0;
+    s->c.phase_count = 0;
+    add_digit(&s->c.digits[ROW], is_filter ? g->k : g->n, is_filter ? channel - 1 : 0);
+    for (int i = HEIGHT; i <= WIDTH; i++)
+        add_digit(&s->c.digits[is_filter ? COLUMN : ROW], result->size[i], rank - 3 + i);
+    add_digit(&s->c.digits[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
+}
+
+static weftStatus_t analyse_result(struct stem *s) {
+    s->c.arithmetic = FMA_FLOAT; /* what finish() gets are floats */
+    s->c.is_small = true;
+    s->c.splits = 1;
+    TRY(finish_analyse(&s->c));
+    if (contraction_elements(&s->c) > INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(s->c.node->op));
+    /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
+    if (s->c.finish.lead == ROW && s->g.direction == CONV_FORWARD)
+        s->c.finish.run = (int)gcd(s->c.finish.run, s->g.y.size[WIDTH]);
+    if (s->c.finish.lead == ROW && s->g.direction == CONV_DATA)
+        s->c.finish.run = 1;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+
+/* Pixels of X under a tile, as product/stem/pixels.cuh pads them. */
+static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
+    const struct conv_geometry *g = &s->g;
+    int64_t rows = (tile->rows - 1) * g->stride[HEIGHT] + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] + 1;
+    int64_t columns = (tile->columns - 1) * g->stride[WIDTH] + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] + 1;
+    return rows * divide_up(columns, g->stride[WIDTH]) * g->stride[WIDTH] * PIXEL_BYTES;
+}
+
+/* As the kernels' struct memory. */
+static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) {
+    const struct conv_geometry *g = &s->g;
+    int64_t loss_pitch = (s->filters + PITCH_PAD) * 2;
+    if (g->direction == CONV_FILTER)
+        return s->stages * (patch_bytes(s, tile) + tile->rows * tile->columns * loss_pitch);
+    if (g->direction == CONV_DATA) {
+        int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] / g->stride[HEIGHT];
+        int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
+        int64_t slabs = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
+        int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
+        return taps_of(s) * s->filters * PIXEL_BYTES + most(loss, slabs);
+    }
+    bool lead_is_row = s->c.finish.lead == ROW;
+    int64_t slab = (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
+    int64_t places = divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
+    return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
+           most(patch_bytes(s, tile), s->warps * slab);
+}
+
+/* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of dx. */
+static int64_t positions(struct stem *s, int i) {
+    const struct conv_geometry *g = &s->g;
+    if (g->direction != CONV_DATA)
+        return g->y.size[i];
+    s->first[i] = divide_down(g->pre[i], g->stride[i]);
+    return divide_down(g->pre[i] + g->x.size[i] - 1, g->stride[i]) - s->first[i] + 1;
+}
+
+static void choose_filters(struct stem *s) {
+    int64_t k = s->g.k;
+    if (s->g.direction == CONV_DATA) /* which are summed over */
+        s->filters = divide_up(most(k, 1), 32) * 32;
+    else
+        s->filters = k <= 16 && s->g.direction == CONV_FORWARD ? 16 : k <= 32 ? 32 : 64;
+    s->filter_tiles = s->g.direction == CONV_DATA ? 1 : divide_up(k, s->filters);
+}
+
+/* The tile that wastes least of its outputs and reads least beside them, as many blocks on a multiprocessor as
+   registers allow. */
+static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
+    const struct conv_geometry *g = &s->g;
+    int64_t down = positions(s, HEIGHT), across = positions(s, WIDTH), phases = g->stride[HEIGHT] * g->stride[WIDTH];
+    double best = 0;
+    s->warps = shapes[g->direction].warps;
+    s->stages = shapes[g->direction].stages;
+    choose_filters(s);
+    for (int t = 0; t < shapes[g->direction].count; t++) {
+        const struct stem_tile *tile = &shapes[g->direction].tiles[t];
+        int64_t bytes = shared_bytes(s, tile), fragments = tile->rows * tile->columns / (16 * s->warps);
+        int64_t blocks =
+            least(device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE), shapes[g->direction].blocks);
+        int64_t p = divide_up(down, tile->rows), q = divide_up(across, tile->columns);
+        double cost = (double)(p * q) * (tile->rows * tile->columns + (double)bytes / 512) /
+                      (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
+        bool is_held = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
+        if (bytes > device->cuda.shared_per_block || blocks == 0 || !is_held || (s->tile && cost >= best))
+            continue;
+        best = cost;
+        s->tile = tile;
+        s->blocks = blocks;
+        s->shared_bytes = bytes;
+        s->tiles_p = p;
+        s->tiles_q = q;
+    }
+    s->tiles = g->n * s->tiles_p * s->tiles_q;
+    if (!s->tile || s->tiles > INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld filters of %lld taps exceed shared memory or registers",
+             descriptor_label(s->c.node->op), (long long)g->k, (long long)taps_of(s));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Each block of the filter gradient is a part of its sum. Two at least: combine_splits.cuh adds parts. */
+static int64_t blocks_per_filter_tile(const struct stem *s, const struct device *device) {
+    int64_t resident = most(s->blocks * device->cuda.multiprocessors / most(s->filter_tiles, 1), 1);
+    return s->g.direction == CONV_FILTER ? most(least(s->tiles, resident), 2) : least(s->tiles, resident);
+}
+
+static void predict(struct stem *s, const struct device *device) {
+    double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
+    double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
+    double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
+                      (double)(s->filter_tiles * s->filters);
+    double computing = products / (RATE * clock * device->cuda.multiprocessors);
+    double moving = bytes / (double)device->cuda.bandwidth;
+    s->c.seconds = LAUNCH_SECONDS * (s->g.direction == CONV_FILTER ? 2 : 1) + (computing > moving ? computing : moving);
+}
+
+static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
+    *s = (struct stem){0};
+    TRY(contraction_find(&s->c, region));
+    if (!conv_is(s->c.node->op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
+    s->g = conv_geometry(s->c.node->op);
+    TRY(check_node(s, device));
+    find_digits(s);
+    TRY(analyse_result(s));
+    TRY(choose_tile(s, device));
+    if (s->g.direction == CONV_FILTER)
+        s->c.splits = (int)blocks_per_filter_tile(s, device);
+    predict(s, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The family -------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct stem s;
+    TRY(analyse(&s, region, device));
+    *seconds = s.c.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct stem s;
+    struct cuda_step *state;
+    (void)knobs;
+    TRY(analyse(&s, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (contraction_elements(&s.c) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(stem_print(kernel, &s, arena));
+    kernel->grid[0] = (uint32_t)(blocks_per_filter_tile(&s, device) * s.filter_tiles);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)(s.warps * 32);
+    kernel->shared_bytes = (uint32_t)s.shared_bytes;
+    if (s.c.splits > 1)
+        TRY(contraction_add_combine(step, &s.c, arena));
+    return arena_print(
+        arena, &step->detail, "tiles of %dx%d, %lld filters, %lld taps of 8 channels, %d parts, %d operations behind",
+        s.tile->rows, s.tile->columns, (long long)s.filters, (long long)taps_of(&s), s.c.splits, s.c.region->count - 1);
+}
+
+const struct family cuda_stem = {
+    .name = "cuda.stem",
+    .doc = "a convolution of images of at most 8 channels or a gradient of it, and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

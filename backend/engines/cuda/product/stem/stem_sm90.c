@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations behind them, on
+   Hopper's tensor cores. A product of the Hopper family walks the depth in steps of 64 channels, seven eighths of which
+   would be padding here; product/stem/stem_sm90.cuh makes depth of taps. Others are left to the other families. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/product/hopper/hopper.h"
+#include "runtime/device.h"
+
+#include <stdlib.h>
+
+enum {
+    CHANNELS = 8,
+    TAPS_MAX = 121,
+    FILTERS_MAX = 128,
+    SUMS = 256, /* columns of blocks of 64 rows whose sums a warpgroup holds */
+    SLOTS = 3,
+    SLABS_IN_FLIGHT = 2,
+    SHARED_MAX = 232448,
+    PIXEL_BYTES = 16,
+    THREADS = 384,
+};
+
+static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
+
+struct tap {
+    int r, s, place; /* in pixels, from a position's corner of the patch */
+};
+
+struct stem {
+    struct contraction c;
+    struct conv_geometry g;
+    const struct finisher *store;
+    int filters, lines, segments, taps;
+    int patch_h, patch_w; /* of a plane; there are g.stride[2] */
+    struct tap tap[TAPS_MAX];
+    int64_t tiles_p, tiles_q, tiles;
+};
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static bool is_aligned(const struct conv_operand *operand) {
+    return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
+           operand->size_stride[1] % CHANNELS == 0 && operand->size_stride[2] % CHANNELS == 0 &&
+           operand->tensor->alignment % 16 == 0;
+}
+
+static weftStatus_t check(const struct stem *s) {
+    const struct conv_geometry *g = &s->g;
+    weftDataType_t a = (weftDataType_t)g->x.tensor->type, b = (weftDataType_t)g->w.tensor->type;
+    if (g->direction != CONV_FORWARD || g->groups != 1 || g->c != CHANNELS || g->spatial > 2 || g->flip ||
+        g->k % 32 != 0 || g->k > FILTERS_MAX || g->w.size[1] * g->w.size[2] > TAPS_MAX)
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+            "%s: forward convolutions of %d channels in 1 or 2 dimensions, with 32 to %d filters in steps of 32 and at "
+            "most %d taps, are computed here.",
+            descriptor_label(s->c.node->op), CHANNELS, FILTERS_MAX, TAPS_MAX);
+    if (a != b || (s->c.arithmetic != MMA_F16 && s->c.arithmetic != MMA_BF16) || s->c.is_direct || !s->c.is_small ||
+        (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: half or bfloat16 summed in float is computed here, not %s and %s", descriptor_label(s->c.node->op),
+             dtype_of(a)->name, dtype_of(b)->name);
+    if (!is_aligned(&g->x) || !is_aligned(&g->w) || !s->store)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             descriptor_label(s->c.node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static int by_place(const void *a, const void *b) {
+    return ((const struct tap *)a)->place - ((const struct tap *)b)->place;
+}
+
+/* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. */
+static void find_taps(struct stem *s) {
+    const struct conv_geometry *g = &s->g;
+    int planes = (int)g->stride[2], reach = (int)((g->w.size[2] - 1) * g->dilation[2]);
+    s->patch_h = (int)((s->lines - 1) * g->stride[1] + (g->w.size[1] - 1) * g->dilation[1] + 1);
+    s->patch_w = s->segments * 64 + reach / planes;
+    s->taps = 0;
+    for (int r = 0; r < g->w.size[1]; r++)
+        for (int q = 0; q < g->w.size[2]; q++) {
+            int column = q * (int)g->dilation[2], line = r * (int)g->dilation[1];
+            int place = (column % planes * s->patch_h + line) * s->patch_w + column / planes;
+            s->tap[s->taps++] = (struct tap){r, q, place};
+        }
+    qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_place);
+}
+
+static int shared_bytes(const struct stem *s) {
+    int patch = ((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES + 127) / 128 * 128;
+    int filters = (s->taps + 1) / 2 * 2 * s->filters * PIXEL_BYTES;
+    int slab = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
+    return (SLOTS * patch + filters + 1023) / 1024 * 1024 + 8 * SLABS_IN_FLIGHT * slab + SLOTS * 16;
+}
+
+static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
+
+/* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold. */
+static bool plan_tile(struct stem *s) {
+    int64_t positions = s->g.y.size[2], least = INT64_MAX;
+    s->filters = (int)s->g.k;
+    int blocks = SUMS / s->filters, best = 1;
+    for (int segments = 1; segments <= blocks && segments <= 4; segments++)
+        if (parts(positions, segments * 64) * segments <= least) {
+            least = parts(positions, segments * 64) * segments;
+            best = segments;
+        }
+    s->segments = best;
+    for (s->lines = blocks / best; s->lines > 0; s->lines--) {
+        find_taps(s);
+        if (shared_bytes(s) <= SHARED_MAX)
+            break;
+    }
+    s->tiles_p = s->lines ? parts(s->g.y.size[1], s->lines) : 0;
+    s->tiles_q = parts(positions, s->segments * 64);
+    s->tiles = s->g.n * s->tiles_p * s->tiles_q;
+    return s->lines > 0;
+}
+
+static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
+    TRY(hopper_check_device(device, "stem family"));
+    TRY(contraction_find(&s->c, region));
+    if (!conv_is(s->c.node->op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
+    s->g = conv_geometry(s->c.node->op);
+    TRY(contraction_settle(&s->c, device));
+    s->store = finish_find_half(&s->c);
+    TRY(check(s));
+    if (!plan_tile(s))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters and a patch of its image do not fit in shared memory",
+             descriptor_label(s->c.node->op));
+    s->c.finish.run = 2; /* as the sums lie */
+    return WEFT_STATUS_SUCCESS;
+}
+
+static double predict(const struct stem *s, const struct device *device) {
+    double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
+    double clocks = (double)s->tiles * s->lines * s->segments * ((s->taps + 1) / 2) * s->filters / 2;
+    double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK;
+    double moving = bytes / (double)device->cuda.bandwidth;
+    return LAUNCH_SECONDS + (moving > computing ? moving : computing);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct stem s;
+    TRY(analyse(&s, region, device));
+    *seconds = predict(&s, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static void print_structure(struct kernel_print *print, const struct stem *s) {
+    const struct {
+        int64_t value;
+        const char *name;
+    } constants[] = {{s->filters, "BLOCK_N"},
+                     {s->lines, "LINES"},
+                     {s->segments, "SEGMENTS"},
+                     {SLOTS, "SLOTS"},
+                     {SLABS_IN_FLIGHT, "SLABS_IN_FLIGHT"},
+                     {2, "RESULT_BYTES"},
+                     {0, "STORES_BOXES"},
+                     {s->g.stride[2], "PLANES"},
+                     {s->g.stride[1], "STRIDE_H"},
+                     {s->patch_h, "PATCH_H"},
+                     {s->patch_w, "PATCH_W"},
+                     {s->taps, "TAPS"}};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    print_type(print, "stored", (weftDataType_t)s->g.x.tensor->type);
+    text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n#include \"core/ptx_sm90.cuh\"\n");
+    static const char *const names[] = {"PLACE", "R", "S"};
+    for (int n = 0; n < 3; n++) {
+        text_add(&print->code, "__device__ constexpr int TAP_%s[] = {", names[n]);
+        for (int i = 0; i < s->taps; i++)
+            text_add(&print->code, "%s%d", i ? ", " : "",
+                     n == 0   ? s->tap[i].place
+                     : n == 1 ? s->tap[i].r
+                              : s->tap[i].s);
+        text_add(&print->code, "};\n");
+    }
+    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+}
+
+static void print_arguments(struct kernel_print *print, const struct stem *s) {
+    const struct conv_operand *x = &s->g.x, *w = &s->g.w;
+    const struct graph *graph = s->c.region->graph;
+    const struct {
+        int64_t number;
+        const char *name;
+    } numbers[] = {{x->outer_stride, "x_n"},      {x->size_stride[1], "x_h"}, {x->size_stride[2], "x_w"},
+                   {x->size[1], "height"},        {x->size[2], "width"},      {s->g.y.size[1], "lines"},
+                   {s->g.y.size[2], "positions"}, {s->g.k, "columns"},        {s->g.pre[1], "pad_h"},
+                   {s->g.pre[2], "pad_w"},        {w->outer_stride, "w_k"},   {w->size_stride[1], "w_r"},
+                   {w->size_stride[2], "w_s"},    {s->tiles, "tiles"}};
+    print_pointer(print, (weftDataType_t)x->tensor->type, graph_find_value(graph, x->tensor), 0, "x");
+    print_pointer(print, (weftDataType_t)w->tensor->type, graph_find_value(graph, w->tensor), 0, "w");
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        print_number(print, numbers[i].number, numbers[i].name);
+    print_divisor(print, s->tiles_p, "tiles_p");
+    print_divisor(print, s->tiles_q, "tiles_q");
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct stem s;
+    struct cuda_step *state;
+    struct kernel_print print;
+    (void)knobs;
+    TRY(analyse(&s, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (contraction_elements(&s.c) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    kernel_print_init(&print, step->region.graph);
+    print_structure(&print, &s);
+    print_arguments(&print, &s);
+    weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;
+    wgmma_print(&print.code, s.filters, type, type, WGMMA_A_ALONG, false);
+    finish_print(&print, &s.c);
+    slabs_print(&print, &s.c, s.store);
+    finish_print_place(&print, &s.c, (int)(s.store - s.c.finish.at));
+    TRY(kernel_finish(&print, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
+    int64_t blocks = device->cuda.multiprocessors;
+    kernel->grid[0] = (uint32_t)(s.tiles < blocks ? s.tiles : blocks);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS;
+    kernel->is_dependent = true;
+    kernel->shared_bytes = (uint32_t)shared_bytes(&s);
+    return arena_print(arena, &step->detail,
+                       "wgmma over taps, %d lines of %d positions x %d filters, %d taps, %d operations behind", s.lines,
+                       s.segments * 64, s.filters, s.taps, step->region.count - 1);
+}
+
+const struct family cuda_stem_sm90 = {
+    .name = "cuda.stem_sm90",
+    .doc = "a forward convolution of 8 channels and the pointwise operations behind it, on Hopper's tensor cores",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weight-only family: a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations
+   behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the tensor
+   cores, never in memory. Many rows are left to the block_scale family, whose result the families of products multiply. */
+#include "engines/cuda/product/weight_only/weight_only.h"
+#include "engines/cuda/families.h"
+#include "graph/ops/block_scale.h"
+#include "graph/ops/matmul.h"
+
+enum {
+    ROWS_MAX = 64,
+    WARPS = 16, /* of a multiprocessor: one block, or two of half as many */
+    BLOCKS_MAX = 2,
+    SUMS_MAX = 16,
+    ROWS_OF_FRAGMENT = 8,
+    COLUMNS_OF_BLOCK = 16,
+    ACCESS_BYTES = 16,
+    STAGES_LEAST = 2,
+    STAGES_MAX = 3,
+    FEW_TOKENS = 2,         /* which the first-level cache keeps for all warps */
+    SHARED_RESERVED = 1024, /* of each block, by the driver */
+};
+
+static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
+static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
+
+struct weight_only {
+    struct weight_product p;
+    int tokens, blocks, across, warps; /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
+    int shared;                        /* bytes of a multiprocessor */
+    double seconds;
+};
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static const struct node *find_weights(const struct region *region) {
+    for (int i = 0; i < region->count; i++)
+        if (op_of(region_node(region, i)->op) == &block_scale_dequantize_op)
+            return region_node(region, i);
+    return NULL;
+}
+
+/* The one reader of the dequantised weights. */
+static int find_reader(const struct graph *graph, const struct block_scale_dequantize_op *op) {
+    const struct value *value = &graph->values[graph_find_value(graph, op->y)];
+    bool is_one = !value_is_slot(value) && value->readers == 1;
+    return is_one && op_of(graph->nodes[value->first_reader].op) == &matmul_op ? value->first_reader : -1;
+}
+
+/* The region without its weights. A region of nothing else is judged by the product that it shall grow to. */
+static weftStatus_t find_rest(struct weight_product *w, const struct region *region) {
+    const struct node *node = find_weights(region);
+    if (!node)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there are no weights to dequantise.",
+             descriptor_label(region_node(region, 0)->op));
+    w->weights = (const struct block_scale_dequantize_op *)node->op;
+    int reader = find_reader(region->graph, w->weights), count = 0;
+    if (reader < 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is not for one matmul alone.",
+             descriptor_label(node->op));
+    for (int i = 0; i < region->count && count < DIGITS_MAX; i++)
+        if (region_node(region, i) != node)
+            w->nodes[count++] = region->nodes[i];
+    if (region->count == 1)
+        w->nodes[count++] = reader;
+    if (count < region->count - 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
+             DIGITS_MAX - 1);
+    w->rest = (struct region){region->graph, count, w->nodes};
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_types(struct weight_product *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    weftDataType_t a = (weftDataType_t)w->c.factor[FACTOR_A].tensor->type, x = (weftDataType_t)op->x->type;
+    bool is_whole = x == WEFT_DATA_INT4 || x == WEFT_DATA_UINT4 || x == WEFT_DATA_INT8 || x == WEFT_DATA_UINT8;
+    w->scales_sums = op->y->type == WEFT_DATA_FLOAT;
+    bool fits = w->scales_sums ? op->scale->type != WEFT_DATA_DOUBLE
+                               : op->y->type == (int32_t)a && op->scale->type == (int32_t)a;
+    if (!is_whole || (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16) || !fits || op->math != WEFT_DATA_FLOAT)
+        FAIL(
+            WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+            "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other factor this type, "
+            "which is half or bfloat16; here %s with scales in %s become %s and meet %s.",
+            descriptor_label(&op->base), dtype_of(x)->name, dtype_of((weftDataType_t)op->scale->type)->name,
+            dtype_of((weftDataType_t)op->y->type)->name, dtype_of(a)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* All of a tensor's dims before the last two are 1. */
+static bool is_matrix(const struct tensor *tensor) {
+    for (int64_t i = 0; i < tensor->dims.count - 2; i++)
+        if (tensor->dims.at[i] != 1)
+            return false;
+    return tensor->dims.count >= 2;
+}
+
+static int64_t stride_from_end(const struct tensor *tensor, int back) {
+    return tensor->strides.at[tensor->dims.count - back];
+}
+
+/* Along the depth: a lane's weights share a scale, a step's where sums are scaled. */
+static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
+
+static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+         "%s: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to %d "
+         "bytes, with blocks of multiples of %lld weights along it.",
+         descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
+}
+
+weftStatus_t weight_product_check_blocks(const struct weight_product *w, int64_t least) {
+    return w->group % least != 0 && w->group < w->depth ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_layout(struct weight_product *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    const struct matmul_op *product = (const struct matmul_op *)w->c.node->op;
+    const struct tensor *a = product->a, *x = op->x;
+    int64_t bits = x->type == WEFT_DATA_INT4 || x->type == WEFT_DATA_UINT4 ? 4 : 8;
+    struct dims extents = block_scale_extents(&op->base);
+    w->length = (int)(ACCESS_BYTES * 8 / bits);
+    w->group = extents.at[x->dims.count - 2];
+    w->block = extents.at[x->dims.count - 1];
+    w->a_row = stride_from_end(a, 2);
+    w->w_row = stride_from_end(x, 1) * bits / 8;
+    w->scale_k = stride_from_end(op->scale, 2);
+    w->scale_row = stride_from_end(op->scale, 1);
+    bool are_matrices = product->b == op->y && is_matrix(a) && is_matrix(x) && !scale_is_tiled(op->scale);
+    bool are_whole = stride_from_end(a, 1) == 1 && stride_from_end(x, 2) == 1 && w->depth % w->length == 0 &&
+                     w->a_row % 8 == 0 && stride_from_end(x, 1) % w->length == 0 && a->alignment % ACCESS_BYTES == 0 &&
+                     x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
+    if (!are_matrices || !are_whole)
+        return fail_layout(w, least_block(w));
+    return weight_product_check_blocks(w, least_block(w));
+}
+
+weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device,
+                                 int64_t rows_most) {
+    TRY(find_rest(w, region));
+    TRY(contraction_find(&w->c, &w->rest));
+    TRY(contraction_settle(&w->c, device));
+    w->rows = digits_extent(&w->c.digits[ROW]);
+    w->columns = digits_extent(&w->c.digits[COLUMN]);
+    w->depth = digits_extent(&w->c.digits[DEPTH]);
+    if (w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
+        contraction_has_overrides(&w->c) || w->c.fill != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
+             "memory.",
+             descriptor_label(w->c.node->op));
+    if (w->rows > rows_most)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: up to %lld rows are multiplied by weights of few bits; for %lld the weights are dequantised in "
+             "memory.",
+             descriptor_label(w->c.node->op), (long long)rows_most, (long long)w->rows);
+    TRY(check_types(w));
+    return check_layout(w);
+}
+
+/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+
+/* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
+static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
+static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
+
+/* Each block of threads reads all of A, much of it from L2; where blocks are few, each has all warps of a
+   multiprocessor. */
+static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
+    double weights = (double)tensor_bytes(w->p.weights->x) + (double)tensor_bytes(w->p.weights->scale);
+    double blocks = (double)((w->p.columns + columns - 1) / columns);
+    double slots = (double)device->cuda.multiprocessors * resident(w, warps);
+    double waves = (double)(int64_t)((blocks + slots - 1) / slots), share = blocks / (waves * slots);
+    double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
+    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.depth * 2) : 0;
+    double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
+    return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
+}
+
+static void choose_tile(struct weight_only *w, const struct device *device) {
+    int fragments = (int)((w->p.rows + ROWS_OF_FRAGMENT - 1) / ROWS_OF_FRAGMENT);
+    w->tokens = 1;
+    while (w->tokens < fragments)
+        w->tokens *= 2;
+    const int most = w->p.scales_sums ? SUMS_MAX / 2 : SUMS_MAX; /* a step has sums of its own, then */
+    w->blocks = 0;
+    for (int blocks = BLOCKS_MAX; blocks >= 1; blocks /= 2)
+        for (int warps = WARPS / 2; warps <= (is_heavy(w) ? WARPS / 2 : WARPS); warps *= 2)
+            for (int across = 1; across <= warps / 2; across *= 2) {
+                double seconds = predict(w, device, (int64_t)across * blocks * COLUMNS_OF_BLOCK, warps);
+                if (blocks * w->tokens > most || (w->blocks && seconds >= w->seconds))
+                    continue;
+                w->blocks = blocks;
+                w->warps = warps;
+                w->across = across;
+                w->seconds = seconds;
+            }
+}
+
+static weftStatus_t analyse(struct weight_only *w, const struct region *region, const struct device *device) {
+    *w = (struct weight_only){0};
+    if (device->cuda.major < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "the weight-only family runs from compute capability 8.0 on, '%s' has %d.%d", device->name,
+             device->cuda.major, device->cuda.minor);
+    TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
+    w->shared = device->cuda.shared_per_multiprocessor;
+    choose_tile(w, device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct weight_only w;
+    TRY(analyse(&w, region, device));
+    *seconds = w.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+static int bytes_of_stage(const struct weight_only *w, bool has_a) {
+    int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
+    return slots * 32 * ACCESS_BYTES;
+}
+
+static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
+
+/* Whether what a step reads of A waits with its weights. */
+static bool stages_a(const struct weight_only *w) {
+    return shared_of_block(w) / bytes_of_stage(w, true) >= STAGES_LEAST;
+}
+
+static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
+
+static int stages(const struct weight_only *w) {
+    int fit = shared_of_block(w) / stage_bytes(w);
+    int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_LEAST;
+    return fit < most ? fit : most;
+}
+
+/* At the end sums of 8 rows are there, in lines that are not a multiple of all banks. */
+static int shared_bytes(const struct weight_only *w) {
+    int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
+    int sums = w->warps / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
+    return ring > sums ? ring : sums;
+}
+
+void weight_product_print(struct kernel_print *print, const struct weight_product *w) {
+    const struct block_scale_dequantize_op *op = w->weights;
+    text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
+    text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
+             cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
+    print_type(print, "factor_t", (weftDataType_t)w->c.factor[FACTOR_A].tensor->type);
+    text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
+    print_constant(print, "SCALES_SUMS", w->scales_sums);
+    print_constant(print, "IS_NEGATIVE", op->is_negative);
+    print_pointer(print, (weftDataType_t)op->scale->type, graph_find_value(print->graph, op->scale), 0, "scale");
+    print_number(print, w->scale_row, "scale_row");
+    print_number(print, w->scale_k, "scale_k");
+    print_divisor(print, w->block, "scale_block");
+    print_divisor(print, w->group, "scale_group");
+    print_number(print, w->rows, "rows");
+    print_number(print, w->columns, "columns");
+    print_number(print, w->depth, "depth");
+}
+
+static void print_structure(struct kernel_print *print, const struct weight_only *w) {
+    const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
+    weight_product_print(print, &w->p);
+    print_constant(print, "LEAD_IS_ROW", w->p.c.finish.lead == ROW);
+    print_constant(print, "TOKENS", w->tokens);
+    print_constant(print, "BLOCKS", w->blocks);
+    print_constant(print, "WARPS_ACROSS", w->across);
+    print_constant(print, "WARPS_DEEP", w->warps / w->across);
+    print_constant(print, "RESIDENT", resident(w, w->warps));
+    print_constant(print, "STAGES", stages(w));
+    print_constant(print, "STAGES_A", stages_a(w));
+    print_pointer(print, (weftDataType_t)a->type, graph_find_value(print->graph, a), 0, "a");
+    print_pointer(print, WEFT_DATA_UINT8, graph_find_value(print->graph, w->p.weights->x), 0, "w");
+    print_number(print, w->p.a_row, "a_row");
+    print_number(print, w->p.w_row, "w_row");
+}
+
+weftStatus_t weight_product_build_alone(struct step *step, const struct device *device,
+                                        const struct knob_choices *knobs, struct arena *arena) {
+    return cuda_block_scale.build(step, device, knobs, arena);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct weight_only w;
+    struct cuda_step *state;
+    struct kernel_print print;
+    if (step->region.count == 1)
+        return weight_product_build_alone(step, device, knobs, arena);
+    TRY(analyse(&w, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    w.p.c.finish.run = w.p.c.finish.lead == COLUMN && w.p.c.finish.run % 2 == 0 ? 2 : 1;
+    kernel_print_init(&print, step->region.graph);
+    print_structure(&print, &w);
+    finish_print(&print, &w.p.c);
+    TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));
+    int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
+    kernel->grid[0] = (uint32_t)((w.p.columns + columns - 1) / columns);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)w.warps * 32;
+    kernel->shared_bytes = (uint32_t)shared_bytes(&w);
+    kernel->is_dependent = device->cuda.major >= 9;
+    return arena_print(arena, &step->detail,
+                       "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,
+                       w.tokens * ROWS_OF_FRAGMENT, w.p.rest.count - 1);
+}
+
+const struct family cuda_weight_only = {
+    .name = "cuda.weight_only",
+    .doc = "a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

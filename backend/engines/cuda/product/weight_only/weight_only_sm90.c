@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise
+   operations behind. Fewer rows are the weight-only family's, whose warps each multiply what they read; for more the weights
+   are dequantised in memory, where that is predicted to be faster. */
+#include "engines/cuda/families.h"
+#include "engines/cuda/product/hopper/hopper.h"
+#include "engines/cuda/product/weight_only/weight_only.h"
+
+#include <math.h>
+
+enum {
+    STEP = 128, /* of the depth */
+    SPAN = 32,  /* of a step, whose weights share a scale */
+    ROWS_MAX = 1024,
+    CLUSTER_MAX = 8, /* blocks of a cluster */
+    SUMS_MAX = 64,   /* columns of products of four math warpgroups, by their registers; two have twice as many */
+    TILES = 2,       /* of so many times 128 columns */
+    STAGES_MAX = 8,
+    BARRIER_BYTES = 16, /* of a slot */
+    SHARED_MAX = 232448,
+    WARPGROUP = 128,
+    ORDER_THREADS = 128,
+};
+
+static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which brings rows into order */
+static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block is there, and to end its tile */
+static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
+static const double CLOCK = 1.75e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
+static const double PRODUCTS_PER_CLOCK = 2048;
+static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71; /* math warpgroups, which have narrower products */
+static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* at least */
+static const double L2_BYTES_PER_SECOND = 6.5e12;
+static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors, that clusters of more than two find */
+
+struct weight_only_sm90 {
+    struct weight_product p;
+    int columns, tokens, splits, stages; /* of a tile; of rows; blocks that share the depth; slots in shared memory */
+    int64_t steps;
+    double seconds;
+};
+
+static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
+
+/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+
+static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
+
+/* Scales of a column within a step. */
+static int scales(const struct weight_only_sm90 *w) {
+    bool is_one = w->p.group >= w->p.depth || w->p.group % STEP == 0;
+    return is_one ? 1 : w->p.group % (STEP / 2) == 0 ? 2 : STEP / SPAN;
+}
+
+static int slot_bytes(const struct weight_only_sm90 *w) {
+    return w->tokens * STEP * 2 + w->columns * STEP * weight_bits(w) / 8 + scales(w) * w->columns * 4 + BARRIER_BYTES;
+}
+
+/* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. */
+static double predict(const struct weight_only_sm90 *w, const struct device *device) {
+    double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
+    int64_t blocks = parts(w->p.columns, w->columns) * parts(w->p.rows, w->tokens) * w->splits;
+    double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
+    double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
+    int64_t clusters = (int64_t)found / w->splits;
+    if (!clusters)
+        return INFINITY;
+    int64_t waves = parts(blocks, clusters * w->splits);
+    double step = (double)w->columns * w->tokens * STEP / PRODUCTS_PER_CLOCK / efficiency / CLOCK;
+    double fill = (a_bytes + w_bytes) * (double)parts(blocks, waves) / L2_BYTES_PER_SECOND;
+    double least = STEP_SECONDS + STEP_SECONDS_PER_COLUMN * w->columns;
+    step = step > fill ? step : fill;
+    step = step > least ? step : least;
+    double whole = FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)parts(w->steps, w->splits) * step;
+    double computing = (double)waves * whole;
+    double moving = (double)(tensor_bytes(w->p.weights->x) + tensor_bytes(w->p.weights->scale)) / MEMORY_SHARE /
+                    (double)device->cuda.bandwidth;
+    double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
+    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+}
+
+/* Rows in tiles of about equal height, as few as registers allow. */
+static int tile_rows(const struct weight_only_sm90 *w) {
+    int most = SUMS_MAX * 256 / w->columns, grain = w->p.rows > SUMS_MAX ? 32 : 16;
+    int64_t each = parts(w->p.rows, parts(w->p.rows, most));
+    return (int)parts(each, grain) * grain;
+}
+
+/* The least predicted time over two or four math warpgroups and splits. */
+static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
+    struct weight_only_sm90 at = *w;
+    int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    at.steps = w->steps = parts(w->p.depth, STEP);
+    w->splits = 0;
+    for (int tile = 1; tile <= TILES; tile++)
+        for (at.splits = 1; at.splits <= CLUSTER_MAX && at.splits <= at.steps; at.splits *= 2) {
+            bool is_left = parts(at.steps, parts(at.steps, at.splits)) < at.splits; /* a block without a step to do */
+            bool is_other = (chosen > 0 && chosen <= TILES && chosen != tile) || (asked > 0 && at.splits > asked);
+            at.columns = tile * 128;
+            at.tokens = tile_rows(&at);
+            at.seconds = predict(&at, device);
+            if (is_left || is_other || (w->splits && at.seconds >= w->seconds && !(asked > 0 && at.splits == asked)))
+                continue;
+            w->columns = at.columns;
+            w->tokens = at.tokens;
+            w->splits = at.splits;
+            w->seconds = at.seconds;
+        }
+    w->stages = SHARED_MAX / slot_bytes(w);
+    w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
+}
+
+/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
+                            const struct knob_choices *knobs) {
+    *w = (struct weight_only_sm90){0};
+    TRY(hopper_check_device(device, "weight-only family of Hopper"));
+    TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
+    TRY(weight_product_check_blocks(&w->p, w->p.scales_sums ? STEP : SPAN));
+    choose_tile(w, device, knobs);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The least time of others: the family of few rows, or a product of weights that were dequantised in memory. */
+static double seconds_of_others(const struct weight_only_sm90 *w, const struct region *region,
+                                const struct device *device) {
+    double best = INFINITY, other, product;
+    const struct graph *graph = region->graph;
+    const struct region weights = {graph, 1, &graph->values[graph_find_value(graph, w->p.weights->y)].producer};
+    if (cuda_weight_only.accepts(region, device, &other) == WEFT_STATUS_SUCCESS)
+        best = other;
+    if (cuda_block_scale.accepts(&weights, device, &other) == WEFT_STATUS_SUCCESS &&
+        cuda_hopper.accepts(&w->p.rest, device, &product) == WEFT_STATUS_SUCCESS && other + product < best)
+        best = other + product;
+    status_clear();
+    return best;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct weight_only_sm90 w;
+    TRY(analyse(&w, region, device, NULL));
+    double other = seconds_of_others(&w, region, device);
+    if (other < w.seconds)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: predicted to be slower here, %.3g us, than elsewhere, %.3g us.",
+             descriptor_label(w.p.c.node->op), w.seconds * 1e6, other * 1e6);
+    *seconds = w.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ----------------------------------------------------------------------------------------------------- */
+
+/* The kernel that brings A into the order of the depth, in the workspace. */
+static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
+    struct cuda_step *state = step->state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
+    struct kernel_print print;
+    int64_t each = w->steps * (STEP / SPAN), threads = each * w->p.rows;
+    kernel_print_init(&print, step->region.graph);
+    text_add(&print.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
+    text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
+    print_constant(&print, "THREADS", ORDER_THREADS);
+    print_pointer(&print, (weftDataType_t)a->type, w->p.c.factor[FACTOR_A].value, 0, "a");
+    print_scratch(&print, "void", 0, "ordered");
+    print_number(&print, w->p.a_row, "a_row");
+    print_number(&print, w->p.rows, "rows");
+    print_number(&print, w->p.depth, "depth");
+    print_divisor(&print, each, "parts");
+    TRY(kernel_finish(&print, kernel, "product/weight_only/repack.cuh", "depth_order", arena));
+    kernel->grid[0] = (uint32_t)parts(threads, ORDER_THREADS);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = ORDER_THREADS;
+    kernel->is_dependent = true;
+    step->workspace_bytes = w->p.rows * w->steps * STEP * 2;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void print_maps(struct kernel_print *print, const struct weight_only_sm90 *w) {
+    bool is_half = w->p.c.factor[FACTOR_A].tensor->type == WEFT_DATA_HALF;
+    int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
+    const struct cuda_map a = {.form = {.type = is_half ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
+                                        .rank = 2,
+                                        .dims = {(uint64_t)(w->steps * STEP), (uint64_t)w->p.rows},
+                                        .strides = {(uint64_t)(w->steps * STEP * 2)},
+                                        .box = {STEP / 2, (uint32_t)w->tokens},
+                                        .swizzle = TENSOR_MAP_128B,
+                                        .promotion = TENSOR_MAP_L2_128B}};
+    const struct cuda_map weights = {
+        .form = {.type = TENSOR_MAP_U8,
+                 .rank = 2,
+                 .dims = {(uint64_t)(w->p.depth * weight_bits(w) / 8), (uint64_t)w->p.columns},
+                 .strides = {(uint64_t)w->p.w_row},
+                 .box = {(uint32_t)row, (uint32_t)w->columns},
+                 .swizzle = row == 128 ? TENSOR_MAP_128B : TENSOR_MAP_PLAIN,
+                 .promotion = TENSOR_MAP_L2_128B}};
+    print_map(print, -1, &a, "a_map");
+    print_map(print, graph_find_value(print->graph, w->p.weights->x), &weights, "w_map");
+}
+
+static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w, struct arena *arena) {
+    struct cuda_step *state = step->state;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    struct kernel_print print;
+    struct finish *finish = &w->p.c.finish;
+    finish->run = finish->lead == COLUMN && finish->run % 4 == 0 ? 4 : 1;
+    kernel_print_init(&print, step->region.graph);
+    print_maps(&print, w);
+    weight_product_print(&print, &w->p);
+    print_constant(&print, "ROWS", w->columns);
+    print_constant(&print, "TOKENS", w->tokens);
+    print_constant(&print, "SPLITS", w->splits);
+    print_constant(&print, "STAGES", w->stages);
+    print_constant(&print, "SCALES", scales(w));
+    print_number(&print, w->steps, "steps");
+    print_number(&print, parts(w->steps, w->splits), "steps_per_split");
+    wgmma_print_registers(&print.code, w->tokens, (weftDataType_t)w->p.c.factor[FACTOR_A].tensor->type);
+    finish_print(&print, &w->p.c);
+    TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
+    kernel->grid[0] = (uint32_t)(parts(w->p.columns, w->columns) * w->splits);
+    kernel->grid[1] = (uint32_t)parts(w->p.rows, w->tokens);
+    kernel->grid[2] = 1;
+    kernel->block = (uint32_t)(w->columns / 64 + 1) * WARPGROUP;
+    kernel->cluster = w->splits > 1 ? (uint32_t)w->splits : 0;
+    kernel->shared_bytes = (uint32_t)(w->stages * slot_bytes(w));
+    kernel->is_dependent = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    struct weight_only_sm90 w;
+    struct cuda_step *state;
+    if (step->region.count == 1)
+        return weight_product_build_alone(step, device, knobs, arena);
+    TRY(analyse(&w, &step->region, device, knobs));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    step->seconds = w.seconds;
+    TRY(build_order(step, &w, arena));
+    TRY(build_product(step, &w, arena));
+    return arena_print(
+        arena, &step->detail,
+        "wgmma, weights dequantised in registers, tiles of %d columns by %d rows, %d stages, %d splits, %d "
+        "operations behind",
+        w.columns, w.tokens, w.stages, w.splits, w.p.rest.count - 1);
+}
+
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILES, 1, 0, "columns of a tile, in units of 128; 0 chooses"},
+    {WEFT_KNOB_TYPE_SPLIT_K, 0, CLUSTER_MAX, 1, 0, "blocks that share each sum, at most; 0 chooses"},
+    {0},
+};
+
+const struct family cuda_weight_only_sm90 = {
+    .name = "cuda.weight_only_sm90",
+    .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and pointwise operations, on Hopper",
+    .knobs = knobs,
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .may_alias = contraction_may_alias,
+    .release = cuda_release,
+};

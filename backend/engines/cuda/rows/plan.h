@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A row program: what the nodes of a region compute for each row of an index space, as terms. A row is the set of
+   elements that share their statistics; a term's value belongs to an element or to the whole row; a total takes a term
+   of all elements of the row in and closes a pass. Terms know no threads and no kernels. */
+#ifndef WEFT_ENGINES_CUDA_ROWS_PLAN_H
+#define WEFT_ENGINES_CUDA_ROWS_PLAN_H
+
+#include "engines/cuda/core/formula.h"
+#include "engines/cuda/core/operand.h"
+
+enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 112, TERM_USES = 8, TERM_BYTES = 152 };
+
+/* operand.memory of what has no memory of a value of the graph. */
+enum { MEMORY_INDEX = -1, MEMORY_SCRATCH = -2 };
+
+enum term_kind {
+    TERM_LOAD,  /* an operand's element */
+    TERM_NODE,  /* a pointwise node's formula */
+    TERM_TEXT,  /* an expression over other terms */
+    TERM_TOTAL, /* a term of all elements of the row, combined */
+};
+
+enum total_kind {
+    TOTAL_SUM,
+    TOTAL_PRODUCT,
+    TOTAL_LEAST,
+    TOTAL_LARGEST,
+    TOTAL_MOMENTS, /* two names: the mean, and the sum of squared deviations from it */
+    TOTAL_WEIGHTS, /* two names: the largest, and the sum of e^(x - largest) */
+    TOTAL_COLUMN,  /* over all rows, for each place in the row */
+};
+
+struct term {
+    enum term_kind kind;
+    enum total_kind total;
+    int name;         /* v<name> in printed code: a value of the graph, or past those a temporary */
+    int names;        /* consecutive names that it defines: 1, moments and weights 2 */
+    bool spans;       /* differs from element to element of the row */
+    bool is_needed;   /* a store depends on it */
+    int stage;        /* passes that must be closed before it can be evaluated */
+    const char *type; /* in CUDA text: of storage for a load, else of arithmetic */
+    int operand;      /* of a load */
+    const struct node *node;
+    int use_count, uses[TERM_USES]; /* terms */
+    char text[TERM_BYTES];
+};
+
+/* One dimension of the index space; part of a dimension where rows take groups of neighbours along it. */
+struct axis {
+    int dim;
+    int64_t extent, inner; /* inner: elements of the dimension that one step passes over */
+    bool is_reduced;       /* lies within the row */
+    bool counts_groups;    /* the groups of a dimension, not its elements */
+};
+
+/* What is left to do for gradients of scale and bias when the rows are done. */
+enum follow_kind {
+    FOLLOW_NOTHING,
+    FOLLOW_COLUMNS, /* sum the blocks' partial sums of each place in the row */
+    FOLLOW_FOLD,    /* sum the rows' totals of those that share a scale */
+    FOLLOW_APART,   /* a sweep of its own over x and dy */
+};
+
+struct follow {
+    enum follow_kind kind;
+    const struct node *node;
+    const struct tensor *scale, *bias; /* gradients; NULL: not wanted */
+    const char *type;
+    /* Bytes in the workspace of what the first program leaves there, -1: nothing. */
+    int64_t at_scale, at_bias, at_mean, at_inv;
+    int64_t blocks; /* FOLLOW_COLUMNS: partial sums of each place */
+};
+
+/* How rows are summed up: a pass for each total that the next one needs; or in one pass, with totals that join. Means and
+   variances are plain sums there, around some of the row's elements, or join as moments. */
+enum taking { TAKE_IN_TURN, TAKE_AT_ONCE, TAKE_AS_MOMENTS };
+
+/* Softmax where it comes as a maximum, a difference, an exponential, a sum and a quotient. */
+struct softmax_nodes {
+    const struct node *most, *sum, *quotient; /* NULL: it does not */
+    int score;                                /* a value of the graph */
+    int peak, weight, total;                  /* names, -1: not made yet */
+};
+
+struct rows {
+    const struct region *region;
+    const struct graph *graph;
+    enum taking taking;
+    bool sums_apart;  /* no column totals: gradients of scale and bias in a sweep of their own */
+    bool is_brief;    /* every element that is stored has at most 16 bits */
+    struct dims dims; /* of the elements */
+    int64_t
+        parts[WEFT_DIM_MAX]; /* along each dimension: 1 where rows span it, its extent where each element has its own
+                                    row, between them where rows take groups of neighbours */
+    int axis_count;
+    struct axis axes[WEFT_DIM_MAX];
+    int operand_count;
+    struct operand operands[ROWS_OPERANDS_MAX]; /* strides over the axes */
+    int term_count;
+    struct term terms[TERMS_MAX];
+    int next_name;
+    int64_t scratch_bytes;
+    struct follow follow;
+    struct softmax_nodes softmax;
+    int sampled;          /* at once: the operand of which elements give what sums are taken around; -1: none */
+    weftStatus_t trouble; /* the first failure of the calls that return names */
+};
+
+/* Finds the region's row space and writes its terms, or says why the family does not serve it. sums_apart: no column
+   totals. */
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum taking taking, bool sums_apart);
+
+/* The program that does what the first one left over. */
+weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
+
+/* The family's may_alias. */
+bool rows_may_alias(const struct step *step, int in, int out);
+
+/* Elements in a row, and rows. */
+int64_t rows_length(const struct rows *rows);
+int64_t rows_count(const struct rows *rows);
+
+/* ---- Writing terms (ops.c) ---- */
+
+/* The names of new terms; -1 after a failure, which `trouble` keeps. */
+int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
+int rows_first(struct rows *rows, const struct tensor *tensor, const char *type); /* of the row; -1: not in memory */
+int rows_text(struct rows *rows, const char *type, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int rows_total(struct rows *rows, enum total_kind total, const char *type, int of);
+/* Makes a term the value of a tensor (NULL: nothing), rounded as the tensor's type asks, and stores it when somebody
+   outside the region needs it. */
+void rows_result(struct rows *rows, const struct tensor *tensor, const char *type, int name);
+/* Stores a term that differs from row to row, or from place to place in the row, in the workspace; gives its place. */
+int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place);
+int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides);
+
+const struct term *rows_find(const struct rows *rows, int name);
+/* Whether a tensor has more than one element along an axis. */
+bool rows_has_axis(const struct rows *rows, const struct tensor *tensor, int axis);
+
+/* Finds softmax among the operations of the region, if it is there. */
+void rows_find_softmax(struct rows *rows);
+/* Writes the terms of an operation that is not pointwise, or a part of softmax. */
+bool rows_expands(const struct rows *rows, const struct node *node);
+weftStatus_t rows_expand(struct rows *rows, const struct node *node);
+/* The dims and parts that the operation gives the row space; false: it has none. */
+bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts);
+/* Whether the operation is the family's. */
+bool rows_serves(const struct node *node);
+/* dscale and dbias as sums over what is outside of them; mean and inv are names, -1: to be loaded, or none. */
+void rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv);
+
+#endif

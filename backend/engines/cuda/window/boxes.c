@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to have it
+   in shared memory, where Hopper's copy engine brings boxes of the image: window/pool_boxes.cuh. */
+#include "engines/cuda/window/window.h"
+
+enum { ACCESS = 16, LANES_MOST = 16, LANES_LEAST = 4, DOWN = 4 };
+
+static int64_t parts(int64_t number, int64_t unit) { return (number + unit - 1) / unit; }
+
+static bool is_dense(const struct window *w, int axis) {
+    return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
+}
+
+/* Whether the copy engine can walk an operand: its strides are whole accesses, and so is a box's row of `channels`. */
+static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
+    int64_t size = window_bytes(o, 1);
+    bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
+               (images == 1 || o->batch_stride * size % ACCESS == 0);
+    for (int i = 1; i < 3; i++)
+        has = has && (o->size[i] == 1 || (o->size_stride[i] > 0 && o->size_stride[i] * size % ACCESS == 0));
+    return has;
+}
+
+void window_find_boxes(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    const struct resample_operand *read = window_source(w), *result = window_result(w);
+    int64_t groups = g->c / w->run, slices = parts(groups, LANES_MOST), lanes = parts(groups, slices);
+    bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
+                              : w->kernel == POOL && !w->has_index &&
+                                    !(g->mode == WEFT_RESAMPLE_MAXPOOL && window_may_be_empty(g));
+    if (!serves || w->device->cuda.major < 9 || !is_dense(w, 1) || !is_dense(w, 2) || g->x.size[0] != 1 ||
+        g->taps[0] != 1 || g->offset[0] != 0 || window_bytes(read, w->run) != ACCESS || groups < LANES_LEAST ||
+        !has_strides(read, g->n, lanes * w->run) || (g->backward && !has_strides(&g->index, g->n, lanes * w->run)))
+        return;
+    w->kernel = g->backward ? POOL_BOXES_BWD : POOL_BOXES;
+    w->rows = 1;
+    w->patch[1] = DOWN;
+    w->patch[2] = g->backward ? 2 : w->patch[2];
+    struct boxes *b = &w->boxes;
+    b->lanes = lanes;
+    int64_t threads = POOL_THREADS / b->lanes, pairs = parts(result->size[2], w->patch[2]),
+            heights = parts(result->size[1], DOWN);
+    b->along = parts(pairs, parts(pairs, threads));
+    b->below = threads / b->along < heights ? threads / b->along : heights;
+}
+
+static int64_t columns_of(const struct window *w) { return w->boxes.along * w->patch[2]; }
+static int64_t rows_of(const struct window *w) { return w->boxes.below * w->patch[1]; }
+static int64_t columns_seen(const struct window *w) { return columns_of(w) + w->g.taps[2] - 1; }
+static int64_t rows_seen(const struct window *w) { return rows_of(w) + w->g.taps[1] - 1; }
+static int64_t slices_of(const struct window *w) { return parts(w->g.c / w->run, w->boxes.lanes); }
+static int64_t tiles_of(const struct window *w) { return parts(window_result(w)->size[2], columns_of(w)); }
+static int64_t bands_of(const struct window *w) { return parts(window_result(w)->size[1], rows_of(w)); }
+
+int64_t window_blocks_of_boxes(const struct window *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
+
+static int64_t bytes_of_box(const struct window *w, const struct resample_operand *o) {
+    return window_bytes(o, columns_seen(w) * rows_seen(w) * w->boxes.lanes * w->run);
+}
+
+static void print_map_of(struct kernel_print *print, const struct window *w, const struct resample_operand *o,
+                         const char *name) {
+    int64_t size = window_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
+    int64_t dims[] = {w->g.c, o->size[2], o->size[1], w->g.n};
+    int64_t box[] = {w->boxes.lanes * w->run, columns_seen(w), rows_seen(w), 1};
+    bool is_scratch = o == &w->g.index && w->index_is_scratch;
+    struct cuda_map map = {.form = {.type = size == 1   ? TENSOR_MAP_U8
+                                            : size == 2 ? TENSOR_MAP_BF16
+                                                        : TENSOR_MAP_I32,
+                                    .rank = 4,
+                                    .promotion = TENSOR_MAP_L2_128B}};
+    for (int i = 0; i < 4; i++) {
+        map.form.dims[i] = (uint64_t)dims[i];
+        map.form.box[i] = (uint32_t)box[i];
+        if (i > 0)
+            map.form.strides[i - 1] = dims[i] > 1 ? (uint64_t)(strides[i - 1] * size) : ACCESS;
+    }
+    print_map(print, is_scratch ? -1 : graph_find_value(w->region->graph, o->tensor), &map, name);
+}
+
+/* Prints the maps, which come before all else. */
+void window_print_maps(struct kernel_print *print, const struct window *w) {
+    print_map_of(print, w, window_source(w), w->g.backward ? "y_map" : "x_map");
+    if (w->g.backward)
+        print_map_of(print, w, &w->g.index, "index_map");
+}
+
+uint32_t window_print_boxes(struct kernel_print *print, const struct window *w) {
+    int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
+    int64_t numbers_at = window_round_up(first, POOL_LINE);
+    print_number(print, first + second, "box_bytes");
+    if (w->g.backward)
+        print_number(print, numbers_at, "numbers_at");
+    print_number(print, columns_of(w), "tile_columns");
+    print_number(print, rows_of(w), "tile_rows");
+    print_number(print, columns_seen(w), "columns_seen");
+    print_number(print, w->boxes.below, "below");
+    print_number(print, w->g.c, "channels");
+    print_divisor(print, w->boxes.along, "along");
+    print_divisor(print, tiles_of(w), "tiles");
+    print_divisor(print, slices_of(w), "slices");
+    print_divisor(print, bands_of(w), "bands");
+    return (uint32_t)(w->g.backward ? numbers_at + second : first);
+}

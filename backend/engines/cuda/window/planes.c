@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory, whose
+   rows have room for the padding around them: window/pool_planes.cuh, pool_planes_bwd.cuh and pool_whole.cuh. */
+#include "engines/cuda/window/window.h"
+
+#include <string.h>
+
+enum { CHUNK = 16, WORD = 4, ALONG = 4, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 6 << 10 };
+
+static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
+
+bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
+    const int64_t *size = operand->size, *stride = operand->size_stride, plane = size[1] * size[2];
+    return plane < INT32_MAX && size[0] == 1 && (size[2] == 1 || stride[2] == 1) &&
+           (size[1] == 1 || stride[1] == size[2]) && (g->c == 1 || operand->channel_stride == plane) &&
+           (g->n == 1 || operand->batch_stride == plane * g->c) &&
+           operand->tensor->alignment % window_bytes(operand, 1) == 0 && CHUNK % window_bytes(operand, 1) == 0;
+}
+
+/* Whether shared memory can hold what padding reads: zero, or a number that never wins. */
+static bool padding_has_number(const struct window *w) {
+    weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
+    return w->g.mode != WEFT_RESAMPLE_MAXPOOL || w->g.padding != WEFT_NEG_INF_PAD || !window_has_padding(&w->g) ||
+           type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF || type == WEFT_DATA_FLOAT ||
+           (!w->has_index && (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8));
+}
+
+/* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. */
+static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
+    int64_t size = window_bytes(operand, 1);
+    *fill =
+        window_gcd(window_gcd(CHUNK / size, operand->size[2]), window_gcd(operand->tensor->alignment, CHUNK) / size);
+    bool shifts = *fill * size < CHUNK / 2;
+    *fill = shifts ? CHUNK / size : *fill;
+    return shifts;
+}
+
+/* How many of `along` neighbours of a result one access takes. */
+static int64_t grain_of(const struct window *w, const struct resample_operand *result, int64_t along) {
+    int64_t unit = window_gcd(result->tensor->alignment, CHUNK), fits = unit / window_bytes(result, 1);
+    if (result->size[2] > 1 && result->size_stride[2] != 1)
+        return 1;
+    fits = window_gcd(window_gcd(fits > 1 ? fits : 1, along), result->size[2]);
+    fits = window_gcd(fits, w->g.n > 1 ? result->batch_stride : 0);
+    fits = window_gcd(fits, w->g.c > 1 ? result->channel_stride : 0);
+    return window_gcd(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
+}
+
+/* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as far
+   as `end`; the last ones read on, what nobody needs. */
+static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
+    p->seen = count;
+    p->left = window_round_up(first < 0 ? -first : 0, unit);
+    p->vector = p->columns == 1 ? unit : window_gcd(step, unit);
+    p->first = (p->left + first) / p->vector * p->vector;
+    p->phase = p->left + first - p->first;
+    p->pitch = window_round_up(p->left + end, unit);
+    p->slack = p->first + (p->columns - 1) * step + window_round_up(p->phase + count, p->vector) - p->pitch;
+    p->slack = p->slack > 0 ? p->slack : 0;
+}
+
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Whether rows are whole words, and all of the memory whole chunks. */
+static bool is_stretch(const struct window *w, const struct resample_operand *o) {
+    int64_t row = window_bytes(o, o->size[2]);
+    return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
+}
+
+/* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their beginning. */
+static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
+    p->vector = window_gcd(p->vector, width);
+    p->first = (p->left + first) / p->vector * p->vector;
+    p->phase = p->left + first - p->first;
+    p->pitch = width;
+}
+
+static void find_rows(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    struct planes *p = &w->planes;
+    int64_t size = window_bytes(&g->x, 1);
+    p->along = g->y.size[2] > 2 ? ALONG : g->y.size[2];
+    p->columns = (g->y.size[2] + p->along - 1) / p->along;
+    lay_out(p, most(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
+            p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / size);
+    p->shifts = find_fill(&g->x, &p->fill);
+    p->is_stretch = is_stretch(w, &g->x);
+    if (p->is_stretch)
+        lay_as_memory(p, g->x.size[2], -g->offset[2]);
+    p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
+    p->grain = w->has_index ? window_gcd(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
+    p->row_bytes = window_bytes(&g->x, p->pitch);
+}
+
+/* Rows of x that so many rows of positions see. */
+static int64_t rows_seen(const struct window *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
+
+static void find_forward(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t rows = g->y.size[1], down = 4;
+    if (g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || !window_is_planes(g, &g->x) ||
+        window_may_be_empty(g) || g->n * g->c * rows >= INT32_MAX || !padding_has_number(w))
+        return;
+    find_rows(w);
+    while (down > 1 && (down > rows || rows_seen(w, down) * g->taps[2] > POOL_LOADS))
+        down /= 2;
+    rows = window_round_up(rows, down);
+    while (rows > down && rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
+        rows = window_round_up(rows / 2, down);
+    if (rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
+        return;
+    w->kernel = POOL_PLANES;
+    w->planes.tile_rows = rows;
+    w->patch[1] = down;
+    w->patch[2] = 1;
+}
+
+/* What reaches a run of dx, which begins as it lies in memory, somewhere between the starts of two windows. */
+static void find_rows_back(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    struct planes *p = &w->planes;
+    int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
+    p->along = ALONG * step;
+    p->columns = (g->x.size[2] + p->along - 1) / p->along;
+    p->shift = g->offset[2] - start * step;
+    before = g->taps[2] > p->shift ? (g->taps[2] - 1 - p->shift) / step : -1;
+    p->before = start - before;
+    lay_out(p, most(g->y.size[2], (g->x.size[2] - 1 + g->offset[2]) / step + 1), p->before, p->along / step,
+            before + (p->along - 1 + p->shift) / step + 1, CHUNK);
+    p->shifts = find_fill(&g->y, &p->fill);
+    p->index_shifts = w->has_index && find_fill(&g->index, &p->index_fill);
+    p->is_stretch = is_stretch(w, &g->y) && (!w->has_index || is_stretch(w, &g->index));
+    if (p->is_stretch)
+        lay_as_memory(p, g->y.size[2], p->before);
+    p->grain = grain_of(w, &g->x, p->along);
+    p->row_bytes = window_bytes(&g->y, p->pitch) + (w->has_index ? window_bytes(&g->index, p->pitch) : 0);
+}
+
+/* Rows of positions that reach so many patches below each other. */
+static int64_t rows_reaching(const struct window *w, int64_t groups) {
+    return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
+}
+
+static void find_backward(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t patch[3], groups;
+    if (g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || g->step[2] > 2 || g->offset[2] <= -CHUNK ||
+        window_uses(w, &g->saved) || !window_is_planes(g, &g->y) || (w->has_index && !window_is_planes(g, &g->index)) ||
+        g->n * g->c * g->x.size[1] >= INT32_MAX)
+        return;
+    find_rows_back(w);
+    memcpy(patch, w->patch, sizeof patch);
+    w->patch[1] = g->step[1] == 1 ? 4 : g->step[1] == 2 ? 2 : 1;
+    w->patch[2] = 1;
+    groups = window_patches(w, 1);
+    while (groups > 1 && rows_reaching(w, groups) * w->planes.row_bytes > TILE_BYTES)
+        groups = (groups + 1) / 2;
+    w->planes.tile_rows = groups;
+    if (rows_reaching(w, groups) * w->planes.row_bytes <= TILE_BYTES)
+        w->kernel = POOL_PLANES_BWD;
+    else
+        memcpy(w->patch, patch, sizeof patch);
+}
+
+/* One window per plane, where some planes, and all of them, are whole chunks of memory. */
+static void find_whole(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t plane = g->x.size[1] * g->x.size[2], bytes = window_bytes(&g->x, plane);
+    bool is_whole = !w->has_index && plane > 1 && window_is_planes(g, &g->x) && g->x.tensor->alignment % CHUNK == 0 &&
+                    g->n * g->c < INT32_MAX && g->n * g->c * bytes % CHUNK == 0 && WHOLE_UNIT * bytes <= TILE_BYTES;
+    for (int i = 0; i < 3; i++)
+        is_whole = is_whole && g->y.size[i] == 1 && g->offset[i] == 0 && g->taps[i] == g->x.size[i];
+    if (!is_whole)
+        return;
+    w->kernel = POOL_WHOLE;
+    w->planes.tile_rows = WHOLE_UNIT * most(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
+}
+
+void window_find_planes(struct window *w) {
+    if (w->run > 1 || (w->kernel != POOL && w->kernel != POOL_BWD))
+        return;
+    if (w->g.backward) {
+        find_backward(w);
+        return;
+    }
+    find_whole(w);
+    if (w->kernel == POOL)
+        find_forward(w);
+}
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+static void print_whole(struct kernel_print *print, const struct window *w) {
+    print_number(print, w->g.n * w->g.c, "planes");
+    print_number(print, w->planes.tile_rows, "tile_planes");
+    print_divisor(print, w->g.c, "channels");
+}
+
+/* Elements of the row of padding that threads read: as many as one of them reads, and what is left of lines. */
+static int64_t outside_of(const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t line = POOL_LINE / window_bytes(window_source(w), 1);
+    return window_round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
+}
+
+/* How many of the elements that a thread reads of a row end within it, of all threads. */
+static int64_t always_inside(const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t each = w->g.backward ? p->along / w->g.step[2] : p->along * w->g.step[2];
+    int64_t before = w->g.backward ? p->before : -w->g.offset[2];
+    int64_t inside = window_source(w)->size[2] - before - (p->columns - 1) * each;
+    return inside < 0 ? 0 : inside < p->seen ? inside : p->seen;
+}
+
+static void print_layout(struct kernel_print *print, const struct window *w) {
+    const struct planes *p = &w->planes;
+    const struct resample_operand *held = window_source(w);
+    print_constant(print, "FILL", p->fill);
+    print_constant(print, "SHIFTS", p->shifts);
+    print_constant(print, "VECTOR", p->vector);
+    print_constant(print, "PHASE", p->phase);
+    print_constant(print, "IS_STRETCH", p->is_stretch);
+    print_constant(print, "OUTSIDE", outside_of(w));
+    print_constant(print, "LEFT_OUT", most(0, w->g.backward ? -p->before : w->g.offset[2]));
+    print_constant(print, "RIGHT_IN", always_inside(w));
+    print_number(print, w->g.n * w->g.c, "planes");
+    print_number(print, held->size[1] * held->size[2], "plane");
+    print_number(print, w->g.n * w->g.c * held->size[1] * held->size[2], "elements");
+    print_number(print, p->tile_rows, "tile_rows");
+    print_number(print, p->left, "left");
+    print_number(print, p->first, "first");
+    print_divisor(print, p->pitch / p->fill, "row_fills");
+    print_divisor(print, p->columns, "columns");
+    print_divisor(print, w->g.c, "channels");
+    if (!w->g.backward)
+        return;
+    print_constant(print, "SHIFT", p->shift);
+    print_constant(print, "INDEX_FILL", p->index_fill);
+    print_constant(print, "INDEX_SHIFTS", p->index_shifts);
+    print_number(print, p->before, "before");
+    if (w->has_index)
+        print_divisor(print, p->pitch / p->index_fill, "index_row_fills");
+}
+
+static int64_t bands_of(const struct window *w) {
+    int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1];
+    return (all + w->planes.tile_rows - 1) / w->planes.tile_rows;
+}
+
+/* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. */
+static int64_t planes_of_tile(const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
+    int64_t turns = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
+    if (bands_of(w) > 1)
+        return 1;
+    int64_t apart = p->is_stretch ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
+    for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
+                        w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
+         n++)
+        if (window_round_up(n * turns, POOL_THREADS) * each <= window_round_up(each * turns, POOL_THREADS) * n)
+            each = n;
+    return each;
+}
+
+int64_t window_blocks_of_planes(const struct window *w) {
+    int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
+    return (w->g.n * w->g.c + each - 1) / each * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
+}
+
+/* Of a stretch in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
+static int64_t bytes_of_stretch(const struct resample_operand *o, int64_t count) {
+    return window_bytes(o, count) + POOL_LINE + CHUNK;
+}
+
+uint32_t window_print_planes(struct kernel_print *print, const struct window *w) {
+    const struct planes *p = &w->planes;
+    int64_t plane = w->g.x.size[1] * w->g.x.size[2];
+    if (w->kernel == POOL_WHOLE) {
+        print_whole(print, w);
+        return (uint32_t)window_bytes(&w->g.x, p->tile_rows * plane) + POOL_LINE;
+    }
+    int64_t rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
+    int64_t each = planes_of_tile(w);
+    print_layout(print, w);
+    print_number(print, each, "tile_planes");
+    print_divisor(print, rows, "rows_seen");
+    print_divisor(print, bands_of(w), "bands");
+    print_divisor(print, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
+    if (p->is_stretch) {
+        int64_t count = p->left + (each - 1) * window_source(w)->size[1] * window_source(w)->size[2] + rows * p->pitch;
+        int64_t bytes = bytes_of_stretch(window_source(w), 2 * outside_of(w) + count);
+        if (!w->has_index || !w->g.backward)
+            return (uint32_t)bytes;
+        int64_t room = window_round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
+        print_number(print, window_round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left),
+                     "numbers_at");
+        return (uint32_t)(window_round_up(bytes, POOL_LINE) +
+                          bytes_of_stretch(&w->g.index, outside_of(w) + room + count));
+    }
+    return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
+}

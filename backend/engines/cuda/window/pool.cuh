@@ -1,0 +1,31 @@
+/* pool: y[n,c,o] = the maximum or mean of a small window of x, as window.cuh                      any type, any strides, sm_75 and up
+   Formula   window/pool_common.cuh finds the windows of a patch of positions, so that what they share is read once
+   Tile      a thread makes RUN channels of PATCH1 x PATCH2 positions along the last two axes; threads go along memory
+   Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
+   Tried     asking ahead for what later blocks read (maxima 5 to 15 % slower); threads that walk down columns and keep what rows leave, a
+             row ahead under way (3x3 steps of one: 33 us for 27, means 43 for 34); blocks of more positions and fewer channels, which
+             read less from the second cache (30 us for 27, means 36 for 30: in most warps some lane is near an edge)
+   Params    as window.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels) IS_SCALED */
+
+#include "window/pool_results.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_constant__ arguments p) {
+    begin_overlapped();
+    axis axes[3];
+    read_axes(axes, p);
+    for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {
+        const place to = locate(p, (position)turn);
+        const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
+        const patch<PATCH1, PATCH2> made(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c), axes, strides, to.at);
+        #pragma unroll
+        for (int r = 0; r < PATCH1; r++)
+            #pragma unroll
+            for (int s = 0; s < PATCH2; s++) {
+                const length_t o[3] = {to.at[0], to.at[1] + r, to.at[2] + s};
+                if (o[1] >= axes[1].y || o[2] >= axes[2].y) continue;
+                store_values(p, axes, place_in_y(p, axes, to, o), o, made.at[r][s]);
+                store_numbers(p, axes, to, o, made.at[r][s]);
+                correct_numbers(p, axes, to, o, made.at[r][s]);
+            }
+    }
+}

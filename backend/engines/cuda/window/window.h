@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the window family share: window.c decides and prints; planes.c does so for images that lie in
+   memory as planes, boxes.c for windows that go one by one. */
+#ifndef WEFT_ENGINES_CUDA_WINDOW_H
+#define WEFT_ENGINES_CUDA_WINDOW_H
+
+#include "engines/cuda/core/kernel.h"
+#include "graph/ops/resample.h"
+
+enum { POOL_THREADS = 128, POOL_LOADS = 64, POOL_LINE = 128 };
+
+/* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
+enum window_kernel {
+    WINDOW,
+    WINDOW_BWD,
+    POOL,
+    POOL_BWD,
+    POOL_TEAM,       /* few large windows */
+    POOL_BOXES,      /* windows that go one by one over channels side by side */
+    POOL_BOXES_BWD,  /* the gradient of their maxima */
+    POOL_LOOSE,      /* channels whose number fits no wide accesses */
+    POOL_PLANES,     /* images that lie as planes: parts of them */
+    POOL_PLANES_BWD, /* the gradient of these */
+    POOL_WHOLE,      /* one window per plane */
+};
+
+/* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's begin
+   at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. */
+struct planes {
+    int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
+    int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
+    int64_t columns;
+    int64_t left, pitch, first, phase, seen;
+    int64_t row_bytes; /* of all that is held of a row */
+    int64_t vector;    /* neighbours that a thread reads at once of shared memory */
+    int64_t fill;      /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
+    int64_t shift,
+        before; /* of gradients: how far after a window's start a run of dx begins, the first position that reaches it */
+    int64_t index_fill;
+    bool is_stretch; /* the tile lies in shared memory as it does in memory, without padding */
+    bool shifts, index_shifts;
+    int64_t grain; /* results side by side that one access takes */
+    int64_t slack; /* elements that the last threads of a row may read after the last row */
+};
+
+/* How boxes of an image become windows, or those of dy their gradient: a block's threads. */
+struct boxes {
+    int64_t lanes;        /* runs of channels side by side */
+    int64_t along, below; /* patches of results */
+};
+
+struct window {
+    const struct region *region;
+    const struct device *device;
+    const struct descriptor *op;
+    struct resample_geometry g;
+    enum window_kernel kernel;
+    int run;
+    bool is_wide; /* numbers of the geometry pass 32 bits */
+    bool has_y, has_index;
+    bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
+    int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
+    int64_t rows;          /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
+    int64_t tile_columns;  /* of POOL_LOOSE: positions of a row that a block makes of all channels, */
+    int64_t pitch;         /* and from row to row of x in shared memory */
+    struct planes planes;
+    struct boxes boxes;
+};
+
+static inline int64_t window_gcd(int64_t a, int64_t b) { return b ? window_gcd(b, a % b) : a; }
+
+static inline int64_t window_round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+/* Bytes of so many elements of an operand. */
+static inline int64_t window_bytes(const struct resample_operand *operand, int64_t count) {
+    return dtype_bytes((weftDataType_t)operand->tensor->type, count);
+}
+
+/* The tensor that is made. */
+static inline const struct resample_operand *window_result(const struct window *w) {
+    return w->g.backward ? &w->g.x : &w->g.y;
+}
+
+/* What it is made of, beside numbers of maxima: x, or dy. */
+static inline const struct resample_operand *window_source(const struct window *w) {
+    return w->g.backward ? &w->g.y : &w->g.x;
+}
+
+/* Whether an operand is read or written. */
+bool window_uses(const struct window *w, const struct resample_operand *operand);
+
+/* Whether a window may see padding, and nothing but padding. */
+bool window_has_padding(const struct resample_geometry *g);
+bool window_may_be_empty(const struct resample_geometry *g);
+
+/* How many patches there are along an axis, and the number of the first one, which may lie in the padding. */
+int64_t window_patches(const struct window *w, int axis);
+int64_t window_first_patch(const struct window *w, int axis);
+
+/* Whether an operand lies as packed planes. */
+bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
+
+/* Choose a kernel of planes, or of boxes, if one serves. */
+void window_find_planes(struct window *w);
+void window_find_boxes(struct window *w);
+
+/* The number of blocks. */
+int64_t window_blocks_of_planes(const struct window *w);
+int64_t window_blocks_of_boxes(const struct window *w);
+
+/* Print what they need beyond the others, and give the shared memory of a block. */
+uint32_t window_print_planes(struct kernel_print *print, const struct window *w);
+uint32_t window_print_boxes(struct kernel_print *print, const struct window *w);
+void window_print_maps(struct kernel_print *print, const struct window *w);
+
+#endif
