@@ -54,7 +54,6 @@ def test_floors_hold() -> None:
         ("base/a.h", '#include "arena.h"', 'base/a.h: includes "arena.h". Write the path from backend/'),
         ("extra/a.h", "", "extra/a.h: extra is no floor."),
         ("engines/a.c", '#include "graph/g.h"\n#include "runtime/r.h"\n#include "weft/weft.h"', ""),
-        ("engines/cuda/kernels/a.h", '#include "lib/ptx.cuh"', ""),
     ],
 )
 def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) -> None:

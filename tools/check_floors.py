@@ -2,7 +2,8 @@
 
     5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
-The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Prints each offence; exits 1 if there is one.
+The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Prints each
+offence; exits 1 if there is one.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ static void compiling(void) {
         cache_get(&code, &program, "sm_90a"), WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
         "NVRTC 13.0, sm_90a: 'test.cu' does not compile: core/math.cuh line 3: #error directive: no f: `#error no f`. "
         "This is a defect of Weft: report it with the program, which WEFT_DUMP_DIR=<folder> keeps. "
-        "Log:\nlib/math.cuh(3): "
+        "Log:\ncore/math.cuh(3): "
         "error: #error directive: no f\n  #error no f\n   ^\n\n1 error detected in the compilation of \"test.cu\".\n");
 }
 
