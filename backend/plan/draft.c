@@ -2,6 +2,7 @@
 /* Builds the steps of a cover and lays out the workspace: intermediates first, reusing the room of those that are no
    longer read, then one scratch area that the steps use in turn. */
 #include "plan/draft.h"
+#include "base/number.h"
 
 /* Steps in which a value must keep its memory. */
 struct life {
@@ -10,9 +11,7 @@ struct life {
     int64_t bytes;
 };
 
-static int64_t align_up(int64_t bytes) {
-    return (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-}
+static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
 /* Whether a node reads a value's memory, under whatever name. */
 static bool node_reads(const struct draft *draft, int n, int value) {

@@ -6,6 +6,7 @@
    where the type has one. A scale that was stored as 0 makes its block 0. Dequantising, y = x scale.
    The last block along a dimension may be short. */
 #include "graph/ops/block_scale.h"
+#include "base/number.h"
 
 #include <math.h>
 #include <string.h>
@@ -84,13 +85,11 @@ struct dims block_scale_extents(const struct descriptor *descriptor) {
     return block;
 }
 
-static int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
-
 /* One element per block; whole tiles where these are the order of the storage. */
 static struct dims scale_dims(const struct descriptor *op, const struct tensor *x, const struct tensor *scale) {
     struct dims block = block_scale_extents(op), dims = x->dims;
     for (int64_t i = 0; i < dims.count; i++)
-        dims.at[i] = (dims.at[i] + block.at[i] - 1) / block.at[i];
+        dims.at[i] = divide_up(dims.at[i], block.at[i]);
     if (!scale_is_tiled(scale) || dims.count < 2)
         return dims;
     struct tensor like = {.dims = dims, .strides = scale->strides.count ? scale->strides : x->strides};

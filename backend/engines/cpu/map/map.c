@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map family: any connected group of pointwise operations of one shape in one sweep, in the memory order of its
    result. Each element is computed alone, so that the numbers do not depend on blocks or threads. */
+#include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/walk.h"
 #include "engines/cpu/families.h"
@@ -79,8 +80,8 @@ static void cut_tasks(struct map *map) {
     map->task_rows = columns > 0 ? size / map->task_columns : 1;
     if (map->program.shares_bytes)
         map->task_columns = columns, map->task_rows = rows;
-    map->column_tasks = columns > 0 ? (columns + map->task_columns - 1) / map->task_columns : 0;
-    map->tasks = rows > 0 ? (rows + map->task_rows - 1) / map->task_rows * map->column_tasks : 0;
+    map->column_tasks = columns > 0 ? divide_up(columns, map->task_columns) : 0;
+    map->tasks = rows > 0 ? divide_up(rows, map->task_rows) * map->column_tasks : 0;
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -104,14 +105,12 @@ struct job {
     void *const *values;
 };
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static void run_task(void *context, int64_t task) {
     const struct job *job = context;
     const struct map *map = job->map;
     int64_t row = task / map->column_tasks * map->task_rows, column = task % map->column_tasks * map->task_columns;
-    int64_t rows = least(map->walk.rows - row, map->task_rows);
-    int64_t columns = least(map->walk.extents[map->walk.rank - 1] - column, map->task_columns);
+    int64_t rows = min64(map->walk.rows - row, map->task_rows);
+    int64_t columns = min64(map->walk.extents[map->walk.rank - 1] - column, map->task_columns);
     program_run(&map->program, &map->walk, job->values, (struct block){0}, row, rows, column, columns);
 }
 

@@ -3,6 +3,7 @@
    of the product while it is in the cache. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
+#include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/product/depthwise.h"
@@ -69,7 +70,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
 }
 
 static double padded(int64_t extent, int width) {
-    return extent > 0 ? (double)((extent + width - 1) / width * width) / (double)extent : 1;
+    return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
 static double multiplying_seconds(const struct product *product, double flops) {

@@ -8,6 +8,7 @@
    by image. */
 #include "graph/ops/convolution.h"
 #include "base/dtype.h"
+#include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
 enum {
@@ -278,7 +279,7 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
     int first = (int)g->x.tensor->dims.count - g->spatial;
     for (int i = 0; i < 3; i++) {
         struct phase phase = phase_of(g, i, places[i]);
-        int64_t count = (g->x.size[i] - places[i] + g->stride[i] - 1) / g->stride[i];
+        int64_t count = divide_up(g->x.size[i] - places[i], g->stride[i]);
         patches->positions[i] = count;
         patches->taps[i] = filter->taps[i] = phase.count;
         patches->offset[i] = phase.offset;

@@ -4,6 +4,7 @@
 #include "engines/cpu/product/depthwise.h"
 
 #include "base/dtype.h"
+#include "base/number.h"
 #include "engines/cpu/core/threads.h"
 
 #include <string.h>
@@ -25,8 +26,6 @@ struct job {
     const float *weights; /* [taps, groups] */
     int64_t taps, pieces; /* pieces: of a row or plane of positions, one per task */
 };
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
 
@@ -105,12 +104,12 @@ static void run_channels(void *context, int64_t task) {
     const struct patches *p = job->patches;
     float sums[BLOCK];
     int64_t positions = count_of(p->positions), rows = job->piece->walk.rows;
-    int64_t width = least(p->groups, BLOCK), height = BLOCK / width;
-    int64_t end = least(rows, (task + 1) * job->pieces);
+    int64_t width = min64(p->groups, BLOCK), height = BLOCK / width;
+    int64_t end = min64(rows, (task + 1) * job->pieces);
     for (int64_t group = 0; group < p->groups; group += width) {
-        int64_t groups = least(width, p->groups - group), count;
+        int64_t groups = min64(width, p->groups - group), count;
         for (int64_t row = task * job->pieces; row < end; row += count) {
-            count = least(height, end - row);
+            count = min64(height, end - row);
             for (int64_t i = 0; i < count; i++)
                 sum_position(job, (row + i) / positions, (row + i) % positions, group, groups, sums + i * groups);
             program_run(&job->contraction->program, &job->piece->walk, job->values, (struct block){sums, groups}, row,
@@ -153,12 +152,12 @@ static void run_planes(void *context, int64_t task) {
     int64_t positions = count_of(p->positions), length = p->positions[2], rows = job->piece->walk.rows;
     int64_t most = length >= BLOCK ? BLOCK : BLOCK / length * length;
     float sums[BLOCK];
-    for (int64_t plane = task * job->pieces; plane < least(rows, (task + 1) * job->pieces); plane++) {
+    for (int64_t plane = task * job->pieces; plane < min64(rows, (task + 1) * job->pieces); plane++) {
         for (int64_t start = 0, count; start < positions; start += count) {
             int64_t left = length >= BLOCK ? length - start % length : positions - start;
-            count = least(most, left);
-            for (int64_t i = 0; i < count; i += least(length, count))
-                sum_run(job, plane, start + i, least(length, count), sums + i);
+            count = min64(most, left);
+            for (int64_t i = 0; i < count; i += min64(length, count))
+                sum_run(job, plane, start + i, min64(length, count), sums + i);
             program_run(&job->contraction->program, &job->piece->walk, job->values, (struct block){sums, count}, plane,
                         1, start, count);
         }
@@ -197,5 +196,5 @@ void depthwise_run(const struct contraction *contraction, const struct piece *pi
     job.pieces = 1 + (1 << 16) / (columns * (job.taps + 1));
     if (contraction->threads == 1)
         job.pieces = walk->rows;
-    threads_for((walk->rows + job.pieces - 1) / job.pieces, p->batch_has_images ? run_planes : run_channels, &job);
+    threads_for(divide_up(walk->rows, job.pieces), p->batch_has_images ? run_planes : run_channels, &job);
 }

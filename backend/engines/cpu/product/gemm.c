@@ -11,6 +11,7 @@
 #include "engines/cpu/product/gemm.h"
 
 #include "base/dtype.h"
+#include "base/number.h"
 #include "engines/cpu/core/threads.h"
 
 #include <stdatomic.h>
@@ -100,14 +101,6 @@ const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank) {
 
 /* ---- Cutting C into tiles ---- */
 
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
-static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-
 struct tiling {
     int64_t tile_m, tile_n, block_m;   /* multiples of the kernel's rows, columns, rows */
     int64_t tiles_m, tiles_n, threads; /* threads: how many buffers, at least 1 */
@@ -146,9 +139,9 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
                 best = t;
         }
     }
-    best.threads = min(threads, max(1, gemm->batch * best.tiles_m * best.tiles_n));
-    best.block_m = min(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
-    best.depth = max(1, divide_up(gemm->k, max(1, divide_up(gemm->k, GEMM_DEPTH))));
+    best.threads = min64(threads, max64(1, gemm->batch * best.tiles_m * best.tiles_n));
+    best.block_m = min64(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
+    best.depth = max64(1, divide_up(gemm->k, max64(1, divide_up(gemm->k, GEMM_DEPTH))));
     best.a_bytes = round_up(best.block_m * best.depth * size, LINE);
     best.b_bytes = round_up(best.tile_n * best.depth * size, LINE);
     best.c_bytes = round_up(best.tile_m * best.tile_n * size, LINE);
@@ -185,7 +178,7 @@ static void pack(const struct job *job, gemm_pack *function, const void *source,
                  int64_t first, int64_t count, int64_t k0, int depth) {
     int64_t panel_bytes = width * depth * job->size;
     for (int64_t i = 0; i < count; i += width, panels += panel_bytes) {
-        int lanes = (int)min(width, count - i);
+        int lanes = (int)min64(width, count - i);
         if (lanes < width)
             memset(panels, 0, (size_t)panel_bytes);
         function(source, panels, width, batch, first + i, lanes, k0, depth);
@@ -218,11 +211,11 @@ static void run_tile(const struct job *job, const struct tile *tile) {
         store_block(job, tile, 0, tile->rows);
     }
     for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
-        int depth = (int)min(job->tiling.depth, gemm->k - k0);
+        int depth = (int)min64(job->tiling.depth, gemm->k - k0);
         pack(job, gemm->pack_b, gemm->b, tile->b, gemm->kernel->columns, tile->batch, tile->column, tile->columns, k0,
              depth);
         for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
-            int64_t rows = min(job->tiling.block_m, tile->rows - row);
+            int64_t rows = min64(job->tiling.block_m, tile->rows - row);
             pack(job, gemm->pack_a, gemm->a, tile->a, gemm->kernel->rows, tile->batch, tile->row + row, rows, k0,
                  depth);
             multiply_block(job, tile, row, rows, depth, k0 == 0);
@@ -246,8 +239,8 @@ static void run_tiles(void *context, int64_t thread) {
         tile.batch = index / per_batch;
         tile.row = index % per_batch / t->tiles_n * t->tile_m;
         tile.column = index % t->tiles_n * t->tile_n;
-        tile.rows = min(t->tile_m, gemm->m - tile.row);
-        tile.columns = min(t->tile_n, gemm->n - tile.column);
+        tile.rows = min64(t->tile_m, gemm->m - tile.row);
+        tile.columns = min64(t->tile_n, gemm->n - tile.column);
         run_tile(job, &tile);
     }
 }
@@ -311,7 +304,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
     }
     float strip[4][GEMM_DEPTH];
     for (int i = 0; i < count; i += 4) {
-        int rows = (int)min(4, count - i);
+        int rows = (int)min64(4, count - i);
         for (int j = 0; j < rows; j++, index += matrix->stride)
             dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
         transpose(panel + i, width, strip[0], GEMM_DEPTH, rows, depth);

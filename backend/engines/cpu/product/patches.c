@@ -4,10 +4,9 @@
 #include "engines/cpu/product/patches.h"
 
 #include "base/dtype.h"
+#include "base/number.h"
 
 #include <string.h>
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* The panel's rectangle from lane `lane` on and from depth `row` on. */
 struct panel {
@@ -57,13 +56,10 @@ static struct run run_at(const struct patches *p, int64_t batch, int64_t positio
     int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
     struct run run;
     unravel(p->batch_has_images ? position : position % per_image, p->positions, run.place);
-    run.count = least(most, p->positions[2] - run.place[2]);
+    run.count = min64(most, p->positions[2] - run.place[2]);
     run.origin = image * p->image_stride + batch % p->groups * p->group_stride;
     return run;
 }
-
-/* a / b rounded up, b > 0. */
-static int64_t divide_up(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 
 /* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are the
    other from `channel_at` on. */
@@ -76,8 +72,8 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
         first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
     /* The part of the run within the image: from `before` on, up to `end`. */
     int64_t before = divide_up(-first[2], p->step[2]), end = divide_up(p->size[2] - first[2], p->step[2]);
-    before = before < 0 ? 0 : least(before, run->count);
-    end = end < before ? before : least(end, run->count);
+    before = before < 0 ? 0 : min64(before, run->count);
+    end = end < before ? before : min64(end, run->count);
     for (int i = 0; i < 2; i++)
         if (first[i] < 0 || first[i] >= p->size[i])
             before = end = run->count;
@@ -112,7 +108,7 @@ void patches_pack(const void *source, void *data, int width, int64_t batch, int6
         struct run run = run_at(p, batch, position + i, positions - i);
         for (int64_t j = 0; j < indices;) {
             int64_t tap = (index + j) / p->channels, channel = (index + j) % p->channels;
-            int64_t channels = least(indices - j, p->channels - channel);
+            int64_t channels = min64(indices - j, p->channels - channel);
             pack_run(p, &panel, &run, i, tap, channel, channels, j);
             j += channels;
         }
@@ -141,7 +137,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
     const struct panel panel = {data, width, f->is_wide};
     for (int64_t j = 0; j < depth;) {
         int64_t tap = (k0 + j) / f->channels, channel = (k0 + j) % f->channels, taps[3];
-        int64_t channels = least(depth - j, f->channels - channel);
+        int64_t channels = min64(depth - j, f->channels - channel);
         int64_t index =
             f->first + batch % f->groups * f->group_stride + first * f->row_stride + channel * f->channel_stride;
         unravel(tap, f->taps, taps);

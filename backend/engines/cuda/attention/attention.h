@@ -45,9 +45,6 @@ int attention_most_columns(const struct cuda_attention *c, int parts);
 /* Whether somebody wants an output. */
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output);
 
-static inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-static inline int64_t round_up(int64_t n, int64_t to) { return divide_up(n, to) * to; }
-
 /* A depth in shared memory: a multiple of 16, and of the chunks that its columns are summed in, or, where the whole
    does not fit, come in. */
 struct attention_depth {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_bwd on CUDA: dO o of each row, then gradients of keys and values, of queries, of the bias and of the sink, each by
    kernels of their own that sum in a fixed order. */
+#include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
@@ -33,8 +34,6 @@ struct pass {
     int parts;
 };
 
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* Columns of a depth that are in shared memory at once. */
 static int64_t held_columns(const struct pass *p, const struct attention_depth *depth) {
     return p->is_sliced ? depth->chunk : depth->padded;
@@ -45,7 +44,7 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
     int64_t rows = t->warps * t->m_tiles * 16;
     int64_t depth = held_columns(p, &p->depth) + pad, value_depth = held_columns(p, &p->value_depth) + pad;
     int64_t passing = t->columns * (depth + value_depth) * bytes + (p->own_is_key ? 2 * t->columns * sum : 32);
-    int64_t slice = p->is_sliced ? t->columns * most(depth, value_depth) : pad;
+    int64_t slice = p->is_sliced ? t->columns * max64(depth, value_depth) : pad;
     int64_t owned = (rows * depth + (p->makes_first ? rows * value_depth : pad) + slice) * bytes;
     if (p->is_bias)
         return passing + owned + rows * (t->columns + 1) * sum;
@@ -69,7 +68,8 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
         const struct attention_tile *t = &tiles[i].tile;
         bool has_no_registers = tiles[i].is_lean && (p->is_bias || attention_is_rich(c, p->parts));
         int64_t held = t->is_held ? p->depth.padded + p->value_depth.padded : 0;
-        if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers || most(columns, held) > tiles[i].most_columns)
+        if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers ||
+            max64(columns, held) > tiles[i].most_columns)
             continue;
         if (is_sliced ? t->is_held : t->warps == 1)
             continue;
@@ -92,7 +92,7 @@ enum { PASSES_MAX = 4 };
 static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
-    int64_t both = round_up(most(c->depth, 1), 16) + round_up(most(c->value_depth, 1), 16);
+    int64_t both = round_up(max64(c->depth, 1), 16) + round_up(max64(c->value_depth, 1), 16);
     int parts = is_wide(c, op->dk) || is_wide(c, op->dv) ? 2 : 1;
     bool is_together = wants_k && wants_v && c->key_heads == c->value_heads && both <= attention_most_columns(c, parts);
     *count = 0;
@@ -156,8 +156,8 @@ static void print_pass(struct kernel_print *print, const struct cuda_attention *
     attention_print_operand(print, c, c->a->k, "k", "K_RUN");
     attention_print_operand(print, c, c->a->v, "v", "V_RUN");
     attention_print_operand(print, c, c->backward->d_o, "d_o", "D_O_RUN");
-    print_number(print, c->heads / most(c->key_heads, 1), "key_share");
-    print_number(print, c->heads / most(c->value_heads, 1), "value_share");
+    print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
+    print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
     print_rows(print, c);
 }
 
@@ -179,7 +179,7 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     print_constant(&print, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
     print_constant(&print, "SECOND_IS_PAIR", p->second && attention_run(p->second) % 2 == 0);
     print_number(&print, own_heads, "own_heads");
-    print_number(&print, c->heads / most(own_heads, 1), "own_share");
+    print_number(&print, c->heads / max64(own_heads, 1), "own_share");
     print_number(&print, divide_up(extent, rows), "tiles");
     print_number(&print, chunks, "chunks");
     struct cuda_kernel *kernel = &state->kernels[state->count++];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd on CUDA: tile, packing of shared heads, splitting of keys, and the kernels. */
+#include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
@@ -41,8 +42,6 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
     return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
 }
 
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the
    time. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
@@ -68,14 +67,14 @@ static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool 
    second round, nearly as long as the first. */
 static int64_t count_splits(const struct cuda_attention *c, const struct forward *f) {
     int64_t units = c->batches * f->groups * f->tiles * f->value_depth.chunks;
-    int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / most(units, 1);
+    int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / max64(units, 1);
     int64_t useful = divide_up(c->keys, f->tile->columns) / 2;
     int64_t splits = wanted < useful ? wanted : useful;
     return splits < 2 ? 1 : splits < SPLITS_MAX ? splits : SPLITS_MAX;
 }
 
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
-    int64_t share = c->heads / most(c->key_heads, 1);
+    int64_t share = c->heads / max64(c->key_heads, 1);
     bool is_packed = c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MOST;
     const struct tensor *o = c->forward->o;
     *f = (struct forward){.pack = is_packed ? share : 1};
@@ -132,8 +131,8 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
     attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
     print_ends(&print, c);
-    print_number(&print, c->heads / most(c->key_heads, 1), "key_share");
-    print_number(&print, c->heads / most(c->value_heads, 1), "value_share");
+    print_number(&print, c->heads / max64(c->key_heads, 1), "key_share");
+    print_number(&print, c->heads / max64(c->value_heads, 1), "value_share");
     print_number(&print, f->groups, "groups");
     print_number(&print, f->pack, "pack");
     print_number(&print, f->rows, "rows");

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Text and arguments that all attention kernels share. */
+#include "base/number.h"
 #include "base/philox.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 int attention_run(const struct tensor *tensor) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
     if (tensor->strides.at[3] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
-    int64_t length = gcd(tensor->alignment, 16) / bytes;
-    length = gcd(length > 1 ? length : 1, tensor->dims.at[3]);
+    int64_t length = gcd64(tensor->alignment, 16) / bytes;
+    length = gcd64(length > 1 ? length : 1, tensor->dims.at[3]);
     for (int i = 0; i < 3; i++)
         if (tensor->dims.at[i] > 1)
-            length = gcd(length, tensor->strides.at[i]);
+            length = gcd64(length, tensor->strides.at[i]);
     return length < 0 ? (int)-length : (int)length;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Index spaces: made from tensors, ordered and merged so that kernels walk as few dimensions as memory allows. */
 #include "engines/cuda/core/operand.h"
+#include "base/number.h"
 
 enum { LONGEST_RUN = 16 };
 
@@ -62,25 +63,23 @@ void space_coalesce(struct space *space, struct operand *operands, int count, in
         }
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* The power of two that divides an operand's memory wherever a run along `dim` may begin, `length` at most. */
 static int64_t common_length(const struct space *space, const struct operand *operand, int dim, int64_t length) {
-    length = gcd(length, operand->offset);
+    length = gcd64(length, operand->offset);
     for (int i = 0; i < space->rank; i++)
-        length = i == dim ? length : gcd(length, operand->strides[i]);
+        length = i == dim ? length : gcd64(length, operand->strides[i]);
     return length;
 }
 
 /* How many elements an aligned access of up to 16 bytes holds. */
 static int64_t elements_per_access(const struct operand *operand, const struct graph *graph) {
-    int64_t bits = gcd(graph->values[operand->memory].tensor->alignment, 16) * 8;
+    int64_t bits = gcd64(graph->values[operand->memory].tensor->alignment, 16) * 8;
     int64_t fits = bits / dtype_of(operand->type)->bits;
     return fits > 1 ? fits : 1;
 }
 
 int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph) {
-    int64_t length = gcd(elements_per_access(operand, graph), space->extents[dim]);
+    int64_t length = gcd64(elements_per_access(operand, graph), space->extents[dim]);
     return (int)common_length(space, operand, dim, length);
 }
 
@@ -96,14 +95,14 @@ bool operand_is_dense(const struct space *space, const struct operand *operand) 
 static int64_t limit_length(int64_t length, const struct operand *operand, int64_t byte, const struct graph *graph) {
     int64_t fits = elements_per_access(operand, graph);
     bool is_aligned = graph->values[operand->memory].tensor->alignment >= 16;
-    return gcd(length, is_aligned && fits < byte ? byte : fits);
+    return gcd64(length, is_aligned && fits < byte ? byte : fits);
 }
 
 /* How many elements of the smallest type fill a byte. */
 static int64_t elements_per_byte(const struct operand *operands, int count) {
     int64_t most = 1;
     for (int k = 0; k < count; k++) {
-        int64_t fills = operands[k].memory < 0 ? 1 : 8 / gcd(dtype_of(operands[k].type)->bits, 8);
+        int64_t fills = operands[k].memory < 0 ? 1 : 8 / gcd64(dtype_of(operands[k].type)->bits, 8);
         most = fills > most ? fills : most;
     }
     return most;
@@ -111,7 +110,7 @@ static int64_t elements_per_byte(const struct operand *operands, int count) {
 
 int space_run_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
     int last = space->rank - 1;
-    int64_t length = last ? gcd(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
+    int64_t length = last ? gcd64(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
     for (int k = 0; k < count; k++) {
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
@@ -125,7 +124,7 @@ int space_flat_length(const struct space *space, const struct operand *operands,
     int64_t length = LONGEST_RUN;
     for (int k = 0; k < count; k++)
         if (operand_is_dense(space, &operands[k]))
-            length =
-                gcd(limit_length(length, &operands[k], elements_per_byte(operands, count), graph), operands[k].offset);
+            length = gcd64(limit_length(length, &operands[k], elements_per_byte(operands, count), graph),
+                           operands[k].offset);
     return (int)length;
 }

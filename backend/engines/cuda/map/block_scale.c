@@ -3,6 +3,7 @@
    by another, which reads the scales as they were stored. The host half prints where blocks and elements lie;
    map/block_scales.cuh and map/block_values.cuh calculate. */
 #include "graph/ops/block_scale.h"
+#include "base/number.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
 
@@ -214,7 +215,7 @@ static void begin_print(struct kernel_print *print, const struct scaling *s, boo
 static weftStatus_t end_print(struct kernel_print *print, struct cuda_step *state, const char *file, const char *entry,
                               int64_t threads, const struct device *device, struct arena *arena) {
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    int64_t grid = (threads + THREADS - 1) / THREADS, most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t grid = divide_up(threads, THREADS), most = (int64_t)device->cuda.multiprocessors * 64;
     TRY(kernel_finish(print, kernel, file, entry, arena));
     kernel->grid[0] = (uint32_t)(grid < most ? grid : most);
     kernel->grid[1] = kernel->grid[2] = 1;

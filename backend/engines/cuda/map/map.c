@@ -3,6 +3,7 @@
    of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. Here is decided
    what is swept; print.c prints it, map/map.cuh and map_tiled.cuh walk. */
 #include "engines/cuda/map/map.h"
+#include "base/number.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
@@ -270,15 +271,13 @@ static int64_t power_from(int64_t number) {
     return power;
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* The side of a tile: an even part of an extent, of at most `most` elements. All runs divide TILE_UNIT. */
 static int64_t side_of(int64_t extent, int64_t most) {
     if (extent < TILE_UNIT)
         return power_from(extent);
     most = most < TILE_UNIT ? TILE_UNIT : most / TILE_UNIT * TILE_UNIT;
-    int64_t parts = (extent + most - 1) / most, part = (extent + parts - 1) / parts;
-    return (part + TILE_UNIT - 1) / TILE_UNIT * TILE_UNIT;
+    int64_t parts = divide_up(extent, most), part = divide_up(extent, parts);
+    return round_up(part, TILE_UNIT);
 }
 
 /* Whether a region changes no element: it moves them, or takes over what no arithmetic would round. */
@@ -311,9 +310,9 @@ static bool begins_at(const struct map *map, const struct operand *operand, int 
 static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     if (extent < line)
         return side_of(extent, extent);
-    int64_t lines = (extent + line - 1) / line, each = most / line > 0 ? most / line : 1;
-    int64_t parts = (lines + each - 1) / each;
-    return (lines + parts - 1) / parts * line;
+    int64_t lines = divide_up(extent, line), each = most / line > 0 ? most / line : 1;
+    int64_t parts = divide_up(lines, each);
+    return divide_up(lines, parts) * line;
 }
 
 /* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in memory
@@ -397,7 +396,7 @@ int64_t map_tiles(const struct map *map) {
     int64_t tiles = 1;
     for (int i = 0; i < map->space.rank; i++) {
         int64_t step = i == map->tile.axis ? map->tile.along_axis : i == map->space.rank - 1 ? map->tile.along_last : 1;
-        tiles *= (map->space.extents[i] + step - 1) / step;
+        tiles *= divide_up(map->space.extents[i], step);
     }
     return tiles;
 }
@@ -444,8 +443,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         map.tile = (struct map_tile){.axis = -1};
     bool is_tiled = map.tile.axis >= 0;
     int64_t per_block = (int64_t)MAP_THREADS * map.unroll;
-    int64_t blocks = is_tiled ? map_tiles(&map) : (map_runs(&map) + per_block - 1) / per_block;
-    blocks = least(blocks, INT32_MAX);
+    int64_t blocks = is_tiled ? map_tiles(&map) : divide_up(map_runs(&map), per_block);
+    blocks = min64(blocks, INT32_MAX);
     map.expects = !is_tiled && expects(blocks, device);
     kernel_print_init(&print, step->region.graph);
     if (map.tile.is_turn)

@@ -4,6 +4,7 @@
    walks the same positions with digits of its own. The host half decides and prints; map/move.cuh copies, and join.cuh
    where packed tensors are joined. */
 #include "engines/cuda/map/move.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
@@ -137,18 +138,16 @@ static weftStatus_t check_tensors(const struct region *region, const struct node
     return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* How many neighbours one access of a side takes. */
 static int64_t side_run(const struct side *side) {
     const struct tensor *tensor = side->tensor;
     int last = side->rank - 1;
     if (last < 0 || side->strides[last] != 1 || (!side->is_scratch && (tensor->is_by_value || tensor->is_constant)))
         return 1;
-    int64_t fits = gcd(side->is_scratch ? 16 : tensor->alignment, 16) * 8 / dtype_of(side->type)->bits;
-    int64_t run = gcd(gcd(fits > 1 ? fits : 1, side->extents[last]), side->offset);
+    int64_t fits = gcd64(side->is_scratch ? 16 : tensor->alignment, 16) * 8 / dtype_of(side->type)->bits;
+    int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, side->extents[last]), side->offset);
     for (int i = 0; i < last; i++)
-        run = gcd(run, side->strides[i]);
+        run = gcd64(run, side->strides[i]);
     return run;
 }
 
@@ -158,7 +157,7 @@ void part_complete(struct part *part) {
         part->elements *= part->to.extents[i];
     merge_digits(&part->from);
     merge_digits(&part->to);
-    part->run = (int)gcd(side_run(&part->from), side_run(&part->to));
+    part->run = (int)gcd64(side_run(&part->from), side_run(&part->to));
     part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
 }
 
@@ -284,7 +283,7 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
 
 static int64_t blocks_of(const struct part *part, const struct device *device) {
     int64_t runs = turns_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
-    int64_t blocks = (runs + each - 1) / each;
+    int64_t blocks = divide_up(runs, each);
     return blocks < most ? blocks : most;
 }
 
@@ -410,7 +409,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
     for (int k = 0; k < m->count; k++) {
-        each = gcd(each, m->parts[k].run);
+        each = gcd64(each, m->parts[k].run);
         elements += m->parts[k].elements;
     }
     bool is_aligned = each * bytes >= 8;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of the map family's kernels: how a place of the space is found, and how a run of operands is loaded there,
    computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
+#include "base/number.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/map/map.h"
 
@@ -130,7 +131,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
         int64_t extent = map->space.extents[dims[i]];
         text_add(code, "    to.c%d = (i64)", dims[i]);
         if (i < last) {
-            print_divisor(print, (extent + steps[i] - 1) / steps[i], named("count%d", dims[i], 0).text);
+            print_divisor(print, divide_up(extent, steps[i]), named("count%d", dims[i], 0).text);
             text_add(code, "split(rest, a.count%d)", dims[i]);
         } else {
             text_add(code, "rest");

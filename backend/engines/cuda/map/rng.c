@@ -2,6 +2,7 @@
 /* The rng family: one operation that makes random numbers, the same ones on every engine. The host half prints constants
    and the row's address; map/rng.cuh draws. */
 #include "graph/ops/rng.h"
+#include "base/number.h"
 #include "base/philox.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
@@ -17,7 +18,7 @@ static const struct rng_op *op_at(const struct region *region) {
 
 static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.count - 1]; }
 
-static int64_t blocks_per_row(const struct tensor *y) { return (columns_of(y) + WORDS - 1) / WORDS; }
+static int64_t blocks_per_row(const struct tensor *y) { return divide_up(columns_of(y), WORDS); }
 
 static int64_t blocks_of(const struct tensor *y) {
     return columns_of(y) ? tensor_elements(y) / columns_of(y) * blocks_per_row(y) : 0;
@@ -41,13 +42,11 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* Whether every four neighbours leave in one aligned store. */
 static bool is_whole(const struct tensor *y) {
     int64_t last = y->dims.count - 1, bytes = dtype_bytes((weftDataType_t)y->type, WORDS);
-    bool whole =
-        y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 && gcd(y->alignment, 16) >= (bytes < 16 ? bytes : 16);
+    bool whole = y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 &&
+                 gcd64(y->alignment, 16) >= (bytes < 16 ? bytes : 16);
     for (int64_t i = 0; i < last; i++)
         whole = whole && (y->dims.at[i] == 1 || y->strides.at[i] % WORDS == 0);
     return whole;
@@ -107,7 +106,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct kernel_print print;
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    int64_t blocks = blocks_of(y), grid = (blocks + THREADS - 1) / THREADS;
+    int64_t blocks = blocks_of(y), grid = divide_up(blocks, THREADS);
     int64_t most = (int64_t)device->cuda.multiprocessors * 64;
     if (blocks == 0)
         return arena_print(arena, &step->detail, "nothing to compute");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What follows the sum: alpha, beta, the pointwise operations of the region, and the stores, as one printed function over
    a run of results that lie side by side. It must not know how sums are made. */
+#include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/pointwise.h"
 
@@ -159,8 +160,6 @@ static void merge_digits(struct finish *finish, int index) {
     }
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* The index whose last digit runs along the memory of the first store. */
 static enum index find_lead(const struct contraction *c) {
     const struct finish *finish = &c->finish;
@@ -185,7 +184,7 @@ static bool moves_data(const struct finisher *finisher) {
 static int find_run(const struct contraction *c) {
     const struct finish *finish = &c->finish;
     int last = finish->digit_count[finish->lead] - 1;
-    int64_t length = last < 0 ? 1 : gcd(LONGEST_RUN, finish->extents[finish->lead][last]);
+    int64_t length = last < 0 ? 1 : gcd64(LONGEST_RUN, finish->extents[finish->lead][last]);
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         if (last < 0 || !moves_data(finisher) || finisher->strides[finish->lead][last] == 0)
@@ -193,17 +192,17 @@ static int find_run(const struct contraction *c) {
         if (finisher->role == FINISH_LIMIT && finisher->strides[finish->lead][last] != 1)
             return 1;
         if (finisher->role == FINISH_LIMIT) {
-            length = gcd(length, finisher->bound);
+            length = gcd64(length, finisher->bound);
             continue;
         }
         if (finisher->strides[finish->lead][last] != 1)
             continue;
-        int64_t fits = gcd(tensor_at(c, finisher->value)->alignment, 16) / dtype_bytes(finisher->type, 1);
-        length = gcd(length, fits > 1 ? fits : 1);
+        int64_t fits = gcd64(tensor_at(c, finisher->value)->alignment, 16) / dtype_bytes(finisher->type, 1);
+        length = gcd64(length, fits > 1 ? fits : 1);
         for (int index = BATCH; index < DEPTH; index++)
             for (int d = 0; d < finish->digit_count[index]; d++)
                 if (finisher->strides[index][d] && (index != (int)finish->lead || d != last))
-                    length = gcd(length, finisher->strides[index][d]);
+                    length = gcd64(length, finisher->strides[index][d]);
     }
     return (int)length;
 }
@@ -438,7 +437,7 @@ int finish_fetched_words(const struct finish *finish) {
     int words = 0;
     for (int k = 0; k < finish->count; k++)
         if ((finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD) && !finish->at[k].is_brought)
-            words += (int)(dtype_bytes(finish->at[k].type, 2) + 3) / 4 * (is_of_column(finish, k) ? 2 : 4);
+            words += (int)divide_up(dtype_bytes(finish->at[k].type, 2), 4) * (is_of_column(finish, k) ? 2 : 4);
     return words;
 }
 

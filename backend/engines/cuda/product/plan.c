@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing how a contraction is computed: the arithmetic from the data types, how factors are read from their strides,
    and tile and splits from a prediction of time. Pure. It must not know text. */
+#include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -94,8 +95,6 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
 
 /* ---- How factors are read ---------------------------------------------------------------------------------------- */
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
-
 /* The longest run along `index`: its last digit is contiguous and moves no coordinate, everything else keeps to
    multiples of it. */
 static int factor_run(const struct contraction *c, int f, int index) {
@@ -108,21 +107,21 @@ static int factor_run(const struct contraction *c, int f, int index) {
     for (int i = 0; i < COORDINATES; i++)
         if (inner->step[f][i])
             return 1;
-    int64_t fits = gcd(factor->tensor->alignment, 16) / dtype_bytes(type_of(c, f), 1);
-    int64_t run = gcd(gcd(fits > 1 ? fits : 1, inner->extent), factor->first);
+    int64_t fits = gcd64(factor->tensor->alignment, 16) / dtype_bytes(type_of(c, f), 1);
+    int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, inner->extent), factor->first);
     for (int i = 0; i < INDICES; i++)
         for (int d = 0; d < c->digits[i].count; d++)
             if (i != index || d != last)
-                run = gcd(run, c->digits[i].at[d].stride[f]);
+                run = gcd64(run, c->digits[i].at[d].stride[f]);
     for (int p = 0; p < c->phase_count; p++)
-        run = gcd(run, f == FACTOR_A ? c->phases[p].a_stride : c->phases[p].b_stride);
+        run = gcd64(run, f == FACTOR_A ? c->phases[p].a_stride : c->phases[p].b_stride);
     return (int)run;
 }
 
 /* The distance between neighbours along an index; none at all is worst. */
 static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
     const struct digits *digits = &c->digits[index];
-    return digits->count ? gcd(digits->at[digits->count - 1].stride[f], 0) : INT64_MAX;
+    return digits->count ? gcd64(digits->at[digits->count - 1].stride[f], 0) : INT64_MAX;
 }
 
 static void choose_access(struct contraction *c, int f) {
@@ -140,7 +139,7 @@ static void choose_direct_access(struct contraction *c) {
     int last = batch->count - 1;
     int64_t run = c->finish.run;
     for (int f = 0; f < FACTORS; f++) {
-        run = last < 0 ? 1 : gcd(run, batch->at[last].extent);
+        run = last < 0 ? 1 : gcd64(run, batch->at[last].extent);
         for (int i = 0; i < COORDINATES; i++)
             if (last >= 0 && batch->at[last].step[f][i])
                 run = 1;
@@ -149,12 +148,12 @@ static void choose_direct_access(struct contraction *c) {
         c->finish.run = (int)run;
     }
     for (int f = 0; f < FACTORS; f++)
-        c->factor[f].run = (int)gcd(run, factor_run(c, f, BATCH)) == run ? (int)run : 1;
+        c->factor[f].run = (int)gcd64(run, factor_run(c, f, BATCH)) == run ? (int)run : 1;
 }
 
 /* ---- Tile and splits --------------------------------------------------------------------------------------------- */
 
-static double tiles_along(int64_t extent, int block) { return (double)((extent + block - 1) / block); }
+static double tiles_along(int64_t extent, int block) { return (double)divide_up(extent, block); }
 
 double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
@@ -183,7 +182,7 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
     double rate = contraction_rate(c->arithmetic, device) * tile->efficiency;
     double tiles = (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
                    tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns) * splits;
-    double steps_each = (double)((steps + splits - 1) / splits);
+    double steps_each = (double)divide_up(steps, splits);
     double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_depth;
     double waves = tiles / device->cuda.multiprocessors;
     double whole = (double)(int64_t)waves;
@@ -196,7 +195,7 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
     int64_t block = arithmetic_rows[c->arithmetic].block_depth;
-    int64_t steps = (digits_extent(&c->digits[DEPTH]) + block - 1) / block;
+    int64_t steps = divide_up(digits_extent(&c->digits[DEPTH]), block);
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     if (chosen > TILE_ROWS) /* a row of another family's table */
         chosen = 0;
@@ -219,10 +218,10 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
                 break;
         }
     }
-    c->steps_per_split = (steps + c->splits - 1) / c->splits;
+    c->steps_per_split = divide_up(steps, c->splits);
     /* Every split has steps to do. */
     if (c->steps_per_split > 0)
-        c->splits = (int)((steps + c->steps_per_split - 1) / c->steps_per_split);
+        c->splits = (int)divide_up(steps, c->steps_per_split);
 }
 
 /* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny
@@ -245,9 +244,9 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
         c->splits *= 2;
     if (chosen > 0)
         c->splits = (int)(chosen <= depth ? chosen : 1);
-    c->steps_per_split = (depth + c->splits - 1) / c->splits;
+    c->steps_per_split = divide_up(depth, c->splits);
     if (c->steps_per_split > 0)
-        c->splits = (int)((depth + c->steps_per_split - 1) / c->steps_per_split);
+        c->splits = (int)divide_up(depth, c->steps_per_split);
     double share = runs * c->splits / threads;
     double rate =
         contraction_rate(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);

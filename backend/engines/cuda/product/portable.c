@@ -2,6 +2,7 @@
 /* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two when
    the sum is split. The host half decides and prints; product/portable_mma.cuh and _fma.cuh make tiles of the
    product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh brings the parts of split sums together. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/contraction.h"
 #include "engines/product.h"
@@ -331,8 +332,8 @@ weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_ke
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     const struct tile *tile = c->tile;
     struct kernel_print print;
-    const int64_t tiles[] = {(digits_extent(&c->digits[ROW]) + tile->rows - 1) / tile->rows,
-                             (digits_extent(&c->digits[COLUMN]) + tile->columns - 1) / tile->columns,
+    const int64_t tiles[] = {divide_up(digits_extent(&c->digits[ROW]), tile->rows),
+                             divide_up(digits_extent(&c->digits[COLUMN]), tile->columns),
                              digits_extent(&c->digits[BATCH])};
     contraction_print_tile(&print, c);
     contraction_print_factors(&print, c);
@@ -349,7 +350,7 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     contraction_print_end(&print, c);
     print_number(&print, runs, "runs");
     TRY(kernel_finish(&print, kernel, "product/portable_direct.cuh", "direct", arena));
-    kernel->grid[0] = grid_of((runs + DIRECT_THREADS - 1) / DIRECT_THREADS);
+    kernel->grid[0] = grid_of(divide_up(runs, DIRECT_THREADS));
     kernel->grid[1] = (uint32_t)c->splits; /* SPLITS_MAX at most */
     kernel->grid[2] = 1;
     kernel->block = DIRECT_THREADS;
@@ -379,14 +380,14 @@ weftStatus_t contraction_add_combine(struct step *step, const struct contraction
     print_divisor(&print, digits_extent(&c->digits[lead_is_row ? COLUMN : ROW]), "across");
     print_number(&print, runs, "runs");
     print_number(&print, sharers, "sharers");
-    print_number(&print, (c->splits + sharers - 1) / sharers, "parts_each");
+    print_number(&print, divide_up(c->splits, sharers), "parts_each");
     print_position(&print, contraction_elements(c));
     TRY(kernel_finish(&print, kernel, "product/combine_splits.cuh", "combine", arena));
-    kernel->grid[0] = grid_of((runs + together - 1) / together);
+    kernel->grid[0] = grid_of(divide_up(runs, together));
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;
     int64_t bytes = contraction_elements(c) * c->splits * arithmetic_rows[c->arithmetic].sum_bytes;
-    step->workspace_bytes = (bytes + 63) / 64 * 64;
+    step->workspace_bytes = round_up(bytes, 64);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions behind a product: which totals tiles make of what they finish, as text, and the kernel that adds up what
    tiles leave in the workspace, always in the same order. It must not know how tiles are walked. */
+#include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/genstats.h"
@@ -309,7 +310,7 @@ static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS]
     int64_t offset = 0;
     for (int before = 0; before < (int)span; before++) {
         int64_t parts = c->finish.totals[before].count * lines[before] * extent_along(c, (enum span)before);
-        offset += (parts * (int64_t)sizeof(float) + PARTS_ALIGNMENT - 1) / PARTS_ALIGNMENT * PARTS_ALIGNMENT;
+        offset += round_up(parts * (int64_t)sizeof(float), PARTS_ALIGNMENT);
     }
     return offset;
 }
@@ -326,7 +327,7 @@ static weftStatus_t build_joining(struct cuda_kernel *kernel, const struct contr
     struct kernel_print print;
     int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
-    int64_t blocks = (along + lanes - 1) / lanes;
+    int64_t blocks = divide_up(along, lanes);
     kernel_print_init(&print, c->region->graph);
     text_add(&print.constants, "using index = i32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");

@@ -6,6 +6,7 @@
      data      rows (image, position), columns channels, depth (taps, filters): A is dy, B is w
      filter    rows filters, columns (taps, channels), depth (image, position): A is dy, B is x
    It must not know tiles, types or text. */
+#include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -165,9 +166,8 @@ static void add_phase(struct contraction *c, const struct conv_geometry *g, int 
     int dim = spatial_dim(g, x->tensor, i);
     int64_t phases = stride < x->size[i] ? stride : x->size[i] > 0 ? x->size[i] : 1;
     struct digit which = result_digit(phases, 0, 0, dim, 1);
-    struct digit position = result_digit((x->size[i] + stride - 1) / stride, y->size_stride[i], 0, dim, stride);
-    struct digit tap =
-        plain_digit((w->size[i] + tap_step - 1) / tap_step, -moves * y->size_stride[i], tap_step * tap_stride);
+    struct digit position = result_digit(divide_up(x->size[i], stride), y->size_stride[i], 0, dim, stride);
+    struct digit tap = plain_digit(divide_up(w->size[i], tap_step), -moves * y->size_stride[i], tap_step * tap_stride);
     which.phase = tap.phase = c->phase_count;
     position.step[FACTOR_A][i] = 1;
     tap.step[FACTOR_A][i] = -moves;

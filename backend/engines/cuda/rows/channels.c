@@ -3,6 +3,7 @@
    pointwise operations around it, in one launch whose blocks wait for each other between statistics and results. What
    was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
    another way to walk it (rows/channels.cuh). */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
@@ -30,9 +31,6 @@ struct channels {
     int64_t stay;          /* batches of a block that the cache is asked to keep */
     int depth;
 };
-
-static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
 
@@ -111,7 +109,7 @@ static weftStatus_t check_walk(const struct walk *walk) {
 
 /* The share of all threads' work that counts, when slabs are `across` runs wide. */
 static double worth_of(const struct walk *walk, int64_t across, const struct device *device) {
-    int64_t slabs = ceiling(walk->groups, across), multiprocessors = device->cuda.multiprocessors;
+    int64_t slabs = divide_up(walk->groups, across), multiprocessors = device->cuda.multiprocessors;
     return (double)walk->groups / (double)(slabs * across) * (double)(multiprocessors / slabs * slabs) /
            (double)multiprocessors;
 }
@@ -162,9 +160,9 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     if (!can_copy(walk))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine brings up to %d tensors in pieces of 16 bytes",
              MAPS_MAX);
-    c->slabs = ceiling(walk->groups, walk->across);
-    c->batches = ceiling(walk->runs, (int64_t)walk->team * walk->unroll);
-    c->blocks = c->slabs ? least(multiprocessors / c->slabs, c->batches) : 0;
+    c->slabs = divide_up(walk->groups, walk->across);
+    c->batches = divide_up(walk->runs, (int64_t)walk->team * walk->unroll);
+    c->blocks = c->slabs ? min64(multiprocessors / c->slabs, c->batches) : 0;
     /* Fewer blocks could run beside others of their kind, and would share their counters. */
     if (2 * c->slabs * c->blocks <= multiprocessors)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
@@ -172,7 +170,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
              (long long)c->slabs, walk->across * walk->run, (long long)c->batches, walk->team * walk->unroll,
              (long long)multiprocessors);
     int64_t numbers = walk->across * walk->run * (walk->threads / 32 * walk_total_bytes(walk) + row_bytes(walk));
-    c->depth = (int)least((device->cuda.shared_per_block - SHARED_LITTLE - numbers) / batch_bytes(walk), DEPTH_MOST);
+    c->depth = (int)min64((device->cuda.shared_per_block - SHARED_LITTLE - numbers) / batch_bytes(walk), DEPTH_MOST);
     if (c->depth < DEPTH_LEAST)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "shared memory holds %d batches of %lld bytes, of %d at least", c->depth, (long long)batch_bytes(walk),
@@ -196,7 +194,7 @@ static void predict(struct channels *c, const struct device *device) {
     struct walk *walk = &c->walk;
     double again = bytes_again(walk, device), stored = bytes_of(walk, true);
     /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
-    c->stay = again > 0 ? 0 : ceiling(c->batches, c->blocks);
+    c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
     walk->puts_away = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
     walk->seconds = LAUNCH_SECONDS + (bytes_of(walk, false) + again + stored) / (double)device->cuda.bandwidth;
 }
@@ -258,7 +256,7 @@ static void print_maps(struct kernel_print *print, const struct walk *walk) {
         map.form.dims[1] = (uint64_t)walk->runs;
         map.form.strides[0] = (uint64_t)(operand->strides[1] * bytes);
         map.form.box[0] = (uint32_t)(walk->across * walk->run);
-        map.form.box[1] = (uint32_t)least((int64_t)walk->unroll * walk->team, BOX_PLACES);
+        map.form.box[1] = (uint32_t)min64((int64_t)walk->unroll * walk->team, BOX_PLACES);
         snprintf(name, sizeof name, "map%d", k);
         print_map(print, operand->memory, &map, name);
     }
@@ -317,12 +315,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->is_dependent = kernel->is_cooperative = true;
     step->workspace_bytes = c.slabs * c.blocks * walk->across * walk->run * walk_total_bytes(walk);
     TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));
-    int64_t batches = ceiling(c.batches, c.blocks);
+    int64_t batches = divide_up(c.batches, c.blocks);
     return arena_print(arena, &step->detail,
                        "slabs of %d channels, %lld blocks for each; batches of %d places, %lld for a block, of which "
                        "%lld stay in shared memory%s",
                        walk->across * walk->run, (long long)c.blocks, walk->team * walk->unroll, (long long)batches,
-                       (long long)least(c.depth, batches),
+                       (long long)min64(c.depth, batches),
                        batches <= c.depth ? ""
                        : c.stay           ? " and the others in the cache"
                                           : "");

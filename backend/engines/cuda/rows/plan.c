@@ -2,6 +2,7 @@
 /* From the nodes of a region to a row program: the row space, operands with strides over it, and terms. It must not
    know how rows are given to threads. */
 #include "engines/cuda/rows/plan.h"
+#include "base/number.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -280,7 +281,7 @@ static weftDataType_t scratch_type(const char *type) {
 
 static int64_t reserve(struct rows *rows, int64_t bytes) {
     int64_t at = rows->scratch_bytes;
-    rows->scratch_bytes += (bytes + SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT;
+    rows->scratch_bytes += round_up(bytes, SCRATCH_ALIGNMENT);
     return at;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A walk as CUDA text: what rows/rows.cuh expects in front of it. Terms are named v<name> wherever they are in
    scope; what differs from row to row is a field of struct row. */
+#include "base/number.h"
 #include "engines/cuda/rows/schedule.h"
 
 #include <stdio.h>
@@ -933,7 +934,7 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
 
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
     int64_t at = *scratch_bytes;
-    *scratch_bytes += (bytes + 255) / 256 * 256;
+    *scratch_bytes += round_up(bytes, 256);
     return at;
 }
 

@@ -3,6 +3,7 @@
    in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, ops.c), the
    program a walk (schedule.c), the walk kernels (print.c, rows/rows.cuh). Gradients of scale and bias may take
    a second program. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
@@ -68,7 +69,7 @@ static void place_columns(struct rows *rows, const struct walk *walk) {
         int64_t size = dtype_bytes(operand->type, 1), bytes = follow->blocks * rows_length(rows) * size;
         *places[column++] = rows->scratch_bytes;
         operand->offset = rows->scratch_bytes / size;
-        rows->scratch_bytes += (bytes + 255) / 256 * 256;
+        rows->scratch_bytes += round_up(bytes, 256);
     }
 }
 

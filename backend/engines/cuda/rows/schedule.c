@@ -2,6 +2,7 @@
 /* From a row program to a walk. Memory-bound throughout: what counts is that enough bytes are under way (threads times
    bytes that each requests at once), that lines are touched whole, and that memory is read as rarely as may be. */
 #include "engines/cuda/rows/schedule.h"
+#include "base/number.h"
 
 #include <string.h>
 
@@ -115,31 +116,29 @@ static weftStatus_t order_dims(struct walk *walk) {
 
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
-
 /* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
    every run of an operand begins at a multiple of its size, or of 16 bytes. */
 static int run_length(const struct walk *walk) {
     const struct rows *rows = walk->rows;
     int fast = walk_fast_dim(walk);
-    int64_t length = gcd(16, walk->extents[fast]), widest = 1;
+    int64_t length = gcd64(16, walk->extents[fast]), widest = 1;
     for (int k = 0; k < rows->operand_count; k++) {
         const struct operand *operand = &walk->operands[k];
         if (!is_traffic(walk, k) || operand->strides[fast] != 1)
             continue;
-        int64_t bytes = dtype_bytes(operand->type, 1), fits = gcd(16, operand->offset * bytes);
-        fits = operand->memory >= 0 ? gcd(fits, rows->graph->values[operand->memory].tensor->alignment) : fits;
+        int64_t bytes = dtype_bytes(operand->type, 1), fits = gcd64(16, operand->offset * bytes);
+        fits = operand->memory >= 0 ? gcd64(fits, rows->graph->values[operand->memory].tensor->alignment) : fits;
         bool is_whole = true;
         for (int i = 0; i < walk->rank; i++) {
-            fits = i == fast ? fits : gcd(fits, operand->strides[i] * bytes);
+            fits = i == fast ? fits : gcd64(fits, operand->strides[i] * bytes);
             is_whole = is_whole && (operand->strides[i] || walk->extents[i] == 1);
         }
         if (fits < 16)
-            length = gcd(length, fits > bytes ? fits / bytes : 1);
+            length = gcd64(length, fits > bytes ? fits / bytes : 1);
         if (is_whole && bytes > widest)
             widest = bytes;
     }
-    return (int)gcd(length, 16 / widest);
+    return (int)gcd64(length, 16 / widest);
 }
 
 /* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. */
@@ -223,7 +222,7 @@ static void let_overlap(struct walk *walk) {
     walk->run = run;
     narrow_run(walk);
     walk->overlaps = true;
-    walk->groups = (rows + walk->run - 1) / walk->run;
+    walk->groups = divide_up(rows, walk->run);
     walk->overlap = (int)(walk->groups * walk->run - rows);
     walk->last_run = (walk->groups - 1) * walk->run;
 }
@@ -300,9 +299,6 @@ void walk_terms_of_pass(const struct walk *walk, int pass, bool *takes_part) {
 
 /* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
-static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static int power_above(int64_t n, int most) {
     int power = 1;
     while (power < n && power < most)
@@ -329,7 +325,7 @@ int64_t walk_total_bytes(const struct walk *walk) {
         }
         most = bytes > most ? bytes : most;
     }
-    return (most + 7) / 8 * 8;
+    return round_up(most, 8);
 }
 
 int64_t walk_held_bytes(const struct walk *walk, int k) {
@@ -364,7 +360,7 @@ static bool can_ring(const struct walk *walk, const struct device *device) {
 }
 
 static void round_team(struct walk *walk, int64_t team) {
-    walk->team = team <= 32 ? power_above(team, 32) : (int)(ceiling(team, 32) * 32);
+    walk->team = team <= 32 ? power_above(team, 32) : (int)(divide_up(team, 32) * 32);
 }
 
 /* Bytes that a thread holds for one run of each operand that all rows read alike. */
@@ -379,34 +375,34 @@ static int64_t common_bytes(const struct walk *walk) {
 
 /* Runs that a thread may keep: they take registers, and so do the next row's and the sums of their places. */
 static int64_t most_steps(const struct walk *walk) {
-    int64_t bytes = held_bytes(walk), most = least(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
+    int64_t bytes = held_bytes(walk), most = min64(HELD_BYTES / bytes > 0 ? HELD_BYTES / bytes : 1, STEPS_MOST);
     if (walk->column_totals)
-        most = least(most, SUMS_BYTES / (2 * bytes + 4 * walk->column_totals * walk->run));
+        most = min64(most, SUMS_BYTES / (2 * bytes + 4 * walk->column_totals * walk->run));
     return walk_calculates_in_double(walk) && most > 2 ? most / 2 : most;
 }
 
 /* Runs of a thread: few bytes for many threads where rows are short or few. */
 static int64_t wanted_steps(const struct walk *walk, const struct device *device) {
-    int64_t steps = ceiling(REQUESTED_BYTES, held_bytes(walk));
+    int64_t steps = divide_up(REQUESTED_BYTES, held_bytes(walk));
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
-    while (steps > 1 && walk->groups * ceiling(walk->runs, steps) < resident)
+    while (steps > 1 && walk->groups * divide_up(walk->runs, steps) < resident)
         steps--;
-    return least(steps, most_steps(walk));
+    return min64(steps, most_steps(walk));
 }
 
 /* The smallest cluster whose threads hold a row in `most` runs each. Clusters cost a barrier between blocks for each
    total: rows that are read once are streamed instead. */
 static bool fit_rows(struct walk *walk, const struct device *device, int64_t widest, int64_t most) {
-    int64_t wanted = least(wanted_steps(walk, device), most);
+    int64_t wanted = min64(wanted_steps(walk, device), most);
     int clusters = device->cuda.major >= 9 && walk->passes > 1 ? CLUSTER_MOST : 1;
     for (walk->cluster = 1; walk->cluster <= clusters; walk->cluster *= 2) {
-        int64_t team = ceiling(walk->runs, wanted * walk->cluster);
+        int64_t team = divide_up(walk->runs, wanted * walk->cluster);
         if (team > widest)
-            team = ceiling(walk->runs, ceiling(walk->runs, widest * walk->cluster) * walk->cluster);
+            team = divide_up(walk->runs, divide_up(walk->runs, widest * walk->cluster) * walk->cluster);
         if (walk->loose) /* a thread for each loose element, and no other team in its warp */
-            team = team < walk->loose || team < 32 ? 32 * ceiling(walk->loose, 32) : team;
-        round_team(walk, team < 8 ? least(8, power_above(walk->runs, 8)) : team);
-        walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
+            team = team < walk->loose || team < 32 ? 32 * divide_up(walk->loose, 32) : team;
+        round_team(walk, team < 8 ? min64(8, power_above(walk->runs, 8)) : team);
+        walk->steps = (int)divide_up(walk->runs, (int64_t)walk->team * walk->cluster);
         walk->steps = walk->steps ? walk->steps : 1;
         if (walk->steps <= most)
             return true;
@@ -422,7 +418,7 @@ static int64_t sum_bytes(const struct walk *walk) { return walk->run * (walk_cal
 static int ring_of(const struct walk *walk, const struct device *device) {
     int64_t sums = walk->across > 1 ? sum_bytes(walk) * walk->threads : 0;
     int64_t room = device->cuda.shared_per_block - SHARED_LITTLE - sums;
-    int64_t ring = least(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
+    int64_t ring = min64(RING_MOST, room / (walk_row_bytes(walk) * walk->across));
     return can_ring(walk, device) && walk->team >= RING_TEAM && ring >= RING_LEAST ? (int)ring : 0;
 }
 
@@ -446,7 +442,7 @@ static bool place_persistent(struct walk *walk, const struct device *device) {
 
 /* Registers of a thread for one run of what lasts from row to row: sums of places, and what all rows read alike. */
 static int64_t lasting_registers(const struct walk *walk) {
-    int64_t registers = walk->column_totals * walk->run + ceiling(common_bytes(walk), 4);
+    int64_t registers = walk->column_totals * walk->run + divide_up(common_bytes(walk), 4);
     return registers ? registers : 1;
 }
 
@@ -460,18 +456,18 @@ static int64_t most_ahead(const struct walk *walk) {
 static bool fit_ring(struct walk *walk, const struct device *device) {
     int64_t parts = (int64_t)walk->threads / 32 * walk->cluster;
     int64_t room = device->cuda.shared_per_block - PIPED_BYTES - PIPED_OPEN * parts * walk_total_bytes(walk);
-    walk->ring = (int)least(most_ahead(walk), room / (walk_row_bytes(walk) * walk->across));
+    walk->ring = (int)min64(most_ahead(walk), room / (walk_row_bytes(walk) * walk->across));
     return walk->ring >= RING_LEAST;
 }
 
 /* Teams of a block of so many warps: as many as there is work for. */
 static bool fit_warps(struct walk *walk, const struct device *device, int64_t warps, int64_t registers) {
-    int64_t most = least(STEPS_MOST, registers / lasting_registers(walk)), lanes = 32 * walk->cluster;
-    int64_t teams = most ? warps / ceiling(walk->runs, lanes * most) : 0;
-    teams = least(teams, walk->cluster > 1 ? 1 : ceiling(walk->groups, device->cuda.multiprocessors));
+    int64_t most = min64(STEPS_MOST, registers / lasting_registers(walk)), lanes = 32 * walk->cluster;
+    int64_t teams = most ? warps / divide_up(walk->runs, lanes * most) : 0;
+    teams = min64(teams, walk->cluster > 1 ? 1 : divide_up(walk->groups, device->cuda.multiprocessors));
     for (; teams > 0; teams--) {
-        walk->steps = (int)ceiling(walk->runs, lanes * (warps / teams));
-        walk->team = (int)(32 * ceiling(walk->runs, lanes * walk->steps));
+        walk->steps = (int)divide_up(walk->runs, lanes * (warps / teams));
+        walk->team = (int)(32 * divide_up(walk->runs, lanes * walk->steps));
         walk->across = (int)teams;
         walk->threads = walk->team * walk->across;
         if (fit_ring(walk, device))
@@ -532,15 +528,15 @@ static bool place_rows(struct walk *walk, const struct device *device) {
 
 /* Rows side by side that only give totals: tiles as narrow as it takes for work on all multiprocessors. */
 static bool place_narrow(struct walk *walk, const struct device *device) {
-    int64_t most = least(HELD_BYTES / held_bytes(walk), STEPS_MOST);
+    int64_t most = min64(HELD_BYTES / held_bytes(walk), STEPS_MOST);
     walk->across = power_above(walk->groups, 16);
-    while (walk->across > 4 && ceiling(walk->groups, walk->across) < device->cuda.multiprocessors * 3 / 4)
+    while (walk->across > 4 && divide_up(walk->groups, walk->across) < device->cuda.multiprocessors * 3 / 4)
         walk->across /= 2;
     walk->team = power_above(walk->runs, NARROW_THREADS / walk->across);
-    while (ceiling(walk->runs, walk->team) > most && walk->team * walk->across < MOST_THREADS)
+    while (divide_up(walk->runs, walk->team) > most && walk->team * walk->across < MOST_THREADS)
         walk->team *= 2;
     walk->threads = walk->team * walk->across;
-    walk->steps = (int)ceiling(walk->runs, walk->team);
+    walk->steps = (int)divide_up(walk->runs, walk->team);
     walk->forgets = true;
     return walk->steps <= most && walk->threads >= SHORT_THREADS;
 }
@@ -553,7 +549,7 @@ static bool place_columns(struct walk *walk, const struct device *device) {
     int64_t bytes = held_bytes(walk), most_steps = HELD_BYTES / bytes;
     walk->across = power_above(walk->groups, 16);
     int64_t team = power_above(walk->runs, 1024 / walk->across);
-    int64_t steps = ceiling(walk->runs, team);
+    int64_t steps = divide_up(walk->runs, team);
     if (steps > most_steps || steps > 8)
         return false;
     while (steps * 2 <= 4 && steps * 2 <= most_steps && team * walk->across > 128) {
@@ -593,10 +589,10 @@ static bool place_shared(struct walk *walk, const struct device *device) {
     int64_t totals = walk->run * walk->across * walk_total_bytes(walk);
     int clusters = device->cuda.major >= 9 ? CLUSTER_MOST : 1;
     for (walk->cluster = 1; walk->cluster <= clusters; walk->cluster *= 2) {
-        walk->steps = (int)ceiling(walk->runs, (int64_t)walk->team * walk->cluster);
-        int64_t blocks = ceiling(walk->groups, walk->across) * walk->cluster;
+        walk->steps = (int)divide_up(walk->runs, (int64_t)walk->team * walk->cluster);
+        int64_t blocks = divide_up(walk->groups, walk->across) * walk->cluster;
         int64_t bytes = walk_row_bytes(walk) * walk->across + (walk->threads / 32 + 2 * walk->cluster) * totals;
-        bool is_busy = blocks * 4 >= ceiling(blocks, multiprocessors) * multiprocessors * 3;
+        bool is_busy = blocks * 4 >= divide_up(blocks, multiprocessors) * multiprocessors * 3;
         if (is_busy && bytes + SHARED_LITTLE <= device->cuda.shared_per_block)
             break;
     }
@@ -619,9 +615,9 @@ static void place_stream(struct walk *walk, const struct device *device) {
     walk->cluster = 1;
     walk->threads = STREAM_THREADS;
     /* Chunks of rows side by side are as long as the block of runs, and cost less when they are longer. */
-    walk->unroll = (int)least(4, STREAMED_BYTES * (walk->is_columns ? 2 : 1) / streamed_bytes(walk));
+    walk->unroll = (int)min64(4, STREAMED_BYTES * (walk->is_columns ? 2 : 1) / streamed_bytes(walk));
     if (walk->is_columns && walk->passes > 2)
-        walk->unroll = (int)least(walk->unroll, 2);
+        walk->unroll = (int)min64(walk->unroll, 2);
     walk->unroll = walk->unroll < 1 ? 1 : walk->unroll;
     walk->forgets = walk->is_persistent = walk->prefetches = walk->keeps_common = walk->carries = false;
     if (!walk->is_columns) {
@@ -661,13 +657,13 @@ static double bytes_moved(const struct walk *walk) {
 /* Streams whose rows are too few for the chip are cut. */
 static void cut_rows(struct walk *walk, const struct device *device) {
     int64_t wanted = (int64_t)device->cuda.multiprocessors * walk->min_blocks;
-    int64_t smallest = (int64_t)walk->team * walk->unroll, parts = ceiling(wanted, walk->tiles ? walk->tiles : 1);
-    parts = least(parts, least(ceiling(walk->runs, smallest), PARTS_MAX));
+    int64_t smallest = (int64_t)walk->team * walk->unroll, parts = divide_up(wanted, walk->tiles ? walk->tiles : 1);
+    parts = min64(parts, min64(divide_up(walk->runs, smallest), PARTS_MAX));
     if (parts <= 1 || (walk->closed && walk->tiles * 2 >= wanted))
         return;
     walk->parts = parts;
     /* Threads that read several operands last longer, and are fewer. */
-    walk->store_parts = ceiling(walk->runs, smallest * (walk->unroll < 4 ? 4 : 1));
+    walk->store_parts = divide_up(walk->runs, smallest * (walk->unroll < 4 ? 4 : 1));
 }
 
 bool walk_joins(const struct walk *walk, int pass) {
@@ -712,10 +708,10 @@ static void count_blocks(struct walk *walk, const struct device *device) {
         most = (walk->cluster <= 2 ? multiprocessors : multiprocessors - 12) / walk->cluster * walk->min_blocks;
         most = most > 1 ? most : 1;
     }
-    walk->blocks = least(walk->tiles * walk->parts, most);
+    walk->blocks = min64(walk->tiles * walk->parts, most);
     if (walk->column_totals && walk->blocks) {
-        int64_t even = ceiling(walk->tiles, ceiling(walk->tiles, walk->blocks));
-        walk->blocks = least(walk->blocks, even);
+        int64_t even = divide_up(walk->tiles, divide_up(walk->tiles, walk->blocks));
+        walk->blocks = min64(walk->blocks, even);
     }
     if (walk->is_persistent && walk->loose && walk->blocks < walk->tiles) /* so that all rows of a block begin alike */
         walk->blocks -= walk->blocks % walk->run;
@@ -746,18 +742,18 @@ void walk_for_joining(struct walk *walk, int64_t parts) {
     walk->steps = walk->ring = 0;
     walk->groups = walk_places(walk);
     walk->runs = rows_length(walk->rows);
-    walk->team = power_above(ceiling(parts, 4), JOIN_THREADS);
+    walk->team = power_above(divide_up(parts, 4), JOIN_THREADS);
     walk->team = walk->team < 32 ? 32 : walk->team;
     walk->threads = JOIN_THREADS;
     walk->across = walk->threads / walk->team;
-    walk->tiles = ceiling(walk->groups, walk->across);
+    walk->tiles = divide_up(walk->groups, walk->across);
 }
 
 void walk_for_storing(struct walk *walk) { walk->min_blocks = (walk->unroll < 4 ? 512 : 768) / walk->threads; }
 
 static void predict(struct walk *walk, const struct device *device) {
     double bandwidth = (double)device->cuda.bandwidth, multiprocessors = device->cuda.multiprocessors;
-    double busy = (double)least(walk->blocks, device->cuda.multiprocessors) / multiprocessors * 2;
+    double busy = (double)min64(walk->blocks, device->cuda.multiprocessors) / multiprocessors * 2;
     double bytes = bytes_moved(walk);
     walk->seconds = LAUNCH_SECONDS * walk_kernel_count(walk) + bytes / (bandwidth * (busy > 1   ? 1
                                                                                      : busy > 0 ? busy
@@ -772,9 +768,9 @@ static int sure_steps(const struct walk *walk) {
 }
 
 static void count_tiles(struct walk *walk) {
-    walk->tiles = ceiling(walk->groups, walk->across);
+    walk->tiles = divide_up(walk->groups, walk->across);
     if (walk->loose && walk->column_totals) /* RUN rows are between those of teams */
-        walk->tiles = ceiling(walk->groups, walk->across * walk->run) * walk->run;
+        walk->tiles = divide_up(walk->groups, walk->across * walk->run) * walk->run;
     walk->parts = walk->store_parts = 1;
     walk->is_whole = walk->steps && !walk->loose && walk->runs == (int64_t)walk->steps * walk->team * walk->cluster &&
                      walk->groups == walk->tiles * walk->across;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to have it
    in shared memory, where Hopper's copy engine brings boxes of the image: window/pool_boxes.cuh. */
+#include "base/number.h"
 #include "engines/cuda/window/window.h"
 
 enum { ACCESS = 16, LANES_MOST = 16, LANES_LEAST = 4, DOWN = 4 };
-
-static int64_t parts(int64_t number, int64_t unit) { return (number + unit - 1) / unit; }
 
 static bool is_dense(const struct window *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
@@ -24,7 +23,7 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
 void window_find_boxes(struct window *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = window_source(w), *result = window_result(w);
-    int64_t groups = g->c / w->run, slices = parts(groups, LANES_MOST), lanes = parts(groups, slices);
+    int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST), lanes = divide_up(groups, slices);
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
                                     !(g->mode == WEFT_RESAMPLE_MAXPOOL && window_may_be_empty(g));
@@ -38,9 +37,9 @@ void window_find_boxes(struct window *w) {
     w->patch[2] = g->backward ? 2 : w->patch[2];
     struct boxes *b = &w->boxes;
     b->lanes = lanes;
-    int64_t threads = POOL_THREADS / b->lanes, pairs = parts(result->size[2], w->patch[2]),
-            heights = parts(result->size[1], DOWN);
-    b->along = parts(pairs, parts(pairs, threads));
+    int64_t threads = POOL_THREADS / b->lanes, pairs = divide_up(result->size[2], w->patch[2]),
+            heights = divide_up(result->size[1], DOWN);
+    b->along = divide_up(pairs, divide_up(pairs, threads));
     b->below = threads / b->along < heights ? threads / b->along : heights;
 }
 
@@ -48,9 +47,9 @@ static int64_t columns_of(const struct window *w) { return w->boxes.along * w->p
 static int64_t rows_of(const struct window *w) { return w->boxes.below * w->patch[1]; }
 static int64_t columns_seen(const struct window *w) { return columns_of(w) + w->g.taps[2] - 1; }
 static int64_t rows_seen(const struct window *w) { return rows_of(w) + w->g.taps[1] - 1; }
-static int64_t slices_of(const struct window *w) { return parts(w->g.c / w->run, w->boxes.lanes); }
-static int64_t tiles_of(const struct window *w) { return parts(window_result(w)->size[2], columns_of(w)); }
-static int64_t bands_of(const struct window *w) { return parts(window_result(w)->size[1], rows_of(w)); }
+static int64_t slices_of(const struct window *w) { return divide_up(w->g.c / w->run, w->boxes.lanes); }
+static int64_t tiles_of(const struct window *w) { return divide_up(window_result(w)->size[2], columns_of(w)); }
+static int64_t bands_of(const struct window *w) { return divide_up(window_result(w)->size[1], rows_of(w)); }
 
 int64_t window_blocks_of_boxes(const struct window *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
 
@@ -87,7 +86,7 @@ void window_print_maps(struct kernel_print *print, const struct window *w) {
 
 uint32_t window_print_boxes(struct kernel_print *print, const struct window *w) {
     int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
-    int64_t numbers_at = window_round_up(first, POOL_LINE);
+    int64_t numbers_at = round_up(first, POOL_LINE);
     print_number(print, first + second, "box_bytes");
     if (w->g.backward)
         print_number(print, numbers_at, "numbers_at");

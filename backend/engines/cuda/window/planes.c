@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory, whose
    rows have room for the padding around them: window/pool_planes.cuh, pool_planes_bwd.cuh and pool_whole.cuh. */
+#include "base/number.h"
 #include "engines/cuda/window/window.h"
 
 #include <string.h>
@@ -28,8 +29,7 @@ static bool padding_has_number(const struct window *w) {
 /* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. */
 static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     int64_t size = window_bytes(operand, 1);
-    *fill =
-        window_gcd(window_gcd(CHUNK / size, operand->size[2]), window_gcd(operand->tensor->alignment, CHUNK) / size);
+    *fill = gcd64(gcd64(CHUNK / size, operand->size[2]), gcd64(operand->tensor->alignment, CHUNK) / size);
     bool shifts = *fill * size < CHUNK / 2;
     *fill = shifts ? CHUNK / size : *fill;
     return shifts;
@@ -37,29 +37,27 @@ static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
 
 /* How many of `along` neighbours of a result one access takes. */
 static int64_t grain_of(const struct window *w, const struct resample_operand *result, int64_t along) {
-    int64_t unit = window_gcd(result->tensor->alignment, CHUNK), fits = unit / window_bytes(result, 1);
+    int64_t unit = gcd64(result->tensor->alignment, CHUNK), fits = unit / window_bytes(result, 1);
     if (result->size[2] > 1 && result->size_stride[2] != 1)
         return 1;
-    fits = window_gcd(window_gcd(fits > 1 ? fits : 1, along), result->size[2]);
-    fits = window_gcd(fits, w->g.n > 1 ? result->batch_stride : 0);
-    fits = window_gcd(fits, w->g.c > 1 ? result->channel_stride : 0);
-    return window_gcd(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
+    fits = gcd64(gcd64(fits > 1 ? fits : 1, along), result->size[2]);
+    fits = gcd64(fits, w->g.n > 1 ? result->batch_stride : 0);
+    fits = gcd64(fits, w->g.c > 1 ? result->channel_stride : 0);
+    return gcd64(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
 }
 
 /* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as far
    as `end`; the last ones read on, what nobody needs. */
 static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
-    p->left = window_round_up(first < 0 ? -first : 0, unit);
-    p->vector = p->columns == 1 ? unit : window_gcd(step, unit);
+    p->left = round_up(first < 0 ? -first : 0, unit);
+    p->vector = p->columns == 1 ? unit : gcd64(step, unit);
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
-    p->pitch = window_round_up(p->left + end, unit);
-    p->slack = p->first + (p->columns - 1) * step + window_round_up(p->phase + count, p->vector) - p->pitch;
+    p->pitch = round_up(p->left + end, unit);
+    p->slack = p->first + (p->columns - 1) * step + round_up(p->phase + count, p->vector) - p->pitch;
     p->slack = p->slack > 0 ? p->slack : 0;
 }
-
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Whether rows are whole words, and all of the memory whole chunks. */
 static bool is_stretch(const struct window *w, const struct resample_operand *o) {
@@ -69,7 +67,7 @@ static bool is_stretch(const struct window *w, const struct resample_operand *o)
 
 /* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their beginning. */
 static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
-    p->vector = window_gcd(p->vector, width);
+    p->vector = gcd64(p->vector, width);
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
     p->pitch = width;
@@ -80,15 +78,15 @@ static void find_rows(struct window *w) {
     struct planes *p = &w->planes;
     int64_t size = window_bytes(&g->x, 1);
     p->along = g->y.size[2] > 2 ? ALONG : g->y.size[2];
-    p->columns = (g->y.size[2] + p->along - 1) / p->along;
-    lay_out(p, most(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
+    p->columns = divide_up(g->y.size[2], p->along);
+    lay_out(p, max64(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
             p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / size);
     p->shifts = find_fill(&g->x, &p->fill);
     p->is_stretch = is_stretch(w, &g->x);
     if (p->is_stretch)
         lay_as_memory(p, g->x.size[2], -g->offset[2]);
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
-    p->grain = w->has_index ? window_gcd(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
+    p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
     p->row_bytes = window_bytes(&g->x, p->pitch);
 }
 
@@ -104,9 +102,9 @@ static void find_forward(struct window *w) {
     find_rows(w);
     while (down > 1 && (down > rows || rows_seen(w, down) * g->taps[2] > POOL_LOADS))
         down /= 2;
-    rows = window_round_up(rows, down);
+    rows = round_up(rows, down);
     while (rows > down && rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
-        rows = window_round_up(rows / 2, down);
+        rows = round_up(rows / 2, down);
     if (rows_seen(w, rows) * w->planes.row_bytes > TILE_BYTES)
         return;
     w->kernel = POOL_PLANES;
@@ -121,11 +119,11 @@ static void find_rows_back(struct window *w) {
     struct planes *p = &w->planes;
     int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
     p->along = ALONG * step;
-    p->columns = (g->x.size[2] + p->along - 1) / p->along;
+    p->columns = divide_up(g->x.size[2], p->along);
     p->shift = g->offset[2] - start * step;
     before = g->taps[2] > p->shift ? (g->taps[2] - 1 - p->shift) / step : -1;
     p->before = start - before;
-    lay_out(p, most(g->y.size[2], (g->x.size[2] - 1 + g->offset[2]) / step + 1), p->before, p->along / step,
+    lay_out(p, max64(g->y.size[2], (g->x.size[2] - 1 + g->offset[2]) / step + 1), p->before, p->along / step,
             before + (p->along - 1 + p->shift) / step + 1, CHUNK);
     p->shifts = find_fill(&g->y, &p->fill);
     p->index_shifts = w->has_index && find_fill(&g->index, &p->index_fill);
@@ -154,7 +152,7 @@ static void find_backward(struct window *w) {
     w->patch[2] = 1;
     groups = window_patches(w, 1);
     while (groups > 1 && rows_reaching(w, groups) * w->planes.row_bytes > TILE_BYTES)
-        groups = (groups + 1) / 2;
+        groups = divide_up(groups, 2);
     w->planes.tile_rows = groups;
     if (rows_reaching(w, groups) * w->planes.row_bytes <= TILE_BYTES)
         w->kernel = POOL_PLANES_BWD;
@@ -173,7 +171,7 @@ static void find_whole(struct window *w) {
     if (!is_whole)
         return;
     w->kernel = POOL_WHOLE;
-    w->planes.tile_rows = WHOLE_UNIT * most(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
+    w->planes.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
 }
 
 void window_find_planes(struct window *w) {
@@ -200,7 +198,7 @@ static void print_whole(struct kernel_print *print, const struct window *w) {
 static int64_t outside_of(const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t line = POOL_LINE / window_bytes(window_source(w), 1);
-    return window_round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
+    return round_up(p->phase + p->seen + p->vector + p->left, line) - p->left;
 }
 
 /* How many of the elements that a thread reads of a row end within it, of all threads. */
@@ -221,7 +219,7 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
     print_constant(print, "PHASE", p->phase);
     print_constant(print, "IS_STRETCH", p->is_stretch);
     print_constant(print, "OUTSIDE", outside_of(w));
-    print_constant(print, "LEFT_OUT", most(0, w->g.backward ? -p->before : w->g.offset[2]));
+    print_constant(print, "LEFT_OUT", max64(0, w->g.backward ? -p->before : w->g.offset[2]));
     print_constant(print, "RIGHT_IN", always_inside(w));
     print_number(print, w->g.n * w->g.c, "planes");
     print_number(print, held->size[1] * held->size[2], "plane");
@@ -258,14 +256,14 @@ static int64_t planes_of_tile(const struct window *w) {
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
          n++)
-        if (window_round_up(n * turns, POOL_THREADS) * each <= window_round_up(each * turns, POOL_THREADS) * n)
+        if (round_up(n * turns, POOL_THREADS) * each <= round_up(each * turns, POOL_THREADS) * n)
             each = n;
     return each;
 }
 
 int64_t window_blocks_of_planes(const struct window *w) {
     int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
-    return (w->g.n * w->g.c + each - 1) / each * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
+    return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
 }
 
 /* Of a stretch in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
@@ -292,11 +290,9 @@ uint32_t window_print_planes(struct kernel_print *print, const struct window *w)
         int64_t bytes = bytes_of_stretch(window_source(w), 2 * outside_of(w) + count);
         if (!w->has_index || !w->g.backward)
             return (uint32_t)bytes;
-        int64_t room = window_round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
-        print_number(print, window_round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left),
-                     "numbers_at");
-        return (uint32_t)(window_round_up(bytes, POOL_LINE) +
-                          bytes_of_stretch(&w->g.index, outside_of(w) + room + count));
+        int64_t room = round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
+        print_number(print, round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left), "numbers_at");
+        return (uint32_t)(round_up(bytes, POOL_LINE) + bytes_of_stretch(&w->g.index, outside_of(w) + room + count));
     }
     return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
 }

@@ -3,6 +3,7 @@
    prints constants: small windows in whole steps are the pool kernels' (window.h), all others window/window.cuh's and
    window_bwd.cuh's, and window/geometry.cuh knows the geometry. */
 #include "engines/cuda/window/window.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 
 #include <math.h>
@@ -48,10 +49,10 @@ static weftStatus_t check_tensor(const struct window *w, const struct tensor *te
 static int64_t channels_per_access(const struct resample_operand *operand) {
     if (operand->channel_stride != 1)
         return 1;
-    int64_t fits = window_gcd(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
-    int64_t run = window_gcd(fits > 1 ? fits : 1, operand->batch_stride);
+    int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
+    int64_t run = gcd64(fits > 1 ? fits : 1, operand->batch_stride);
     for (int i = 0; i < 3; i++)
-        run = window_gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+        run = gcd64(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
     return run;
 }
 
@@ -136,9 +137,9 @@ int64_t window_patches(const struct window *w, int axis) {
     if (w->kernel < POOL)
         return size;
     if (!w->g.backward)
-        return (size + w->patch[axis] - 1) / w->patch[axis];
+        return divide_up(size, w->patch[axis]);
     int64_t end = axis ? size + w->g.offset[axis] : size;
-    return (end + side - 1) / side - window_first_patch(w, axis);
+    return divide_up(end, side) - window_first_patch(w, axis);
 }
 
 /* Whether windows go in whole steps, few enough, over what padding does not change. */
@@ -215,13 +216,13 @@ static void find_loose(struct window *w) {
     most = (LOOSE_BYTES / ((down - 1) * g->step[1] + g->taps[1]) / (g->c * size) - g->taps[2]) / g->step[2] + 1;
     if (most < 2 && most < row)
         return;
-    int64_t tiles = (row + most - 1) / most;
+    int64_t tiles = divide_up(row, most);
     w->kernel = POOL_LOOSE;
     w->run = 1;
     w->rows = 1;
     w->patch[1] = down;
     w->patch[2] = row > 1 ? 2 : 1;
-    w->tile_columns = window_round_up((row + tiles - 1) / tiles, w->patch[2]);
+    w->tile_columns = round_up(divide_up(row, tiles), w->patch[2]);
     w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
     while ((g->x.size[2] * g->c - w->pitch) % (POOL_LINE / size) != 0)
         w->pitch++;
@@ -230,10 +231,10 @@ static void find_loose(struct window *w) {
 /* How many channels go at once, and what a thread makes of them. */
 static void find_walk(struct window *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
-    int64_t run = window_gcd(LONGEST_RUN, w->g.c);
+    int64_t run = gcd64(LONGEST_RUN, w->g.c);
     for (int k = 0; k < 4; k++)
         if (window_uses(w, operands[k]))
-            run = window_gcd(run, channels_per_access(operands[k]));
+            run = gcd64(run, channels_per_access(operands[k]));
     w->run = (int)run;
     find_reach(w);
     find_patch(w);
@@ -308,7 +309,7 @@ static int64_t turns_of(const struct window *w) {
     const struct resample_operand *result = window_result(w);
     if (result->size[0] * result->size[1] * result->size[2] == 0)
         return 0;
-    int64_t groups = (window_patches(w, 1) + w->rows - 1) / w->rows;
+    int64_t groups = divide_up(window_patches(w, 1), w->rows);
     return w->g.n * (w->g.c / w->run) * window_patches(w, 0) * groups * w->rows * window_patches(w, 2);
 }
 
@@ -373,7 +374,7 @@ static int list_digits(const struct window *w, struct digit *digits) {
     const struct digit all[] = {
         {"n", w->g.n, result->batch_stride, 1},
         {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
-        {"at[1]", (window_patches(w, 1) + w->rows - 1) / w->rows, result->size_stride[1], w->rows * step1},
+        {"at[1]", divide_up(window_patches(w, 1), w->rows), result->size_stride[1], w->rows * step1},
         {"at[2]", window_patches(w, 2), result->size_stride[2], step2},
         {"at[1]", w->rows, w->run > 1 ? -1 : result->size_stride[1], step1},
         {"c", w->g.c / w->run, w->run > 1 ? -2 : result->channel_stride, w->run},
@@ -483,8 +484,8 @@ static bool has_far_elements(const struct window *w) {
 static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
 /* Of POOL_LOOSE: tiles of a row, and rows of them. */
-static int64_t loose_tiles(const struct window *w) { return (w->g.y.size[2] + w->tile_columns - 1) / w->tile_columns; }
-static int64_t loose_bands(const struct window *w) { return (w->g.y.size[1] + w->patch[1] - 1) / w->patch[1]; }
+static int64_t loose_tiles(const struct window *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
+static int64_t loose_bands(const struct window *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
 
 /* Blocks that take a tile each, or one turn per thread. */
 static int64_t blocks_at_all(const struct window *w) {
@@ -495,7 +496,7 @@ static int64_t blocks_at_all(const struct window *w) {
         return window_blocks_of_boxes(w);
     if (w->kernel == POOL_LOOSE)
         return w->g.n * loose_bands(w) * loose_tiles(w);
-    return (turns_of(w) + each - 1) / each;
+    return divide_up(turns_of(w), each);
 }
 
 /* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where each
@@ -577,7 +578,7 @@ static void print_ahead(struct kernel_print *print, const struct window *w) {
     int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
     if (!ahead_of(w))
         return;
-    print_number(print, window_round_up((bytes + slabs - 1) / slabs, 16), "slab");
+    print_number(print, round_up(divide_up(bytes, slabs), 16), "slab");
     print_number(print, bytes / 16 * 16, "whole");
 }
 

@@ -67,10 +67,6 @@ struct window {
     struct boxes boxes;
 };
 
-static inline int64_t window_gcd(int64_t a, int64_t b) { return b ? window_gcd(b, a % b) : a; }
-
-static inline int64_t window_round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
-
 /* Bytes of so many elements of an operand. */
 static inline int64_t window_bytes(const struct resample_operand *operand, int64_t count) {
     return dtype_bytes((weftDataType_t)operand->tensor->type, count);

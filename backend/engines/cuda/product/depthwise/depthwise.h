@@ -30,9 +30,6 @@ struct depthwise {
     int64_t channel_blocks, tiles, segments, segment_rows, patches; /* patches: blocks of one channel block */
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t wrap(int64_t n, int64_t size) { return (n % size + size) % size; }
 
 static inline bool is_filter(const struct depthwise *d) { return d->g.direction == CONV_FILTER; }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the depthwise family cuts a convolution: strips, blocks, bands, segments, parts. Pure. It must not know text. */
+#include "base/number.h"
 #include "engines/cuda/product/depthwise/depthwise.h"
 
 enum {
@@ -33,12 +34,12 @@ static const double PART_COST = 1.0 / 64; /* of adding one more part, in times t
 /* Rows of results on their way: those that a period completes, and those that it leaves. */
 static int64_t slots(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
-    return divide_up(axis_span(h) - 1, h->step) + most(h->step, h->spread) / h->step;
+    return divide_up(axis_span(h) - 1, h->step) + max64(h->step, h->spread) / h->step;
 }
 
 static int64_t inputs_of_period(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
-    return most(h->step, h->spread) / h->spread;
+    return max64(h->step, h->spread) / h->spread;
 }
 
 static int64_t inputs_of(const struct depthwise *d, int64_t outputs) {
@@ -77,7 +78,7 @@ static bool choose_strip(struct depthwise *d, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS], *w = &d->axes[WIDTH_AXIS];
     double best = 0;
     d->strip = 0;
-    for (int64_t strip = w->spread; strip <= most(STRIP_MAX, w->spread); strip += w->spread) {
+    for (int64_t strip = w->spread; strip <= max64(STRIP_MAX, w->spread); strip += w->spread) {
         double products = (double)(depthwise_taps(d) * strip) / (double)(h->step * w->spread);
         double cost =
             (double)strips_across(d, strip) * (products + 2.0 * (double)inputs_of(d, strip) + 6.0 * (double)strip);
@@ -109,7 +110,7 @@ static void choose_strips(struct depthwise *d) {
 /* As the kernels' struct memory. */
 static int64_t shared_bytes(const struct depthwise *d, int64_t stages) {
     int64_t passing = 2 * MMA_LINES * (MMA_STRIP + LINE_PAD) * (d->channels + PIXEL_PAD) * (int64_t)sizeof(float);
-    int64_t bytes = most(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
+    int64_t bytes = max64(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
     return divide_up(bytes, 16) * 16 + (d->is_mma ? passing : 0);
 }
 
@@ -119,7 +120,7 @@ static int64_t resident_blocks(const struct depthwise *d, const struct device *d
     int64_t by_registers = device->cuda.registers_per_multiprocessor / (registers * d->threads),
             bytes = shared_bytes(d, stages);
     int64_t by_memory = device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE);
-    return bytes > device->cuda.shared_per_block ? 0 : least(least(by_registers, by_memory), BLOCKS_MAX);
+    return bytes > device->cuda.shared_per_block ? 0 : min64(min64(by_registers, by_memory), BLOCKS_MAX);
 }
 
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
@@ -134,10 +135,10 @@ static bool choose_stages(struct depthwise *d, const struct device *device, int6
    moves; else two at a time. Bands of one period where others do not fit. */
 static bool choose_band(struct depthwise *d, const struct device *device, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
-    int64_t ended = most(h->step, h->spread) / h->step;
+    int64_t ended = max64(h->step, h->spread) / h->step;
     bool is_short = d->is_mma || depthwise_taps(d) * d->strip * slots(d) <= PRODUCTS_SHORT;
-    d->band_periods = is_short ? divide_up(slots(d), ended) : most(BAND_ROWS / inputs_of_period(d), 1);
-    d->unrolled = is_short ? d->band_periods : least(d->band_periods, 2);
+    d->band_periods = is_short ? divide_up(slots(d), ended) : max64(BAND_ROWS / inputs_of_period(d), 1);
+    d->unrolled = is_short ? d->band_periods : min64(d->band_periods, 2);
     if (choose_stages(d, device, registers))
         return true;
     d->band_periods = d->unrolled = 1;
@@ -208,8 +209,8 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
 static void choose_segments(struct depthwise *d, const struct device *device) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     int64_t whole = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
-    d->segment_rows = most(h->out, 1);
-    for (int64_t segments = 1; segments <= least(h->out, 64); segments++) {
+    d->segment_rows = max64(h->out, 1);
+    for (int64_t segments = 1; segments <= min64(h->out, 64); segments++) {
         int64_t rows = divide_up(h->out, segments), used = divide_up(h->out, rows);
         int64_t cost = divide_up(whole * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
         if (best == 0 || cost < best) {
@@ -226,10 +227,10 @@ static void choose_segments(struct depthwise *d, const struct device *device) {
 static void choose_parts(struct depthwise *d, const struct device *device) {
     double best = 0;
     d->c.splits = 2;
-    for (int64_t parts = 2; parts <= least(d->patches, PARTS_MAX); parts++) {
+    for (int64_t parts = 2; parts <= min64(d->patches, PARTS_MAX); parts++) {
         int64_t each = divide_up(d->patches, parts);
         int64_t waves = divide_up(parts * d->channel_blocks, device->cuda.multiprocessors);
-        double threads = (double)(least(waves, d->blocks) * d->threads);
+        double threads = (double)(min64(waves, d->blocks) * d->threads);
         double slowness = threads < THREADS_WANTED ? THREADS_WANTED / threads : 1;
         double cost = (double)(each * waves) * slowness + (double)parts * PART_COST;
         if (best > 0 && cost >= best)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the depthwise family serves, and where outputs, taps and inputs lie. It must not know blocks or text. */
+#include "base/number.h"
 #include "engines/cuda/product/depthwise/depthwise.h"
 
 static const double REACH_MAX = 1 << 30; /* sums of two positions stay in 32 bits */
-
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
 
 static void find_axes(struct depthwise *d) {
     const struct conv_geometry *g = &d->g;
@@ -43,12 +42,12 @@ static void find_digits(struct depthwise *d) {
 }
 
 static int run_of(const struct depthwise *d, const struct conv_operand *operand) {
-    int64_t run = gcd(16, operand->tensor->alignment) / bytes_of(operand->tensor);
+    int64_t run = gcd64(16, operand->tensor->alignment) / bytes_of(operand->tensor);
     if (!d->is_channels_last || run < 1)
         return 1;
-    run = gcd(gcd(run, d->g.groups), d->g.n > 1 ? operand->outer_stride : 0);
+    run = gcd64(gcd64(run, d->g.groups), d->g.n > 1 ? operand->outer_stride : 0);
     for (int i = 0; i < AXES; i++)
-        run = gcd(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+        run = gcd64(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
     return (int)run;
 }
 
@@ -83,7 +82,7 @@ static weftStatus_t check_reach(const struct depthwise *d) {
     for (int i = 0; i < AXES; i++) {
         const struct axis *axis = &d->axes[i];
         double outputs = (double)axis->out * (double)axis->step, inputs = (double)axis->in * (double)axis->spread;
-        double reach = outputs + inputs + (double)axis_span(axis) + (double)most(axis->pre, -axis->pre);
+        double reach = outputs + inputs + (double)axis_span(axis) + (double)max64(axis->pre, -axis->pre);
         rows *= (double)axis->out;
         if (reach > REACH_MAX || rows > INT32_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions or 2^31 results",

@@ -3,6 +3,7 @@
    family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per tile, always in
    the same order. */
 #include "engines/cuda/product/grouped/grouped.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 
 enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES = 16 };
@@ -31,15 +32,13 @@ static weftStatus_t check_region(const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
-
 int grouped_run_along(const struct tensor *tensor, int dim) {
-    int64_t fits = gcd(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
-    int64_t run = gcd(fits > 1 ? fits : 1, tensor->dims.at[dim]);
+    int64_t fits = gcd64(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
+    int64_t run = gcd64(fits > 1 ? fits : 1, tensor->dims.at[dim]);
     if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
     for (int i = 0; i < 3; i++)
-        run = i == dim ? run : gcd(run, tensor->strides.at[i]);
+        run = i == dim ? run : gcd64(run, tensor->strides.at[i]);
     return (int)run;
 }
 
@@ -178,7 +177,7 @@ void grouped_print(struct kernel_print *print, const struct grouped *g) {
     }
 }
 
-int64_t grouped_list_bytes(const struct grouped *g) { return (g->most * GROUP_TILE_BYTES + 63) / 64 * 64; }
+int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->most * GROUP_TILE_BYTES, 64); }
 
 static void print_copies(struct kernel_print *print, const struct grouped *g) {
     const struct tensor *token = g->forward->token;
@@ -231,8 +230,7 @@ static void print_factor(struct kernel_print *print, const struct grouped *g, in
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
     const struct tile *tile = g->c.tile;
-    const int64_t tiles[] = {(g->rows + tile->rows - 1) / tile->rows, (g->columns + tile->columns - 1) / tile->columns,
-                             g->most};
+    const int64_t tiles[] = {divide_up(g->rows, tile->rows), divide_up(g->columns, tile->columns), g->most};
     contraction_print_tile(&print, &g->c);
     print_constant(&print, "FORWARD", g->forward != NULL);
     print_constant(&print, "RUN", g->c.finish.run);

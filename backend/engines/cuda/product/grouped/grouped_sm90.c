@@ -2,6 +2,7 @@
 /* The grouped family of Hopper: the products of a mixture of experts through the copy engine and wgmma. Tiles are made by
    product/hopper/product_sm90.cuh, whose factors and result lie as product/grouped/grouped_sm90.cuh says. What it declines, the portable
    family takes. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/grouped/grouped.h"
 #include "engines/cuda/product/hopper/hopper.h"
@@ -127,7 +128,7 @@ static weftStatus_t plan_copies(struct product *p) {
 
 static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
 
-static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
+static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(extent, block); }
 
 /* Experts have about as many rows each; the last tile of one is half full. */
 static double predict(const struct product *p, const struct device *device, const struct hopper_tile *tile) {
@@ -321,7 +322,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     hopper_fit(&p.h);
     if (p.g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
-        step->workspace_bytes = grouped_list_bytes(&p.g) + (p.g.copies + 63) / 64 * 64;
+        step->workspace_bytes = grouped_list_bytes(&p.g) + round_up(p.g.copies, 64);
     }
     TRY(build_product(&state->kernels[state->count++], &p, device, arena));
     return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld experts%s%s",

@@ -4,6 +4,7 @@
    tiles of the product, product/combine_splits.cuh brings the parts of split sums together, and product/combine_partials.cuh those of
    reductions. What it declines, the contraction family takes. */
 #include "engines/cuda/product/hopper/hopper.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
 
@@ -313,7 +314,7 @@ void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const
                        int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
     int64_t height = (int64_t)tile->rows * tile->cluster;
-    int64_t tiles_m = (rows + height - 1) / height, tiles_n = (columns + tile->columns - 1) / tile->columns;
+    int64_t tiles_m = divide_up(rows, height), tiles_n = divide_up(columns, tile->columns);
     int64_t band = hopper_band(h, device, tiles_m, tiles_n);
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");

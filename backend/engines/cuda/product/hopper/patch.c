@@ -3,6 +3,7 @@
    know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more than
    L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family
    takes it. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
@@ -74,8 +75,6 @@ struct patch {
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
-
-static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 
@@ -236,7 +235,7 @@ static void find_backward(struct axis *axis, const struct conv_geometry *g, int 
     while (step * dilation % stride != 0)
         step++;
     *axis = (struct axis){.phases = stride, .step = step, .move = -(step * dilation / stride)};
-    axis->positions = (g->x.size[i] + stride - 1) / stride;
+    axis->positions = divide_up(g->x.size[i], stride);
     for (int64_t z = 0; z < stride; z++) {
         int64_t first = 0;
         while (first < taps && (z + g->pre[i] - first * dilation) % stride != 0)
@@ -258,11 +257,9 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
 
 /* ---- The tile ----------------------------------------------------------------------------------------------------- */
 
-static int pixels_of(const struct patch *h) { return ((h->lines - 1) * h->pitch + h->columns + 7) / 8 * 8; }
+static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
 
-static int slot_bytes(int pixels) { return (pixels * PIXEL_BYTES + 1023) / 1024 * 1024; }
-
-static int larger(int a, int b) { return a > b ? a : b; }
+static int slot_bytes(int pixels) { return round_up(pixels * PIXEL_BYTES, 1024); }
 
 /* Pixels of a result, and one that nobody wants. */
 static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
@@ -270,7 +267,7 @@ static int result_pixels(const struct patch *h) { return h->lines * h->columns +
 /* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place. */
 static int patch_pixels(const struct patch *h) {
     int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
-    return larger(larger(read, h->patch_h * h->pitch), result_pixels(h));
+    return max64(max64(read, h->patch_h * h->pitch), result_pixels(h));
 }
 
 static int shared_bytes(const struct patch *h) {
@@ -338,9 +335,9 @@ static bool set_tile(struct patch *h, int tile) {
     h->columns = columns;
     h->patch_h = lines + (int)h->axis[0].reach;
     h->pitch = columns + (int)h->axis[1].reach;
-    h->tiles_p = parts(h->axis[0].positions, lines);
-    h->tiles_q = parts(h->axis[1].positions, columns);
-    h->items = parts(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
+    h->tiles_p = divide_up(h->axis[0].positions, lines);
+    h->tiles_q = divide_up(h->axis[1].positions, columns);
+    h->items = divide_up(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
     int most = !h->brought                                          ? PIXELS_MAX
                : h->c.before_count > 0                              ? PIXELS_MAX_BROUGHT_PREPARED
                : h->c.finish.reducer_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_BROUGHT_MORE
@@ -356,8 +353,8 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
     int best = -1;
     if (chosen > TILES) /* a row of another family's table */
         chosen = 0;
-    h->blocks = parts(h->channels, CHANNELS);
-    h->filter_tiles = parts(h->filters, 64);
+    h->blocks = divide_up(h->channels, CHANNELS);
+    h->filter_tiles = divide_up(h->filters, 64);
     for (int i = 0; i < TILES; i++) {
         if ((chosen > 0 && chosen != i + 1) || !set_tile(h, i))
             continue;
@@ -499,8 +496,8 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct finisher
     int64_t of_line = image_stride(tensor, 1), of_pixel = image_stride(tensor, 2);
     if (h->is_planar)
         return planar_map(h);
-    const int64_t dims[] = {h->filters, parts(h->out->size[2] - column, columns), parts(h->out->size[1] - line, lines),
-                            h->g.n};
+    const int64_t dims[] = {h->filters, divide_up(h->out->size[2] - column, columns),
+                            divide_up(h->out->size[1] - line, lines), h->g.n};
     const int64_t strides[] = {of_pixel * columns, of_line * lines, image_stride(tensor, 0)};
     return (struct cuda_map){.form = form_of(finisher->type, dims, strides, h->columns, h->lines, 1),
                              .offset = (line * of_line + column * of_pixel) * 2};

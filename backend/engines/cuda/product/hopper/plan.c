@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tile, and into how many parts the depth is split: the least predicted time over a table. Pure. */
+#include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
 /* Efficiencies and the numbers below are fitted to products and convolutions of the benchmark, each timed with every
@@ -48,7 +49,7 @@ enum {
     FETCHED_WORDS_MAX_TOTALLED = 2,
 };
 
-static int64_t tiles_along(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
+static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(extent, block); }
 
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
     return digits_extent(&h->c.digits[BATCH]) *
@@ -97,7 +98,7 @@ static double clusters_of(const struct hopper_tile *tile, const struct device *d
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double finishing, double moving) {
     double clusters = clusters_of(tile, device);
-    double waves = (double)(int64_t)((units + clusters - 1) / clusters), area = (double)tile->rows * tile->columns;
+    double waves = (double)divide_up((int64_t)units, clusters), area = (double)tile->rows * tile->columns;
     double summing = steps / tile->parts * step_clocks(tile), at_work = tile->alternates ? 2 * area : area;
     double end = END_CLOCKS + at_work * (1 / END_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
     double turn = TURN_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */

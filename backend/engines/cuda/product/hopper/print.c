@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The views of A and B as text: their tensor maps, the two functions that copy a box of each, and the tensor core
    product of the tile's width. It must not know how tile and views were found. */
+#include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
 static const char *const spatial_names[] = {"d", "h", "w"};
@@ -336,7 +337,7 @@ void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "HAS_PROLOGUE", h->c.before_count > 0);
     print_number(print, h->channels, "channels");
     if (h->c.phase_count)
-        print_number(print, (h->channels * stored_bytes(h) + HOPPER_DEPTH_BYTES - 1) / HOPPER_DEPTH_BYTES, "blocks");
+        print_number(print, divide_up(h->channels * stored_bytes(h), HOPPER_DEPTH_BYTES), "blocks");
     text_add(&print->code, "#include \"product/hopper/offsets.cuh\"\n\n");
     print_find_entry(print, h);
     for (int f = 0; f < FACTORS; f++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Factors of FP8 whose blocks have scales: the sums of a step are multiplied by them when they are promoted, so blocks
    along the depth are whole steps. Numbers are not rounded between scale and product. */
+#include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "graph/ops/matmul.h"
 
@@ -46,7 +47,7 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
                                     .stride = op->scale->strides.at[outer_dim],
                                     .step_stride = op->scale->strides.at[depth_dim]};
     if (block.at[depth_dim] >= depth)
-        scales->steps = (depth + step - 1) / step;
+        scales->steps = divide_up(depth, step);
     else if (block.at[depth_dim] % step != 0)
         return decline(op, "its blocks must be multiples of 128 along the summed dimension");
     for (int i = 0; i < last - 1; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From digits and geometry to views: which dimensions a factor's tensor map has, and what each of their coordinates
    is. It must not know tiles or text. */
+#include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "graph/ops/matmul.h"
 
@@ -191,10 +192,10 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
             least = pixel < least ? pixel : least;
             most = pixel > most ? pixel : most;
         }
-    return (struct positions){.count = (g->x.size[i] + phase->stride - 1) / phase->stride,
+    return (struct positions){.count = divide_up(g->x.size[i], phase->stride),
                               .stride = 1,
                               .corner = least,
-                              .taps = (phase->taps + phase->tap_step - 1) / phase->tap_step,
+                              .taps = divide_up(phase->taps, phase->tap_step),
                               .offset = most - least,
                               .tap_step = -moves,
                               .size = g->y.size[i],
@@ -372,7 +373,7 @@ void hopper_order(struct hopper *h) {
     struct digit *last = digits->count ? &digits->at[digits->count - 1] : NULL;
     if (h->is_by_images || digits->count < 2 || last->dim != channel || last->extent % SLAB_ELEMENTS == 0)
         return;
-    last->extent = (last->extent + SLAB_ELEMENTS - 1) / SLAB_ELEMENTS * SLAB_ELEMENTS;
+    last->extent = round_up(last->extent, SLAB_ELEMENTS);
     c->has_limit = true;
     c->limited_dim = channel;
 }

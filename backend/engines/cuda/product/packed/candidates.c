@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a product to the tensors that the copy engine would rather read: their types, dims and strides. It must not know
    time or kernels. */
+#include "base/number.h"
 #include "engines/cuda/product/packed/packed.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -96,7 +97,7 @@ static weftStatus_t lay_out(struct wish *wish, int dim) {
     int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(wish))->bits;
     packed->strides.count = packed->dims.count;
     for (int64_t i = 0; i < packed->dims.count; i++) {
-        int64_t stride = (dims[dim] + unit - 1) / unit * unit;
+        int64_t stride = round_up(dims[dim], unit);
         for (int64_t j = 0; j < packed->dims.count; j++)
             if (j != i && j != dim && (like[i] > like[j] || (like[i] == like[j] && j > i)))
                 stride *= dims[j];

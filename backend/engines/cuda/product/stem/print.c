@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Text and arguments of the stem family's kernels. It must not know how tiles are chosen. */
+#include "base/number.h"
 #include "engines/cuda/product/stem/stem.h"
-
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a < 0 ? -a : a; }
 
 /* Whether 8 neighbouring channels of an operand can be copied at a time: they lie side by side, aligned, and nothing
    else is nearer. */
 static bool has_runs(const struct conv_operand *operand, int64_t channels) {
-    int64_t steps = gcd(channels, operand->outer_stride);
+    int64_t steps = gcd64(channels, operand->outer_stride);
     for (int i = HEIGHT; i <= WIDTH; i++)
-        steps = gcd(steps, operand->size_stride[i]);
+        steps = gcd64(steps, operand->size_stride[i]);
     return operand->channel_stride == 1 && operand->tensor->alignment % PIXEL_BYTES == 0 && steps % CHANNELS_MAX == 0;
 }
 

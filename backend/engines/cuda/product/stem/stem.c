@@ -2,6 +2,7 @@
 /* What the stem family takes, and how it cuts it: product/stem/stem.cuh makes results, stem_dgrad.cuh gradients of images,
    stem_wgrad.cuh gradients of filters. It must not know text. */
 #include "engines/cuda/product/stem/stem.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 
 enum {
@@ -31,12 +32,6 @@ static const struct {
     [CONV_DATA] = {data_tiles, sizeof data_tiles / sizeof *data_tiles, IMAGE_WARPS, 1, 2},
     [CONV_FILTER] = {filter_tiles, sizeof filter_tiles / sizeof *filter_tiles, FILTER_WARPS, FILTER_STAGES, 1},
 };
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t divide_down(int64_t a, int64_t b) { return a >= 0 ? a / b : -divide_up(-a, b); }
-static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
 static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
@@ -71,7 +66,7 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
              (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
-        double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)most(g->pre[i], -g->pre[i]);
+        double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)max64(g->pre[i], -g->pre[i]);
         if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] + span + pre > REACH_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions", label);
     }
@@ -110,7 +105,7 @@ static weftStatus_t analyse_result(struct stem *s) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(s->c.node->op));
     /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
     if (s->c.finish.lead == ROW && s->g.direction == CONV_FORWARD)
-        s->c.finish.run = (int)gcd(s->c.finish.run, s->g.y.size[WIDTH]);
+        s->c.finish.run = (int)gcd64(s->c.finish.run, s->g.y.size[WIDTH]);
     if (s->c.finish.lead == ROW && s->g.direction == CONV_DATA)
         s->c.finish.run = 1;
     return WEFT_STATUS_SUCCESS;
@@ -137,13 +132,13 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
         int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
         int64_t slabs = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
         int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
-        return taps_of(s) * s->filters * PIXEL_BYTES + most(loss, slabs);
+        return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, slabs);
     }
     bool lead_is_row = s->c.finish.lead == ROW;
     int64_t slab = (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
     int64_t places = divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
     return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
-           most(patch_bytes(s, tile), s->warps * slab);
+           max64(patch_bytes(s, tile), s->warps * slab);
 }
 
 /* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of dx. */
@@ -158,7 +153,7 @@ static int64_t positions(struct stem *s, int i) {
 static void choose_filters(struct stem *s) {
     int64_t k = s->g.k;
     if (s->g.direction == CONV_DATA) /* which are summed over */
-        s->filters = divide_up(most(k, 1), 32) * 32;
+        s->filters = divide_up(max64(k, 1), 32) * 32;
     else
         s->filters = k <= 16 && s->g.direction == CONV_FORWARD ? 16 : k <= 32 ? 32 : 64;
     s->filter_tiles = s->g.direction == CONV_DATA ? 1 : divide_up(k, s->filters);
@@ -177,7 +172,7 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
         const struct stem_tile *tile = &shapes[g->direction].tiles[t];
         int64_t bytes = shared_bytes(s, tile), fragments = tile->rows * tile->columns / (16 * s->warps);
         int64_t blocks =
-            least(device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE), shapes[g->direction].blocks);
+            min64(device->cuda.shared_per_multiprocessor / (bytes + BLOCK_RESERVE), shapes[g->direction].blocks);
         int64_t p = divide_up(down, tile->rows), q = divide_up(across, tile->columns);
         double cost = (double)(p * q) * (tile->rows * tile->columns + (double)bytes / 512) /
                       (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
@@ -200,8 +195,8 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
 
 /* Each block of the filter gradient is a part of its sum. Two at least: combine_splits.cuh adds parts. */
 static int64_t blocks_per_filter_tile(const struct stem *s, const struct device *device) {
-    int64_t resident = most(s->blocks * device->cuda.multiprocessors / most(s->filter_tiles, 1), 1);
-    return s->g.direction == CONV_FILTER ? most(least(s->tiles, resident), 2) : least(s->tiles, resident);
+    int64_t resident = max64(s->blocks * device->cuda.multiprocessors / max64(s->filter_tiles, 1), 1);
+    return s->g.direction == CONV_FILTER ? max64(min64(s->tiles, resident), 2) : min64(s->tiles, resident);
 }
 
 static void predict(struct stem *s, const struct device *device) {

@@ -2,6 +2,7 @@
 /* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations behind them, on
    Hopper's tensor cores. A product of the Hopper family walks the depth in steps of 64 channels, seven eighths of which
    would be padding here; product/stem/stem_sm90.cuh makes depth of taps. Others are left to the other families. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "runtime/device.h"
@@ -87,13 +88,11 @@ static void find_taps(struct stem *s) {
 }
 
 static int shared_bytes(const struct stem *s) {
-    int patch = ((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES + 127) / 128 * 128;
-    int filters = (s->taps + 1) / 2 * 2 * s->filters * PIXEL_BYTES;
+    int patch = round_up((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES, 128);
+    int filters = round_up(s->taps, 2) * s->filters * PIXEL_BYTES;
     int slab = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
-    return (SLOTS * patch + filters + 1023) / 1024 * 1024 + 8 * SLABS_IN_FLIGHT * slab + SLOTS * 16;
+    return round_up(SLOTS * patch + filters, 1024) + 8 * SLABS_IN_FLIGHT * slab + SLOTS * 16;
 }
-
-static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
 
 /* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold. */
 static bool plan_tile(struct stem *s) {
@@ -101,8 +100,8 @@ static bool plan_tile(struct stem *s) {
     s->filters = (int)s->g.k;
     int blocks = SUMS / s->filters, best = 1;
     for (int segments = 1; segments <= blocks && segments <= 4; segments++)
-        if (parts(positions, segments * 64) * segments <= least) {
-            least = parts(positions, segments * 64) * segments;
+        if (divide_up(positions, segments * 64) * segments <= least) {
+            least = divide_up(positions, segments * 64) * segments;
             best = segments;
         }
     s->segments = best;
@@ -111,8 +110,8 @@ static bool plan_tile(struct stem *s) {
         if (shared_bytes(s) <= SHARED_MAX)
             break;
     }
-    s->tiles_p = s->lines ? parts(s->g.y.size[1], s->lines) : 0;
-    s->tiles_q = parts(positions, s->segments * 64);
+    s->tiles_p = s->lines ? divide_up(s->g.y.size[1], s->lines) : 0;
+    s->tiles_q = divide_up(positions, s->segments * 64);
     s->tiles = s->g.n * s->tiles_p * s->tiles_q;
     return s->lines > 0;
 }
@@ -135,7 +134,7 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
 
 static double predict(const struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
-    double clocks = (double)s->tiles * s->lines * s->segments * ((s->taps + 1) / 2) * s->filters / 2;
+    double clocks = (double)s->tiles * s->lines * s->segments * divide_up(s->taps, 2) * s->filters / 2;
     double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK;
     double moving = bytes / (double)device->cuda.bandwidth;
     return LAUNCH_SECONDS + (moving > computing ? moving : computing);

@@ -3,6 +3,7 @@
    behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the tensor
    cores, never in memory. Many rows are left to the block_scale family, whose result the families of products multiply. */
 #include "engines/cuda/product/weight_only/weight_only.h"
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/block_scale.h"
 #include "graph/ops/matmul.h"
@@ -168,9 +169,9 @@ static int resident(const struct weight_only *w, int warps) { return is_heavy(w)
    multiprocessor. */
 static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
     double weights = (double)tensor_bytes(w->p.weights->x) + (double)tensor_bytes(w->p.weights->scale);
-    double blocks = (double)((w->p.columns + columns - 1) / columns);
+    double blocks = (double)divide_up(w->p.columns, columns);
     double slots = (double)device->cuda.multiprocessors * resident(w, warps);
-    double waves = (double)(int64_t)((blocks + slots - 1) / slots), share = blocks / (waves * slots);
+    double waves = (double)divide_up((int64_t)blocks, slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
     double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.depth * 2) : 0;
     double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
@@ -178,7 +179,7 @@ static double predict(const struct weight_only *w, const struct device *device, 
 }
 
 static void choose_tile(struct weight_only *w, const struct device *device) {
-    int fragments = (int)((w->p.rows + ROWS_OF_FRAGMENT - 1) / ROWS_OF_FRAGMENT);
+    int fragments = (int)divide_up(w->p.rows, ROWS_OF_FRAGMENT);
     w->tokens = 1;
     while (w->tokens < fragments)
         w->tokens *= 2;
@@ -303,7 +304,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     finish_print(&print, &w.p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));
     int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
-    kernel->grid[0] = (uint32_t)((w.p.columns + columns - 1) / columns);
+    kernel->grid[0] = (uint32_t)divide_up(w.p.columns, columns);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)w.warps * 32;
     kernel->shared_bytes = (uint32_t)shared_bytes(&w);

@@ -2,6 +2,7 @@
 /* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise
    operations behind. Fewer rows are the weight-only family's, whose warps each multiply what they read; for more the weights
    are dequantised in memory, where that is predicted to be faster. */
+#include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "engines/cuda/product/weight_only/weight_only.h"
@@ -39,8 +40,6 @@ struct weight_only_sm90 {
     double seconds;
 };
 
-static int64_t parts(int64_t extent, int64_t part) { return (extent + part - 1) / part; }
-
 /* ---- Tile --------------------------------------------------------------------------------------------------------- */
 
 static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
@@ -58,19 +57,19 @@ static int slot_bytes(const struct weight_only_sm90 *w) {
 /* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. */
 static double predict(const struct weight_only_sm90 *w, const struct device *device) {
     double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
-    int64_t blocks = parts(w->p.columns, w->columns) * parts(w->p.rows, w->tokens) * w->splits;
+    int64_t blocks = divide_up(w->p.columns, w->columns) * divide_up(w->p.rows, w->tokens) * w->splits;
     double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
     double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
     int64_t clusters = (int64_t)found / w->splits;
     if (!clusters)
         return INFINITY;
-    int64_t waves = parts(blocks, clusters * w->splits);
+    int64_t waves = divide_up(blocks, clusters * w->splits);
     double step = (double)w->columns * w->tokens * STEP / PRODUCTS_PER_CLOCK / efficiency / CLOCK;
-    double fill = (a_bytes + w_bytes) * (double)parts(blocks, waves) / L2_BYTES_PER_SECOND;
+    double fill = (a_bytes + w_bytes) * (double)divide_up(blocks, waves) / L2_BYTES_PER_SECOND;
     double least = STEP_SECONDS + STEP_SECONDS_PER_COLUMN * w->columns;
     step = step > fill ? step : fill;
     step = step > least ? step : least;
-    double whole = FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)parts(w->steps, w->splits) * step;
+    double whole = FILL_SECONDS + (w->splits > 1 ? SPLIT_SECONDS : 0) + (double)divide_up(w->steps, w->splits) * step;
     double computing = (double)waves * whole;
     double moving = (double)(tensor_bytes(w->p.weights->x) + tensor_bytes(w->p.weights->scale)) / MEMORY_SHARE /
                     (double)device->cuda.bandwidth;
@@ -81,19 +80,20 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
 /* Rows in tiles of about equal height, as few as registers allow. */
 static int tile_rows(const struct weight_only_sm90 *w) {
     int most = SUMS_MAX * 256 / w->columns, grain = w->p.rows > SUMS_MAX ? 32 : 16;
-    int64_t each = parts(w->p.rows, parts(w->p.rows, most));
-    return (int)parts(each, grain) * grain;
+    int64_t each = divide_up(w->p.rows, divide_up(w->p.rows, most));
+    return (int)divide_up(each, grain) * grain;
 }
 
 /* The least predicted time over two or four math warpgroups and splits. */
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
-    at.steps = w->steps = parts(w->p.depth, STEP);
+    at.steps = w->steps = divide_up(w->p.depth, STEP);
     w->splits = 0;
     for (int tile = 1; tile <= TILES; tile++)
         for (at.splits = 1; at.splits <= CLUSTER_MAX && at.splits <= at.steps; at.splits *= 2) {
-            bool is_left = parts(at.steps, parts(at.steps, at.splits)) < at.splits; /* a block without a step to do */
+            bool is_left =
+                divide_up(at.steps, divide_up(at.steps, at.splits)) < at.splits; /* a block without a step to do */
             bool is_other = (chosen > 0 && chosen <= TILES && chosen != tile) || (asked > 0 && at.splits > asked);
             at.columns = tile * 128;
             at.tokens = tile_rows(&at);
@@ -167,7 +167,7 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     print_number(&print, w->p.depth, "depth");
     print_divisor(&print, each, "parts");
     TRY(kernel_finish(&print, kernel, "product/weight_only/repack.cuh", "depth_order", arena));
-    kernel->grid[0] = (uint32_t)parts(threads, ORDER_THREADS);
+    kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = ORDER_THREADS;
     kernel->is_dependent = true;
@@ -212,12 +212,12 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     print_constant(&print, "STAGES", w->stages);
     print_constant(&print, "SCALES", scales(w));
     print_number(&print, w->steps, "steps");
-    print_number(&print, parts(w->steps, w->splits), "steps_per_split");
+    print_number(&print, divide_up(w->steps, w->splits), "steps_per_split");
     wgmma_print_registers(&print.code, w->tokens, (weftDataType_t)w->p.c.factor[FACTOR_A].tensor->type);
     finish_print(&print, &w->p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
-    kernel->grid[0] = (uint32_t)(parts(w->p.columns, w->columns) * w->splits);
-    kernel->grid[1] = (uint32_t)parts(w->p.rows, w->tokens);
+    kernel->grid[0] = (uint32_t)(divide_up(w->p.columns, w->columns) * w->splits);
+    kernel->grid[1] = (uint32_t)divide_up(w->p.rows, w->tokens);
     kernel->grid[2] = 1;
     kernel->block = (uint32_t)(w->columns / 64 + 1) * WARPGROUP;
     kernel->cluster = w->splits > 1 ? (uint32_t)w->splits : 0;
