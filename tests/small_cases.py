@@ -193,6 +193,21 @@ def attention_gradient(t: Maker) -> None:
         t.out(grad)
 
 
+def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
+    """Two blocks of keys, more queries than keys, and the last block of both is ragged. Statistics are beyond
+    all scores, as they would be."""
+
+    def build(t: Maker) -> None:
+        q, o, d_o = (t(2, 4, 200, size, dtype=dtype) for _ in range(3))
+        k, v = (t(2, 2, 150, size, dtype=dtype) for _ in range(2))
+        extra = {key: make(t) if callable(make) else make for key, make in options.items()}
+        extra |= {"stats": t(2, 4, 200, 1, dtype="f32", low=9), "attn_scale": 8 / (4 * size)}
+        for grad in t.g.sdpa_backward(q, k, v, o, d_o, **extra):
+            t.out(grad, dtype=dtype)
+
+    return build
+
+
 def attention_dropout(t: Maker) -> None:
     one, dump = np.full((1, 1, 1, 1), 3, "i4"), t.g.tensor(name="dump")
     drawn = {f"dropout_{name}": t(1, 1, 1, 1, dtype="i32", values=one) for name in ("seed", "offset")}
@@ -419,6 +434,26 @@ CASES = {
         "forward", "attention", attention(dims=(1, 33, 70, 192), dtype="f16")
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
+    "attention gradient on Hopper": Case(
+        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        attention_gradient_of_boxes(128, "bf16", use_causal_mask=True),
+        engine="cuda.unordered",
+    ),
+    "attention gradient on Hopper, padded window": Case(
+        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        attention_gradient_of_boxes(
+            40,
+            "f16",
+            diagonal_band_left_bound=70,
+            use_causal_mask_bottom_right=True,
+            use_padding_mask=True,
+            seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[200]]]])),
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[150]]], [[[77]]]])),
+        ),
+        engine="cuda.unordered",
+    ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
     "attention gradient, all": Case(
         "backward backward_bias backward_sink", "attention", all_gradients

@@ -84,6 +84,8 @@ struct family {
     /* Whether it would calculate an operation with fewer bits than the operands have: cheap, and true where it may be.
        NULL: it never does. */
     bool (*narrows)(const struct graph *graph, int node);
+    /* The same of sums in an order that differs from run to run. */
+    bool (*reorders)(const struct graph *graph, int node);
 };
 
 struct engine {
@@ -91,7 +93,7 @@ struct engine {
     const char *doc;
     weftDeviceKind_t device;
     const struct family *const *families; /* best first, ends with NULL */
-    bool narrows;                         /* uses families that do, and declines graphs where none serves a part */
+    bool narrows, reorders;               /* uses families that do, and declines graphs where none serves a part */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
@@ -107,7 +109,7 @@ struct engine {
 
 /* Whether a family on its list serves an engine. */
 static inline bool engine_uses(const struct engine *engine, const struct family *family) {
-    return engine->narrows || !family->narrows;
+    return (engine->narrows || !family->narrows) && (engine->reorders || !family->reorders);
 }
 
 /* The list of engines, best first; an engine's index here is its global index. */

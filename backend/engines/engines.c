@@ -5,13 +5,31 @@
 #include "engines/cuda/families.h"
 #include "engines/engine.h"
 
-static const struct family *const cuda_families[] = {
-    &cuda_attention,   &cuda_weight_only_sm90, &cuda_weight_only, &cuda_stem_sm90,
-    &cuda_stem,        &cuda_depthwise,        &cuda_patch_sm90,  &cuda_hopper_tf32,
-    &cuda_hopper,      &cuda_packed_tf32,      &cuda_packed,      &cuda_contraction_tf32,
-    &cuda_contraction, &cuda_grouped_sm90,     &cuda_grouped,     &cuda_channels,
-    &cuda_rows,        &cuda_window,           &cuda_map,         &cuda_move,
-    &cuda_rng,         &cuda_block_scale,      &cuda_staged,      NULL};
+static const struct family *const cuda_families[] = {&cuda_attention_hopper_unordered,
+                                                     &cuda_attention,
+                                                     &cuda_weight_only_sm90,
+                                                     &cuda_weight_only,
+                                                     &cuda_stem_sm90,
+                                                     &cuda_stem,
+                                                     &cuda_depthwise,
+                                                     &cuda_patch_sm90,
+                                                     &cuda_hopper_tf32,
+                                                     &cuda_hopper,
+                                                     &cuda_packed_tf32,
+                                                     &cuda_packed,
+                                                     &cuda_contraction_tf32,
+                                                     &cuda_contraction,
+                                                     &cuda_grouped_sm90,
+                                                     &cuda_grouped,
+                                                     &cuda_channels,
+                                                     &cuda_rows,
+                                                     &cuda_window,
+                                                     &cuda_map,
+                                                     &cuda_move,
+                                                     &cuda_rng,
+                                                     &cuda_block_scale,
+                                                     &cuda_staged,
+                                                     NULL};
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 static const struct engine cuda_engine = {
@@ -44,6 +62,22 @@ static const struct engine cuda_tf32_engine = {
     .code = cuda_code,
 };
 
+static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
+                                                                            WEFT_NUMERICAL_NOTE_NONDETERMINISTIC};
+static const struct engine cuda_unordered_engine = {
+    .name = "cuda.unordered",
+    .doc = "as cuda, with sums that blocks add to in any order: two runs may differ by rounding",
+    .device = WEFT_DEVICE_CUDA,
+    .families = cuda_families,
+    .reorders = true,
+    .numerical_notes = cuda_unordered_numerical_notes,
+    .numerical_note_count = 2,
+    .behavior_notes = cuda_behavior_notes,
+    .behavior_note_count = 1,
+    .compile = cuda_compile,
+    .code = cuda_code,
+};
+
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
@@ -61,7 +95,8 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
-const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cpu_fast_engine, &cpu_reference_engine};
+const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cuda_unordered_engine, &cpu_fast_engine,
+                                        &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;
 
 bool region_has(const struct region *region, int node) {

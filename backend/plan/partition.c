@@ -337,37 +337,44 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-static bool may_narrow(const struct partitioning *p) {
+/* What an engine is for that does as another one but for one liberty: whether a family takes it at a node. NULL: no such engine. */
+typedef bool liberty(const struct graph *graph, int node);
+static liberty *liberty_of(const struct engine *engine, const struct family *family) {
+    return engine->narrows ? family->narrows : engine->reorders ? family->reorders : NULL;
+}
+static bool is_liberal(const struct engine *engine) { return engine->narrows || engine->reorders; }
+
+static bool may_take_liberty(const struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
-        for (int n = 0; n < p->graph->node_count && p->engine->families[f]->narrows; n++)
-            if (p->owner[n] == UNASSIGNED && p->engine->families[f]->narrows(p->graph, n))
+        for (int n = 0; n < p->graph->node_count && liberty_of(p->engine, p->engine->families[f]); n++)
+            if (p->owner[n] == UNASSIGNED && liberty_of(p->engine, p->engine->families[f])(p->graph, n))
                 return true;
     return false;
 }
 
-static weftStatus_t fail_to_narrow(const struct partitioning *p) {
-    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is narrowed.", p->engine->name,
-         descriptor_label(&p->graph->base));
+static weftStatus_t fail_without_liberty(const struct partitioning *p) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "engine %s: nothing in %s is %s.", p->engine->name,
+         descriptor_label(&p->graph->base), p->engine->narrows ? "narrowed" : "summed in an order that differs");
 }
 
 /* An engine that would do as another does is no choice. */
-static weftStatus_t check_narrowing(struct partitioning *p) {
-    bool narrows = !p->engine->narrows;
+static weftStatus_t check_liberty(struct partitioning *p) {
+    bool is_taken = !is_liberal(p->engine);
     for (int i = 0; i < p->part_count; i++)
-        narrows = narrows || p->parts[i].family->narrows;
-    if (narrows)
+        is_taken = is_taken || liberty_of(p->engine, p->parts[i].family);
+    if (is_taken)
         return WEFT_STATUS_SUCCESS;
     double seconds;
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     for (int f = 0; p->part_count == 1 && p->engine->families[f]; f++) /* the most general one's reason counts */
-        if (p->engine->families[f]->narrows)
+        if (liberty_of(p->engine, p->engine->families[f]))
             status = p->engine->families[f]->accepts(&p->parts[0].region, p->device, &seconds);
-    return status ? status : fail_to_narrow(p);
+    return status ? status : fail_without_liberty(p);
 }
 
 static weftStatus_t assign_all(struct partitioning *p) {
-    if (p->engine->narrows && !may_narrow(p)) /* known before all else is planned as another engine would */
-        return fail_to_narrow(p);
+    if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
+        return fail_without_liberty(p);
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++) {
             bool started = false;
@@ -380,7 +387,7 @@ static weftStatus_t assign_all(struct partitioning *p) {
     if (p->part_count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
              descriptor_label(&p->graph->base));
-    return check_narrowing(p);
+    return check_liberty(p);
 }
 
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,

@@ -917,6 +917,8 @@ class attribute_name(IntEnum):
     """INT64, a weftDiagonalAlignment_t: the alignment of the forward pass; default TOP_LEFT."""
     OPERATION_SDPA_BWD_ALIBI_EXT = 10074
     """BOOLEAN: whether the forward pass added ALiBi; default false."""
+    OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT = 10077
+    """BOOLEAN, default false: two runs agree to the bit."""
     OPERATION_SDPA_BWD_SCALE_VALUE_EXT = 10078
     """DOUBLE: factor of q k^T when SCALEDESC is not set; default 1."""
     OPERATION_SDPA_BWD_COMP_TYPE_EXT = 10079

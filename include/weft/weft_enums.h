@@ -947,6 +947,8 @@ typedef enum {
              TOP_LEFT. */
     WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT = 10074,
         /**< BOOLEAN: whether the forward pass added ALiBi; default false. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT = 10077,
+        /**< BOOLEAN, default false: two runs agree to the bit. */
     WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT = 10078,
         /**< DOUBLE: factor of q k^T when SCALEDESC is not set; default 1. */
     WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT = 10079,

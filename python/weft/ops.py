@@ -4213,6 +4213,7 @@ class Ops:
         dropout_offset: Operand | None = None,
         max_total_seq_len_q: int | None = None,
         max_total_seq_len_kv: int | None = None,
+        is_deterministic: bool | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -4245,6 +4246,7 @@ class Ops:
             dropout_offset: offset of the forward pass, INT32 or INT64; unset: 0, [1, 1, 1, 1].
             max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
             max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
+            is_deterministic: true: two runs agree to the bit; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4284,6 +4286,7 @@ class Ops:
             "dropout_offset": dropout_offset,
             "max_total_seq_len_q": max_total_seq_len_q,
             "max_total_seq_len_kv": max_total_seq_len_kv,
+            "is_deterministic": is_deterministic,
         }
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)

@@ -411,7 +411,7 @@ class Sugar(Ops):
         sink_token: Operand | None = None,
         dSink_token: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of scaled dot-product attention. Always deterministic.
+        """Gradients of scaled dot-product attention.
 
             dQ = attn_scale dS k, dK = attn_scale dS^T q, dV = P^T dO
 
@@ -439,7 +439,8 @@ class Sugar(Ops):
             diagonal_band_right_bound: as in the forward pass.
             dropout: as in the forward pass.
             rng_dump: a tensor that would receive dropout's mask; the forward pass gives it.
-            use_deterministic_algorithm: accepted; every algorithm is deterministic.
+            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add
+                to dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
             score_mod: as in the forward pass; does not exist yet.
@@ -487,6 +488,7 @@ class Sugar(Ops):
         values |= {"use_alibi_mask": use_alibi_mask or None, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         values |= {"max_total_seq_len_q": max_total_seq_len_q, "max_total_seq_len_kv": max_total_seq_len_kv}
         values |= {"sink_token": sink_token, "dSink_token": dSink_token}
+        values |= {"is_deterministic": use_deterministic_algorithm or None}
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2]

@@ -172,6 +172,9 @@ struct spill {
 };
 static const struct spill *allowed_spills;
 
+/* Whether what the assembler says about wgmma, codes C7501 and on, is an error: most of it makes a kernel several times slower. */
+static bool forbids_advice;
+
 static inline bool may_spill(const struct wanted *one, int version) {
     for (const struct spill *spill = allowed_spills; spill && spill->name; spill++)
         if (strcmp(spill->name, one->name) == 0 && strcmp(spill->arch, one->arch) == 0 &&
@@ -240,6 +243,8 @@ static inline void compile(const struct wanted *one) {
         spills = spills || strncmp(at, "bytes stack frame, 0 bytes spill", 32) != 0;
     CHECK(!spills || may_spill(one, choice.version), "%s for %s spills with NVRTC %d:\n%s", one->name, one->arch,
           choice.version, compiled.log);
+    CHECK(!forbids_advice || !compiled.log || !strstr(compiled.log, "(C75"), "%s for %s with NVRTC %d:\n%s", one->name,
+          one->arch, choice.version, compiled.log);
     const char *used = compiled.log ? strstr(compiled.log, "Used ") : NULL;
     if (getenv("WEFT_TEST_VERBOSE"))
         printf("%-44s %-8s %d %.18s | grid %u x %u | %s\n", one->name, one->arch, choice.version, used ? used : "",

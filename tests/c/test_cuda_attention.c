@@ -214,6 +214,7 @@ static desc backward_of(const struct attention_case *c) {
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+static const struct family *family = &cuda_attention;
 static desc (*describe)(const struct attention_case *c);
 static const struct attention_case *described;
 
@@ -223,7 +224,7 @@ static weftStatus_t build_attention(struct built *built, const struct attention_
                                     desc (*operation)(const struct attention_case *c), const struct device *device) {
     describe = operation;
     described = c;
-    return build(built, &cuda_attention, fill, device);
+    return build(built, family, fill, device);
 }
 
 static void check_case(const struct attention_case *c, bool is_forward, const struct device *device, int arch_index) {
@@ -257,6 +258,31 @@ static void build_attention_cases(void) {
                 MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
                 check_case(&cases[i], is_forward, &device, a);
             }
+}
+
+/* ---- Hopper's gradients ------------------------------------------------------------------------------------------ */
+
+static const struct attention_case hopper_cases[] = {
+    {"64", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .backward = "wgmma of bf16, heads of 64, 128 keys x 128"},
+    {"64 causal, grouped, padded", F16, F16, 0, 2, 8, 2, 2, 500, 700, 40, 64, .is_causal = true, .is_padded = true,
+     .backward = "wgmma of f16, heads of 64, 128 keys x 128"},
+    {"128", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .backward = "wgmma of f16, heads of 128, 128 keys x 64"},
+    {"128 causal", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .is_causal = true,
+     .backward = "wgmma of bf16, heads of 128, 128 keys x 64"},
+    {"128 causal, grouped, padded", BF16, BF16, 0, 2, 8, 1, 1, 500, 700, 96, 128, .is_causal = true, .is_padded = true,
+     .backward = "wgmma of bf16, heads of 128, 128 keys x 64"},
+};
+
+static void build_hopper_cases(void) {
+    struct device device;
+    MUST(device_describe_cuda(&device, 9, 0));
+    family = &cuda_attention_hopper_unordered;
+    for (int i = 0; i < COUNT(hopper_cases); i++) {
+        struct attention_case c = hopper_cases[i];
+        c.backward_kernels = 3;
+        check_case(&c, false, &device, -1);
+    }
+    family = &cuda_attention;
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -323,7 +349,9 @@ static const struct spill spills[] = {
 
 int main(void) {
     allowed_spills = spills;
+    forbids_advice = true;
     build_attention_cases();
+    build_hopper_cases();
     workspace_is_linear();
     memory_may_be_too_small();
     check_refusals(refusals, COUNT(refusals));

@@ -318,10 +318,11 @@ static enum outcome store_box(struct warp *w, const struct instruction *i, uint3
     return YIELD;
 }
 
-/* cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes. */
+/* cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes; cp.reduce.async.bulk: adds floats. */
 static enum outcome store_bytes(struct warp *w, const struct instruction *i, uint32_t mask) {
     FOR_LANES(mask, l) {
         struct copy copy = new_store(w, i, l);
+        copy.adds = ptx_has(i->opcode, "reduce");
         copy.global = address_of(w, &i->operands[0], l);
         copy.bytes = narrow(w, &i->operands[2])[l];
         check_alignment(w, &copy);
@@ -388,6 +389,8 @@ operation decode_copies(struct instruction *i) {
         {"cp.async.bulk.shared::cta.global.",
          "async bulk shared::cta global mbarrier::complete_tx::bytes L2::cache_hint", load_bytes},
         {"cp.async.bulk.global.shared::cta.", "async bulk global shared::cta bulk_group L2::cache_hint", store_bytes},
+        {"cp.reduce.async.bulk.global.shared::cta.", "reduce async bulk global shared::cta bulk_group add f32",
+         store_bytes},
     };
     for (size_t k = 0; k < sizeof families / sizeof *families; k++)
         if (ptx_begins(i->opcode, families[k].start) && ptx_only(i->opcode, families[k].words))

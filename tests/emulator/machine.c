@@ -187,6 +187,16 @@ void machine_take_source(struct copy *copy) {
     copy->block->copies_under_way--;
 }
 
+static void add_floats(unsigned char *to, const unsigned char *from, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += sizeof(float)) {
+        float sum, more;
+        memcpy(&sum, to + i, sizeof sum);
+        memcpy(&more, from + i, sizeof more);
+        sum += more;
+        memcpy(to + i, &sum, sizeof sum);
+    }
+}
+
 /* NULL, or what is wrong. */
 static const char *move(const struct copy *copy) {
     if (copy->kind == COPY_STORE && copy->map)
@@ -198,7 +208,9 @@ static const char *move(const struct copy *copy) {
     const char *wrong = copy->is_words || !copy->bytes ? NULL : check_global(NULL, copy->global, copy->bytes);
     if (wrong)
         return wrong;
-    if (copy->kind == COPY_STORE)
+    if (copy->adds)
+        add_floats((unsigned char *)(uintptr_t)copy->global, shared, copy->bytes);
+    else if (copy->kind == COPY_STORE)
         memcpy((void *)(uintptr_t)copy->global, shared, copy->bytes);
     else
         memcpy(shared, copy->is_words ? copy->words : (const void *)(uintptr_t)copy->global, copy->bytes);

@@ -108,6 +108,7 @@ struct copy {
     uint64_t global;
     uint8_t words[16]; /* st.async: what is stored */
     bool is_words;
+    bool adds;               /* of a store: floats, to what is there */
     unsigned char *taken;    /* of a store: what it has read, while it has not written it */
     uint32_t *clock;         /* of a load: of the warp that began it */
     const struct warp *warp; /* of a store: whose group it belongs to */

@@ -671,6 +671,107 @@ def test_gradients_by_torch(name: str) -> None:
     checks.check(run_backward(case), operands, want, magnitude=1000)
 
 
+# ---- Gradients in large tiles ------------------------------------------------------------------------------
+
+# Rows that Hopper's copy engine takes, tiles of 64 or 128 queries and 128 keys: one row, ends of tiles, and a
+# tile and a half.
+ENDS = [(1, 1), (63, 129), (64, 127), (65, 1), (127, 128), (128, 65), (129, 192), (192, 64)]
+LARGE_TILES = {
+    "plain": Case(batch=1),
+    "causal": Case(batch=1, heads=(3, 1, 1), right=0),
+    "causal at the end": Case(batch=1, heads=(4, 2, 2), right=0, alignment=BOTTOM_RIGHT),
+    "window": Case(batch=2, heads=(1, 1, 1), left=40, right=7),
+    "future only": Case(batch=1, right=-70),
+    "sink": Case(batch=1, sink=True, right=0),
+    "padding": Case(batch=3, heads=(2, 1, 1), seq_len_q=[1, 0, 63], seq_len_kv=[63, 60, 1]),
+    "padding, causal at the end": Case(
+        batch=3, heads=(2, 1, 1), right=0, alignment=BOTTOM_RIGHT, seq_len_q=[60, 1, 9], seq_len_kv=[1, 64, 0]
+    ),
+}
+
+
+def spoil_padding(case: Case, operands: dict[str, Any]) -> None:
+    """What lies beyond the lengths in use may be anything."""
+    rows, columns = (each.reshape(-1) for each in case.lengths())
+    for b in range(case.batch):
+        for key in ("q", "o", "dO", "stats"):
+            operands[key][b, :, rows[b] :] = np.nan
+        for key in ("k", "v"):
+            operands[key][b, :, columns[b] :] = np.nan
+
+
+def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[str] | None = None) -> None:
+    """dQ, dK and dV; dS is made of weights rounded to 16 bits, and is rounded itself."""
+    inputs = case.inputs(dtype)
+    if logits:
+        whole = replace(case, scale=1, left=None, right=None)
+        case = replace(case, scale=logits / np.abs(whole.scores(inputs)).max())
+    operands = backward_inputs(case, inputs, dtype)
+    want, lost = by_definition(case, operands)
+    spoil_padding(case, operands)
+    found = rounded_factors([2 * lost[0], 2 * lost[1], lost[2]], dtype)
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        return g._sdpa_bwd(**tensors, **case.values(), name="a")
+
+    layouts = layouts or ["packed"]
+    made = checks.check(build, operands, want[:3], magnitude=200, rounded=found, layouts=layouts)
+    assert all(np.isfinite(checks.exact(each)).all() for arrays in made.values() for each in arrays)
+
+
+@pytest.mark.parametrize(("rows", "columns"), ENDS)
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", LARGE_TILES)
+def test_backward_at_the_ends_of_tiles(name: str, depth: int, rows: int, columns: int) -> None:
+    case = replace(LARGE_TILES[name], rows=rows, columns=columns, depth=depth, value_depth=depth, scale=0.1)
+    check_large_tiles(case, ["bf16", "f16"][(rows + depth) % 3 == 0])
+
+
+@pytest.mark.parametrize("heads", range(1, 8))
+def test_backward_of_so_many_key_heads(heads: int) -> None:
+    case = Case(1, (2 * heads, heads, heads), 70, 140, 64, 64, 0.1, right=5)
+    check_large_tiles(case, "bf16")
+
+
+PADDED = [(8, 8), (40, 24), (64, 128), (80, 96), (96, 64), (128, 8)]
+
+
+@pytest.mark.parametrize(("depth", "value_depth"), PADDED)
+def test_backward_of_heads_that_are_padded(depth: int, value_depth: int) -> None:
+    case = Case(1, (2, 2, 2), 130, 70, depth, value_depth, 0.1, right=0)
+    check_large_tiles(case, "bf16", layouts=["packed", "channels_last"])
+
+
+@pytest.mark.parametrize("logits", [1e-3, 120.0, 1e4])
+@pytest.mark.parametrize("depth", [64, 128])
+def test_backward_of_extreme_scores(depth: int, logits: float) -> None:
+    """Statistics of 1e4 are known to 5e-4, and the weights no better."""
+    case = Case(1, (2, 1, 1), 100, 140, depth, depth, right=0)
+    if logits < 1e3:
+        check_large_tiles(case, "bf16", logits)
+        return
+    inputs = case.inputs("bf16")
+    case = replace(case, scale=logits / 150)
+    found = checks.check(run_backward(case), backward_inputs(case, inputs, "bf16"), [None] * 3)
+    assert all(np.isfinite(checks.exact(each)).all() for arrays in found.values() for each in arrays)
+
+
+def test_backward_of_strided_rows() -> None:
+    """Batch, rows and heads in other orders in memory, with gaps of whole 16 bytes; statistics with any."""
+    case = Case(2, (4, 2, 2), 70, 130, 64, 64, 0.1, right=0)
+    operands = backward_inputs(case, case.inputs("bf16"), "bf16")
+    want, lost = by_definition(case, operands)
+    strided: dict[str, Any] = {}
+    for i, (key, array) in enumerate(operands.items()):
+        _, h, s, d = array.shape
+        width = d + 8 * (i % 3) if key != "stats" else 3
+        by_rows = (s * h * width + 8, width, h * width, 1)
+        by_heads = (h * (s * width + 16), s * width + 16, width, 1)
+        strided[key] = (array, by_rows if i % 2 else by_heads)
+    found = rounded_factors([2 * lost[0], 2 * lost[1], lost[2]], "bf16")
+    checks.check(run_backward(case), strided, want, magnitude=200, rounded=found, layouts=["packed"])
+
+
 # ---- Heads of any size -------------------------------------------------------------------------------------
 
 # Deeper than a GPU multiplies at once: both, q and k alone, v alone, and sizes that no tile divides.

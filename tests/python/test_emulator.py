@@ -342,6 +342,22 @@ def test_copies_that_are_not_aligned(fails: Any, memory: Any) -> None:
     fails(store, address, shared=128).expect(words, store)
 
 
+def test_floats_are_added_in_any_order(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block 4 adds 1, the others 2^-24, which 1 swallows unless enough of them come first."""
+    put = "mov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p2, %r1, 4;\nselp.f32 %f1, 0f3F800000, 0f33800000, %p2;\n"
+    put += "st.shared.v4.f32 [s], {%f1, %f1, %f1, %f1};\nfence.proxy.async.shared::cta;\n"
+    add = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [s], 16;\n"
+    wait = "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;"
+    made = set()
+    for seed in SEEDS:
+        monkeypatch.setenv("EMULATOR_SEED", str(seed))
+        sums = gpu.run(ONE_THREAD + put + add + wait, np.zeros(8, "f4"), grid=9, shared=64)[0].tolist()
+        assert sums == [sums[0]] * 4 + [0] * 4
+        made.add(sums[0])
+    assert len(made) > 1
+    assert made <= {1 + i * 2.0**-23 for i in range(5)}
+
+
 BOX = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 GET = f"@%p3 {BOX} [s+128], [%d6, {{0, 0}}], [s];"
 GET_BOX = f"mov.u64 %d6, args;\n{INIT_S}@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}\n"

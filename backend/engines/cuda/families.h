@@ -21,6 +21,9 @@ extern const struct family cuda_grouped;          /* products of a mixture of ex
 extern const struct family cuda_grouped_sm90;     /* the same of 16 or 8 bits on Hopper */
 extern const struct family cuda_attention;        /* scaled dot-product attention, forward and backward */
 
+/* Gradients of attention on Hopper, those of queries summed by blocks in any order. */
+extern const struct family cuda_attention_hopper_unordered;
+
 /* What memory bounds. */
 extern const struct family cuda_channels; /* batch norm of channels that are neighbours in memory, in one launch */
 extern const struct family cuda_rows;     /* reductions, softmax and norms, and the pointwise operations around them */

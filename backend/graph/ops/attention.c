@@ -168,6 +168,9 @@ static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_kv,
               WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV, "max_total_seq_len_kv",
               .doc = "upper bound of the keys of all batches together, a hint"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_bwd_op, is_deterministic,
+              WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT, "is_deterministic",
+              .doc = "true: two runs agree to the bit"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_bwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.subgraph_input_uid,
@@ -197,7 +200,7 @@ static const struct method backward_methods[] = {
      "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dSink_token=None dropout_probability=None dropout_seed=None dropout_offset=None "
-     "max_total_seq_len_q=None max_total_seq_len_kv=None",
+     "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None",
      "dQ dK dV"},
     {0},
 };

@@ -41,6 +41,7 @@ struct sdpa_bwd_op {
     struct tensor *o, *d_o, *stats;
     struct tensor *dq, *dk, *dv, *dbias, *dsink;
     int64_t max_total_seq_len_q, max_total_seq_len_kv; /* hints for ragged workspace */
+    bool is_deterministic;
 };
 
 extern const struct op sdpa_fwd_op;

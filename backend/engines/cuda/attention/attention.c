@@ -112,7 +112,7 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
     return prefers_bf16 ? &mma_bf16 : &mma_f16;
 }
 
-static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
+weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
     const struct node *node = region_node(region, 0);
     bool is_forward = op_of(node->op) == &sdpa_fwd_op;
     if (region->count != 1 || (!is_forward && op_of(node->op) != &sdpa_bwd_op))
@@ -154,7 +154,7 @@ static double predict(const struct cuda_attention *c) {
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct cuda_attention c;
-    TRY(analyse(&c, region, device));
+    TRY(attention_analyse(&c, region, device));
     TRY(c.forward ? attention_forward_accepts(&c) : attention_backward_accepts(&c));
     *seconds = predict(&c);
     return WEFT_STATUS_SUCCESS;
@@ -165,7 +165,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     (void)knobs;
     struct cuda_attention c;
     struct cuda_step *state;
-    TRY(analyse(&c, &step->region, device));
+    TRY(attention_analyse(&c, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     return c.forward ? attention_forward_build(step, &c, state, arena)

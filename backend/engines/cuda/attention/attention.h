@@ -36,6 +36,9 @@ struct attention_tile {
     bool is_held; /* own rows stay in registers */
 };
 
+/* A region of one sdpa_fwd or sdpa_bwd whose tensors kernels can store. */
+weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device);
+
 /* Whether scores take more registers than the product alone: a bias, dropout, double sums, a second part of the weights. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 

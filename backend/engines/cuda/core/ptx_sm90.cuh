@@ -95,6 +95,14 @@ DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y, i32 z) {
 DEVICE void store_box(const tensor_map& map, u32 src, i32 x, i32 y, i32 z, i32 u) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(src), "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
 }
+/* Rows of bytes without a map: addresses and sizes are multiples of 16. */
+DEVICE void load_bytes(u32 dst, const void* src, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(barrier) : "memory");
+}
+/* Adds floats to global memory, each by itself, in any order with what other blocks add; waited for as stores are. */
+DEVICE void add_bytes(float* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 DEVICE void publish_to_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); } /* what threads stored, before TMA reads it */
@@ -131,6 +139,11 @@ DEVICE words load_words(u32 address) {
 DEVICE void store_words(u32 address, const words& r) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3]) : "memory");
 }
+DEVICE void store_quad(u32 address, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+/* Not ordered with other accesses: the barrier before it is, and what it reads stays until another one. */
+DEVICE void load_pair(float (&r)[2], u32 address) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r[0]), "=f"(r[1]) : "r"(address)); }
 /* The same instructions, where other warps may do the same to the same words at once. */
 DEVICE words load_words_of_many(u32 address) {
     words r;

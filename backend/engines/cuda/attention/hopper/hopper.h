@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention on Hopper, by its copy engine (TMA) and tensor cores (wgmma): what its kernels share. What they decline,
+   the portable attention family takes. */
+#ifndef WEFT_ENGINES_CUDA_ATTENTION_HOPPER_H
+#define WEFT_ENGINES_CUDA_ATTENTION_HOPPER_H
+
+#include "engines/cuda/attention/attention.h"
+
+weftStatus_t attention_hopper_check_device(const struct device *device);
+
+/* Rows of 16 bits that the copy engine takes: contiguous, strides and addresses multiples of 16 bytes. */
+weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor);
+
+/* A map of a [B, H, S, D] tensor: boxes of so many rows of 64 columns, swizzled by 128 bytes. */
+void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                                int rows, const char *name);
+
+/* The scale, lengths, and which bounds hide something. */
+void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);
+
+/* D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands: NAME(d, a, b). Those in shared memory are given
+   by the low words of their descriptors: sums of 64 bits would take registers. is_fresh: what was in d is dead before,
+   and the compiler may know it. */
+struct attention_product {
+    const char *name, *type;
+    int columns;
+    enum { PRODUCT_A_K, PRODUCT_A_MN, PRODUCT_A_REGISTERS } a; /* K-major, MN-major, or four registers */
+    bool b_is_mn, adds, is_fresh;
+};
+void attention_hopper_print_product(struct text *code, const struct attention_product *product);
+
+#endif

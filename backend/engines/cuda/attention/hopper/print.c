@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Text, maps and arguments that Hopper's attention kernels share. */
+#include "engines/cuda/attention/hopper/hopper.h"
+
+#include <string.h>
+
+weftStatus_t attention_hopper_check_device(const struct device *device) {
+    if (device->cuda.major != 9 || device->cuda.minor != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
+             "Hopper's attention kernels run on compute capability 9.0, '%s' has %d.%d", device->name,
+             device->cuda.major, device->cuda.minor);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_multiple(int64_t elements) { return elements > 0 && elements % 8 == 0; }
+
+weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
+    bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0 && tensor->dims.at[3] % 8 == 0;
+    for (int i = 0; i < 3; i++)
+        fits = fits && (tensor->dims.at[i] == 1 || is_multiple(tensor->strides.at[i]));
+    if (tensor->type != c->a->q->type || (tensor->type != WEFT_DATA_HALF && tensor->type != WEFT_DATA_BFLOAT16))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
+             descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
+             dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);
+    if (!fits || tensor->is_by_value || tensor->is_constant)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them.",
+             descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                                int rows, const char *name) {
+    struct cuda_map map = {.form = {.type = tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
+                                    .rank = 4,
+                                    .box = {64, (uint32_t)rows, 1, 1},
+                                    .swizzle = TENSOR_MAP_128B,
+                                    .promotion = TENSOR_MAP_L2_128B}};
+    for (int i = 0; i < 4; i++) {
+        int dim = (int[]){3, 2, 1, 0}[i];
+        map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
+        if (i > 0) /* of one row, head or batch entry the stride means nothing */
+            map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)tensor->strides.at[dim] * 2;
+    }
+    print_map(print, graph_find_value(c->graph, tensor), &map, name);
+}
+
+static void print_length(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                         const char *name, const char *step_name, const char *flag) {
+    print_constant(print, flag, tensor != NULL);
+    if (!tensor)
+        return;
+    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
+    print_number(print, tensor->dims.at[0] == 1 ? 0 : tensor->strides.at[0], step_name);
+}
+
+void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct attention *a = c->a;
+    int64_t scale;
+    memcpy(&scale, &a->scale_value, sizeof scale);
+    print_number(print, c->queries, "queries");
+    print_number(print, c->keys, "keys");
+    print_number(print, a->left_bound, "left");
+    print_number(print, a->right_bound, "right");
+    print_constant(print, "HAS_LEFT", a->left_bound != ATTENTION_UNBOUNDED);
+    print_constant(print, "HAS_RIGHT", a->right_bound != ATTENTION_UNBOUNDED);
+    print_constant(print, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
+    print_constant(print, "HAS_SCALE", a->scale != NULL);
+    if (a->scale)
+        print_pointer(print, (weftDataType_t)a->scale->type, graph_find_value(c->graph, a->scale), 0, "scale");
+    else
+        print_number(print, scale, "scale");
+    print_length(print, c, a->seq_len_q, "seq_len_q", "seq_len_q_step", "HAS_SEQ_LEN_Q");
+    print_length(print, c, a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", "HAS_SEQ_LEN_KV");
+}
+
+void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
+    bool in_registers = product->a == PRODUCT_A_REGISTERS;
+    int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
+    text_add(code,
+             "DEVICE void %s(float (&d)[%d], %s a, u32 b) {\n    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %d, 0; "
+             ".reg .b64 %sb; ",
+             product->name, count, in_registers ? "const u32*" : "u32", product->adds, in_registers ? "" : "a, ");
+    if (!in_registers)
+        text_add(code, "mov.b64 a, {%%%d, 0x40000040}; ", count);
+    text_add(code, "mov.b64 b, {%%%d, 0x40000040};\"\n        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {", b,
+             product->columns, product->type, product->type);
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s%%%d", i ? "," : "", i);
+    text_add(code, "}, ");
+    if (in_registers)
+        text_add(code, "{%%%d,%%%d,%%%d,%%%d}", count, count + 1, count + 2, count + 3);
+    else
+        text_add(code, "a");
+    text_add(code, ", b, p, 1, 1%s, %d; }\"\n        : ",
+             in_registers                 ? ""
+             : product->a == PRODUCT_A_MN ? ", 1"
+                                          : ", 0",
+             product->b_is_mn);
+    for (int i = 0; i < count; i++)
+        text_add(code, "%s\"%sf\"(d[%d])", i ? ", " : "", product->is_fresh ? "=" : "+", i);
+    text_add(code, "\n        : %s\"r\"(b));\n}\n\n",
+             in_registers ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), " : "\"r\"(a), ");
+}

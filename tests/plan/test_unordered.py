@@ -1,0 +1,101 @@
+"""Gradients of attention are summed in an order that differs from run to run where that is faster, unless the
+user forbids it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import weft
+
+UNORDERED = weft.numerical_note.NONDETERMINISTIC
+
+
+def gradient(
+    device: str = "sm_90", depth: int = 64, dtype: str = "bf16", values: int = 2, **options: Any
+) -> weft.Graph:
+    g = weft.Graph("gradient", device=device)
+    q, o, d_o = (g.tensor([2, 4, 512, depth], data_type=dtype, name=name) for name in ("q", "o", "dO"))
+    k = g.tensor([2, 2, 512, depth], data_type=dtype, name="k")
+    v = g.tensor([2, values, 512, depth], data_type=dtype, name="v")
+    extra = {name: make(g) if callable(make) else make for name, make in options.items()}
+    stats = g.tensor([2, 4, 512, 1], data_type="f32", name="stats")
+    for result in g.sdpa_backward(q, k, v, o, d_o, stats, **extra, name="a"):
+        result.set_output(True).set_data_type(dtype)
+    return g
+
+
+def plans(g: weft.Graph) -> list[str]:
+    g.create_execution_plans()
+    g.check_support()
+    return [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())]
+
+
+def answer(g: weft.Graph) -> dict[str, Any]:
+    """What engine cuda.unordered says."""
+    (found,) = [each for each in g.support() if each["engine"] == "cuda.unordered"]
+    return found
+
+
+def test_the_faster_engine_comes_first() -> None:
+    g = gradient()
+    assert answer(g)["families"] == ["cuda.attention_hopper_unordered"]
+    assert plans(g) == ["eng2", "eng0"]
+
+
+def test_notes_keep_or_drop_what_is_unordered() -> None:
+    assert plans(gradient().select_numeric_notes([UNORDERED])) == ["eng2"]
+    assert plans(gradient().deselect_numeric_notes([UNORDERED])) == ["eng0"]
+
+
+def test_who_wants_the_same_bits_gets_them() -> None:
+    g = gradient(use_deterministic_algorithm=True)
+    assert plans(g) == ["eng0"]
+    assert answer(g)["reason"] == (
+        "sdpa_bwd 'a': two runs shall agree to the bit, and here blocks add to dQ in any order; the portable "
+        "attention family takes it."
+    )
+
+
+def test_graphs_without_gradients_of_attention_have_no_such_engine() -> None:
+    g = weft.Graph("product", device="sm_90")
+    g.matmul(*(g.tensor([64, 64], data_type="bf16") for _ in "ab")).set_output(True)
+    reason = "engine cuda.unordered: nothing in graph 'product' is summed in an order that differs."
+    assert answer(g)["reason"] == reason
+
+
+def bias(g: weft.Graph) -> Any:
+    return g.tensor([1, 1, 512, 512], data_type="bf16", name="bias")
+
+
+def drawn(g: weft.Graph) -> Any:
+    return (0.5, *(g.tensor([1, 1, 1, 1], data_type="i32", name=name) for name in ("seed", "offset")))
+
+
+NOT_BOXED = "does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them."
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"bias": bias}, "Hopper's backward kernel adds no bias"),
+    ({"use_alibi_mask": True}, "Hopper's backward kernel adds no ALiBi slopes"),
+    ({"dropout": drawn}, "Hopper's backward kernel drops no weights"),
+    ({"values": 4}, "Hopper's backward kernel wants as many heads of k as of v"),
+    ({"depth": 136}, "Hopper's backward kernel has heads of up to 128"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSALS)
+def test_what_the_kernel_does_not_do(options: dict[str, Any], reason: str) -> None:
+    g = gradient(**options)
+    assert answer(g)["reason"] == f"sdpa_bwd 'a': {reason}; the portable attention family takes it."
+    assert plans(g)[0] == "eng0"
+
+
+def test_layouts_and_types_that_it_does_not_take() -> None:
+    assert answer(gradient(depth=68))["reason"] == f"sdpa_bwd 'a': tensor 'q' (uid 1) {NOT_BOXED}"
+    reason = "sdpa_bwd 'a': tensor 'q' (uid 1) has data type f32, q f32; here all are f16 or all bf16."
+    assert answer(gradient(dtype="f32"))["reason"] == reason
+
+
+@pytest.mark.parametrize("device", ["sm_80", "sm_100", "sm_120"])
+def test_other_chips_do_not_have_it(device: str) -> None:
+    said = answer(gradient(device=device))["reason"]
+    assert said.startswith("Hopper's attention kernels run on compute capability 9.0, ")
