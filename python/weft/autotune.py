@@ -174,8 +174,8 @@ class Memory:
             return None
         try:
             kept = json.loads(self._path.read_text())
-            return str(kept["engine"]), {int(knob): int(value) for knob, value in kept["knobs"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return str(kept["engine"]), {int(knob): _setting(value) for knob, value in kept["knobs"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def keep(self, engine: str, knobs: Knobs, seconds: float) -> None:
@@ -190,6 +190,13 @@ class Memory:
             with os.fdopen(file, "w") as stream:
                 json.dump(kept, stream)
             os.replace(name, self._path)
+
+
+def _setting(value: Any) -> int:
+    """A knob's value as it was kept; ValueError where a damaged file has something else."""
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(value)
+    return value
 
 
 def _offer(planner: Planner) -> str:

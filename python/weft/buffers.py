@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from weft_cffi._weft import ffi
@@ -77,7 +77,9 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
     if hasattr(kind, "data_ptr"):
         return _describe_torch(value)
     if hasattr(kind, "__array_interface__"):
-        return _describe_interface(value, value.__array_interface__, device_kind.CPU, value.dtype)
+        refuse_masked(value)
+        dtype = getattr(value, "dtype", None)
+        return _describe_interface(value, value.__array_interface__, device_kind.CPU, dtype)
     interface = getattr(value, "__cuda_array_interface__", None)  # JAX's class has it, its host arrays do not
     if interface is not None:
         dtype = getattr(value, "dtype", None)
@@ -91,12 +93,75 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
     )
 
 
+# ---- Arrays whose memory does not hold what they show ------------------------------------------------------
+
+
+def _is_masked(kind: type) -> bool:
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and issubclass(kind, ma.MaskedArray)
+
+
+def refuse_masked(value: Any) -> None:
+    """NumPy's masked arrays, whose mask is no part of their memory."""
+    if _is_masked(type(value)):
+        raise BadParameterError(
+            "buffer: the array is masked, and its mask would be lost. Give array.filled(value), or "
+            "array.data."
+        )
+
+
+def _refuse_byte_order(order: str) -> None:
+    """order: '<' or '>' as a typestr begins; '|' and '=' have none of their own."""
+    if order in "<>" and (order == "<") != (sys.byteorder == "little"):
+        raise BadParameterError(
+            "buffer: the array's bytes are not in this machine's order. Convert it with "
+            "array.astype(array.dtype.newbyteorder('='))."
+        )
+
+
+def _refuse_lazy(value: Any) -> None:
+    """torch's tensors whose memory holds something else than they show, or that have none."""
+    kinds = (
+        (value.is_nested, "nested", "Give tensor.to_padded_tensor(value)."),
+        (str(value.layout) != "torch.strided", f"of layout {value.layout}", "Give tensor.to_dense()."),
+        (value.is_quantized, "quantized", "Give tensor.dequantize(), or tensor.int_repr()."),
+    )
+    for is_it, word, fix in kinds:
+        if is_it:
+            raise BadParameterError(f"buffer: the torch tensor is {word}. {fix}")
+    lazy = (
+        (value.is_conj(), "a conjugate view", "Give tensor.resolve_conj()."),
+        (value.is_neg(), "a negated view", "Give tensor.resolve_neg()."),
+        (_has_names(value), "named, and its names would be lost", "Give tensor.rename(None)."),
+    )
+    for is_it, word, fix in lazy:
+        if is_it:
+            raise BadParameterError(f"buffer: the torch tensor is {word}. {fix}")
+
+
+def _has_names(value: Any) -> bool:
+    return hasattr(value, "has_names") and bool(value.has_names())  # torch 2.13 has no named tensors any more
+
+
+def _is_immutable(value: Any) -> bool:
+    """Whether a library promises that an array never changes: JAX's arrays."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def is_packed(dims: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie one after the other, the last dimension fastest."""
+    pairs = zip(dims, strides, packed_strides(tuple(dims)), strict=True)
+    return 0 in dims or all(extent == 1 or own == packed for extent, own, packed in pairs)
+
+
 def _describe_torch(value: Any) -> Buffer:
     is_host = value.device.type == "cpu"
     if not is_host and value.device.type != "cuda":
         raise BadParameterError(
             f"buffer: the torch tensor is on device {value.device}. Move it to the CPU or to a CUDA device."
         )
+    _refuse_lazy(value)
     type_ = dtypes.data_type_of(value.dtype)
     assert type_ is not None
     return Buffer(
@@ -121,14 +186,18 @@ def _describe_interface(
 ) -> Buffer:
     """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
     said = interface["typestr"]
+    _refuse_byte_order(said[0])
+    if interface.get("mask") is not None:
+        raise BadParameterError(
+            "buffer: the array has a mask, which would be lost. Fill it in, or give the data alone."
+        )
     type_ = dtypes.data_type_of(_TYPESTRS.get(said[1:], said) if dtype is None else dtype)
     assert type_ is not None
     dims, steps = interface["shape"], interface.get("strides")
     strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, dtypes.of(type_).bits // 8)
     pointer, is_read_only = interface["data"]
-    return Buffer(
-        pointer or 0, dims or (1,), strides or (1,), type_, device, ordinal, not is_read_only, value
-    )
+    is_writable = not is_read_only and not _is_immutable(value)
+    return Buffer(pointer or 0, dims or (1,), strides or (1,), type_, device, ordinal, is_writable, value)
 
 
 def _in_elements(dims: tuple[int, ...], steps: tuple[int, ...], item: int) -> tuple[int, ...]:
@@ -160,6 +229,20 @@ class _DLTensor(ctypes.Structure):
     )
 
 
+class _DLManagedTensorVersioned(ctypes.Structure):
+    """DLPack's DLManagedTensorVersioned, since version 1.0."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+_READ_ONLY = 1  # among the flags
 _DLPACK_DEVICES = {1: device_kind.CPU, 2: device_kind.CUDA, 3: device_kind.CPU, 13: device_kind.CUDA}
 # By DLPack's type code and bits.
 _DLPACK_TYPES = {
@@ -183,18 +266,42 @@ _NO_WAITING, _DEFAULT_STREAM = -1, 1  # as __dlpack__ numbers streams
 
 
 def _capsule_of(value: Any, stream: int | None) -> Any:
-    """The DLPack capsule of a value; producers on the host know no streams."""
+    """The DLPack capsule of a value, of the version that tells what is read-only where the producer knows it;
+    producers on the host know no streams."""
     device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
-    if _DLPACK_DEVICES.get(int(device[0])) is not device_kind.CUDA:
-        return value.__dlpack__()
-    return value.__dlpack__(stream=_NO_WAITING if stream is None else stream or _DEFAULT_STREAM)
+    asked: dict[str, Any] = {}
+    if _DLPACK_DEVICES.get(int(device[0])) is device_kind.CUDA:
+        asked["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
+    try:
+        return value.__dlpack__(max_version=(1, 0), **asked)
+    except TypeError:  # a producer from before version 1.0
+        return value.__dlpack__(**asked)
+
+
+def _read_capsule(capsule: Any) -> tuple[_DLTensor, bool]:
+    """The tensor of a DLPack capsule, and whether it may be written."""
+    is_valid, read = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
+    is_valid.restype, is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+    read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    if is_valid(capsule, b"dltensor_versioned"):
+        whole = _DLManagedTensorVersioned.from_address(read(capsule, b"dltensor_versioned"))
+        if whole.major != 1:
+            raise BadParameterError(
+                f"buffer: the array speaks DLPack {whole.major}.{whole.minor}, which Weft does not read. "
+                "Convert it to a NumPy array or a torch tensor."
+            )
+        return whole.tensor, not whole.flags & _READ_ONLY
+    if is_valid(capsule, b"dltensor"):
+        return _DLTensor.from_address(read(capsule, b"dltensor")), True
+    raise BadParameterError(
+        "buffer: __dlpack__() gave no capsule that is named dltensor or dltensor_versioned. Give an array "
+        "that was not consumed, or one of another library."
+    )
 
 
 def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     capsule = _capsule_of(value, stream)
-    read = ctypes.pythonapi.PyCapsule_GetPointer
-    read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _DLTensor.from_address(read(capsule, b"dltensor"))
+    tensor, is_writable = _read_capsule(capsule)
     device, type_ = _DLPACK_DEVICES.get(tensor.device_type), _DLPACK_TYPES.get((tensor.code, tensor.bits))
     if device is None or type_ is None or tensor.lanes != 1:
         raise BadParameterError(
@@ -206,16 +313,27 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule stays unconsumed: it releases the producer's hold when it goes.
+    is_writable = is_writable and not _is_immutable(value)
     return Buffer(
-        pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, True, (value, capsule)
+        pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, is_writable, (value, capsule)
     )
 
 
 # ---- What execution needs to know, quickly -----------------------------------------------------------------
 
-Memory = tuple[int, Any, int, bool, "int | None"]
-"""The address of the first element, the dtype, how many bytes may be touched from there on, whether they may
-be written, and the ordinal of the GPU that has them, None for the host."""
+class Memory(NamedTuple):
+    """What execution asks of an array."""
+
+    address: int
+    """Of the first element."""
+    dtype: Any
+    size: int
+    """Bytes that may be touched from there on."""
+    is_writable: bool
+    ordinal: int | None
+    """Of the GPU that has them; None for the host."""
+    is_packed: bool
+    """Whether elements lie one after the other, the last dimension fastest."""
 
 
 def _reach(dims: Any, steps: Any, item: int) -> int:
@@ -227,22 +345,27 @@ def _reach(dims: Any, steps: Any, item: int) -> int:
 
 
 def _numpy_memory(value: Any) -> Memory:
+    refuse_masked(value)
     interface = value.__array_interface__
+    _refuse_byte_order(interface["typestr"][0])
     pointer, is_read_only = interface["data"]
     steps = interface["strides"]
     size = value.nbytes if steps is None else _reach(interface["shape"], steps, value.itemsize)
-    return pointer, value.dtype, size, not is_read_only, None
+    return Memory(pointer, value.dtype, size, not is_read_only, None, value.flags.c_contiguous)
 
 
 def _torch_memory(value: Any) -> Memory:
+    _refuse_lazy(value)
     if not value.is_cuda and not value.is_cpu:
         describe(value)  # says why not
-    if value.is_contiguous():
+    is_packed = value.is_contiguous()
+    if is_packed:
         size = value.nbytes
     else:
         item = value.element_size()
         size = _reach(value.shape, [step * item for step in value.stride()], item)
-    return value.data_ptr(), value.dtype, size, True, value.get_device() if value.is_cuda else None
+    ordinal = value.get_device() if value.is_cuda else None
+    return Memory(value.data_ptr(), value.dtype, size, True, ordinal, is_packed)
 
 
 def _described_memory(value: Any, stream: int | None = None) -> Memory:
@@ -250,7 +373,8 @@ def _described_memory(value: Any, stream: int | None = None) -> Memory:
     ordinal = buffer.ordinal if buffer.device is device_kind.CUDA else None
     item = max(dtypes.of(buffer.data_type).bits // 8, 1)
     size = _reach(buffer.dims, [step * item for step in buffer.strides], item)
-    return buffer.pointer, buffer.data_type, size, buffer.is_writable, ordinal
+    packed = is_packed(buffer.dims, buffer.strides)
+    return Memory(buffer.pointer, buffer.data_type, size, buffer.is_writable, ordinal, packed)
 
 
 def _no_memory(value: Any) -> Memory:
@@ -277,8 +401,8 @@ class QuickKind(NamedTuple):
     """What is to be compared of an array to know that it fits where another one fitted."""
     address: Callable[[Any], int]
     state: Callable[[Any], object] | None
-    """What must not have changed for an array that was checked to have the same memory still. None where it
-    keeps what it has, as NumPy's arrays do while a weak reference to them is held."""
+    """What must not have changed for an array that was checked to serve still. None where it keeps what it
+    has."""
 
 
 _quick_kinds: dict[type, QuickKind] = {}
@@ -305,20 +429,28 @@ def _numpy_address(value: Any) -> int:
         return int(value.__array_interface__["data"][0])
 
 
+def _numpy_state(value: Any) -> object:
+    return value.flags.writeable  # its memory stays while a weak reference to it is held
+
+
 def _torch_form(value: Any) -> tuple[Any, ...]:
-    return value.dtype, value.shape, value.stride(), value.device
+    try:
+        return value.dtype, value.shape, value.stride(), value.device, value.is_neg()
+    except RuntimeError:  # a tensor without strides
+        _refuse_lazy(value)
+        raise
 
 
 def device_of(value: Any) -> int | None:
     """The ordinal of the GPU that has an array's memory, SOME_GPU if it is not known; None for the host."""
     if is_torch(value):
         return value.get_device() if value.is_cuda else None
-    return None if is_numpy(value) else memory_of(value)[4]
+    return None if is_numpy(value) else memory_of(value).ordinal
 
 
 def pointer_of(value: Any) -> int:
     """The address of an array's first element; integers are addresses already."""
-    return int(value) if isinstance(value, int) else memory_of(value)[0]
+    return int(value) if isinstance(value, int) else memory_of(value).address
 
 
 def _add_reader(kind: type) -> Callable[..., Memory]:
@@ -331,7 +463,8 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, torch.Tensor.data_ptr))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, None))
+        if not _is_masked(kind):  # whose form is that of plain arrays
+            add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
     _readers[kind] = reader
     return reader
 

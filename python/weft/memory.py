@@ -138,6 +138,7 @@ class DeviceArray:
         """Copies an array of the host, of the same dims and type, into this one; waits until it is there."""
         import numpy as np
 
+        buffers.refuse_masked(array)
         source = np.asarray(array)
         wanted = dtypes.numpy_dtype(self.dtype)
         if source.shape != self.dims or source.dtype != wanted:

@@ -305,18 +305,20 @@ class Plan:
         if isinstance(value, bool) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
-        pointer, dtype, size, is_writable, place = buffers.memory_of(value, self._stream)
-        slots.check_device("execute", slot, place, self._place, _OTHER_DEVICE_OR_CALL)
-        if slot.is_by_value and size and slots.type_of(dtype) is not slot.data_type:
+        memory = buffers.memory_of(value, self._stream)
+        slots.check_device("execute", slot, memory.ordinal, self._place, _OTHER_DEVICE_OR_CALL)
+        if slot.is_by_value and memory.size and slots.type_of(memory.dtype) is not slot.data_type:
             frame.pointers[i] = self._scalar_address(frame, "execute", slot, value, i)
             return
-        slots.check_size("execute", slot, size)
-        slots.check_type("execute", slot, dtype)
-        slots.check_writable("execute", slot, is_writable)
-        frame.pointers[i] = pointer
+        slots.check_size("execute", slot, memory.size)
+        slots.check_type("execute", slot, memory.dtype)
+        slots.check_writable("execute", slot, memory.is_writable)
+        if not memory.is_packed:  # packed arrays of any shape will do
+            slots.check_shape("execute", slot, buffers.describe(value))
+        frame.pointers[i] = memory.address
         if slot is self.slots[i] and not slot.is_by_value:
             self._large_enough[i] = form
-            self._remember(frame, i, value, pointer)
+            self._remember(frame, i, value, memory.address)
 
     def _stream(self) -> int:
         return stream_of(self.handle)
@@ -459,7 +461,11 @@ class Plan:
         known = frame.workspace
         if known and known[1] >= needed and is_known(known[0], given):
             return known[0][1]
-        address, _, size, _, place = buffers.memory_of(given)
+        address, _, size, is_writable, place, _ = buffers.memory_of(given)
+        if not is_writable:
+            raise BadParameterError(
+                "execute: the workspace is read-only. Give writable memory, or leave it out."
+            )
         if place != self._place and not (place == buffers.SOME_GPU and self._place is not None):
             raise BadParameterError(
                 f"execute: the workspace is on {_device_text(place)}, the plan runs on "

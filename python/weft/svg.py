@@ -44,8 +44,14 @@ def text_width(text: str, size: float, mono: bool = False, bold: bool = False) -
     return units * size * (1.06 if bold else 1.0)
 
 
+def ends(text: str, most: int) -> str:
+    """The text, or its beginning and its end where it has more characters than that."""
+    return text if len(text) <= most else text[: (most + 1) // 2] + "…" + text[len(text) - most // 2 :]
+
+
 def cut(text: str, width: float, size: float, mono: bool = False, bold: bool = False) -> str:
     """The text, shortened in the middle until it fits, so that what tells long names apart stays."""
+    text = ends(text, max(int(width / (0.3 * size)), 4))  # no character is narrower
     shown = text
     kept = len(text)
     while kept > 2 and text_width(shown, size, mono, bold) > width:

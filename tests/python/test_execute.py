@@ -152,7 +152,32 @@ def test_arrays_that_end_too_soon_are_refused() -> None:
         "execute: input 'x' (uid 1) takes 64 bytes as f32[4,4], its buffer has 4. Give a larger one."
     ):
         g.execute({x: memory[::-1], y: out})
-    g.execute({x: memory.reshape(4, 4).T, y: out})
+    with refusal(
+        "execute: input 'x' (uid 1) has strides [4, 1], its buffer [1, 4] for dims [4, 4]. Copy the array "
+        "into that layout, or declare the tensor with tensor_like."
+    ):
+        g.execute({x: memory.reshape(4, 4).T, y: out})
+
+
+def test_strided_arrays_of_the_layout_of_their_tensor_are_read_in_place() -> None:
+    given = np.arange(16, dtype="f4").reshape(4, 4).T
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    x = g.tensor_like(given, name="x")
+    y = g.add(x, x, name="y").set_name("y")
+    g.build()
+    out = np.empty(given.shape, "f4", order="F")
+    g.execute({x: given, y: out})
+    np.testing.assert_array_equal(out, given * 2)
+
+
+def test_an_array_whose_flag_is_cleared_later_is_not_written() -> None:
+    g, x, y = doubled()
+    out = np.zeros((2, 3), "f4")
+    g.execute({x: np.ones((2, 3), "f4"), y: out})
+    out.flags.writeable = False
+    with refusal("execute: output 'y' (uid 2) is written, its buffer is read-only. Give a writable array."):
+        g.execute({x: np.zeros((2, 3), "f4"), y: out})
+    np.testing.assert_array_equal(out, 2)
 
 
 def test_empty_arrays_have_no_strides() -> None:
