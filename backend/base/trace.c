@@ -3,6 +3,8 @@
    one, because a caller may replace them while another thread logs. */
 #define _GNU_SOURCE
 #include "base/trace.h"
+
+#include "base/environment.h"
 #include "base/status.h"
 
 #include <pthread.h>
@@ -42,8 +44,7 @@ static void read_environment(void) {
             atomic_store(&mask_bits, levels[i].mask);
             return;
         }
-    fprintf(stderr, "weft warning: WEFT_LOG is '%s', which is no level. Set it to error, warn, info, plan or exec.\n",
-            word);
+    environment_warn("WEFT_LOG", word, "which is no level. Set it to error, warn, info, plan or exec.");
 }
 
 static unsigned mask_now(void) {

@@ -448,6 +448,10 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the array of %lld elements is NULL. Give its address.", descriptor_label(descriptor),
              row->key, (long long)count);
+    const char *end = row == &name_row && count ? memchr(elements, '\0', (size_t)count) : NULL;
+    if (end && end != (const char *)elements + count - 1)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s has a NUL at character %lld of %lld. Leave it out.",
+             descriptor_label(descriptor), row->key, (long long)(end - (const char *)elements), (long long)count);
     return WEFT_STATUS_SUCCESS;
 }
 

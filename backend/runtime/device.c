@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the devices of this machine, knows those of others, and keeps one context per GPU. */
+#define _GNU_SOURCE 1 /* sched_getaffinity */
 #include "runtime/device.h"
+
+#include "base/environment.h"
+#include "base/number.h"
 #include "runtime/driver.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,13 +36,22 @@ static void read_cpu_name(char *name, size_t bytes) {
         fclose(file);
 }
 
+static int host_threads;
+
+static void count_host_threads(void) {
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+#ifdef __linux__
+    cpu_set_t set; /* a container or taskset may allow fewer than are online */
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        cpus = CPU_COUNT(&set);
+#endif
+    host_threads = (int)max64(1, min64(cpus, environment_number("WEFT_THREADS", cpus)));
+}
+
 int device_host_threads(void) {
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    const char *cap = getenv("WEFT_THREADS");
-    long wanted = cap ? strtol(cap, NULL, 10) : 0;
-    if (wanted > 0 && wanted < online)
-        online = wanted;
-    return online > 0 ? (int)online : 1;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, count_host_threads);
+    return host_threads;
 }
 
 /* ---- GPUs of this machine ---------------------------------------------------------------------------------------- */

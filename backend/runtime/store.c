@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "runtime/store.h"
 #include "base/bytes.h"
+#include "base/environment.h"
 #include "base/hash.h"
 #include "base/trace.h"
 
@@ -53,17 +54,15 @@ static void lower_mode(enum mode mode, const char *format, ...) {
 }
 
 static void read_settings(void) {
-    const char *mode = getenv("WEFT_CACHE"), *limit = getenv("WEFT_CACHE_BYTES"), *folder = getenv("WEFT_CACHE_DIR"),
-               *shared = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *mode = getenv("WEFT_CACHE"), *folder = getenv("WEFT_CACHE_DIR"), *shared = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
     store.mode = MODE_WRITE;
     for (int m = MODE_OFF; mode && m <= MODE_WRITE; m++)
         if (strcmp(mode, mode_names[m]) == 0)
             store.mode = (enum mode)m;
     if (mode && *mode && strcmp(mode, mode_names[store.mode]) != 0)
-        trace(WEFT_SEV_WARNING, "kernel cache: WEFT_CACHE is '%s'; it must be rw, ro or off. Taken as rw.", mode);
-    store.limit = limit ? strtoll(limit, NULL, 10) : 0;
-    if (store.limit <= 0)
-        store.limit = 256 << 20;
+        environment_warn("WEFT_CACHE", mode, "which is not rw, ro or off. It is taken as rw.");
+    store.limit = environment_number("WEFT_CACHE_BYTES", 256 << 20);
     int length = -1;
     if (folder && *folder)
         length = snprintf(store.path, sizeof store.path, "%s", folder);

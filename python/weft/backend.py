@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from weft_cffi._weft import ffi
 
 from weft import enums
-from weft.errors import UnavailableError, error_of
+from weft.errors import BadParameterError, UnavailableError, error_of
 
 SONAME = "libweft.so.1"
 
@@ -85,8 +85,6 @@ def handle_of(value: Handle | int | None) -> Handle | None:
         return value
     found = _open_handles.get(value) if isinstance(value, int) else None
     if found is None and value != 0:
-        from weft.errors import BadParameterError
-
         raise BadParameterError(f"handle: {value!r} is no open handle. Give what create_handle() returns.")
     return found
 
@@ -115,7 +113,6 @@ class Handle:
     def pointer(self) -> Any:
         """The C handle."""
         if self._pointer is None:
-            from weft.errors import BadParameterError
 
             raise BadParameterError("handle: it was destroyed. Make a new one with create_handle().")
         return self._pointer
@@ -203,6 +200,10 @@ class Descriptor:
         """Sets an attribute. kind: the element type, such as "INT64"; values: the elements."""
         if kind == "CHAR":
             text = values.encode() if isinstance(values, str) else bytes(values)
+            if isinstance(values, str) and "\0" in values:
+                raise BadParameterError(
+                    f"text {values!r:.80} has a NUL, which ends texts in C. Leave it out."
+                )
             elements, count = ffi.from_buffer("char[]", text), len(text)
         else:
             given = values if isinstance(values, (list, tuple)) else list(values)

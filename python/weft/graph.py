@@ -388,10 +388,12 @@ class Graph(Sugar):
 
     def _inherit_types(self) -> None:
         """A tensor without a type takes the graph's, if it has one; else the library infers it. Statistics
-        are always inferred, as they must not be narrowed."""
-        statistics = {t for o in self._operations for key, t in o.results.items() if is_statistic(key)}
+        that have memory are always inferred, as they must not be narrowed, and so are indices."""
+        results = [result for operation in self._operations for result in operation.results.items()]
+        statistics = {tensor for key, tensor in results if is_statistic(key)}
+        indices = {tensor for key, tensor in results if key == "index"}
         for tensor in self._tensors:
-            is_open = tensor._data_type is None and tensor.number is None
+            is_open = tensor._data_type is None and tensor.number is None and tensor not in indices
             if is_open and (tensor._is_virtual or tensor not in statistics):
                 tensor._data_type = self._intermediate_type if tensor._is_virtual else self._io_type
 
@@ -1022,6 +1024,10 @@ class Graph(Sugar):
         *before, data = arguments
         handle = before[0] if before else handle
         self._handle = handle or self._handle
+        return self.load(data, {}, code)
+
+    def load(self, data: bytes, values: Mapping[int, Any], code: bool = False) -> Graph:
+        """deserialize, on the graph's handle or described device, with the values of constants by uid."""
         made = Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
         if self._handle is not None:
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
@@ -1033,7 +1039,7 @@ class Graph(Sugar):
         made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
         with Waiting(f"{self._label}: compiling kernels of a saved plan"):
             made.finalize()
-        plan = Plan(made, place=self._device_property or self._handle)
+        plan = Plan(made, values=values, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
             tensor = Tensor(self, described["name"] or "")
@@ -1047,6 +1053,14 @@ class Graph(Sugar):
         self.is_validated = True
         self._use(plan)
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as the chosen plan, with the values of constants."""
+        return Graph._loaded, (self.serialize(), self.plan.values)
+
+    @staticmethod
+    def _loaded(data: bytes, values: Mapping[int, Any]) -> Graph:
+        return Graph().load(data, values)
 
     # ---- Context and words ----
 

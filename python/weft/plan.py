@@ -505,6 +505,10 @@ class Plan:
             return self.descriptor.get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
         return self.descriptor_with_code().get_bytes(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as serialize() does, with the values of constants; loads on the first device there."""
+        return loaded, (self.serialize(), self.values)
+
     def __repr__(self) -> str:
         inputs = [slot.name or str(slot.uid) for slot in self.slots if not slot.is_output]
         outputs = [slot.name or str(slot.uid) for slot in self.slots if slot.is_output]
@@ -512,6 +516,13 @@ class Plan:
             f"Plan({self.engine}, {self.tag}: {', '.join(inputs)} -> {', '.join(outputs)}, "
             f"workspace {self.workspace_size} bytes)"
         )
+
+
+def loaded(data: bytes, values: Mapping[int, Any]) -> Plan:
+    """The plan that pickled bytes hold."""
+    from weft.graph import Graph
+
+    return Graph().load(data, values).plan
 
 
 def _owner(slot: Slot) -> str:

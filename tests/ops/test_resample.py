@@ -841,3 +841,21 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
 )
 def test_refusals_of_operands(build: Any, message: str) -> None:
     checks.refuses(build, {"x": X}, message)
+
+
+@pytest.mark.parametrize("types", [{"intermediate_data_type": "f32"}, {"io_data_type": "f32"}, {}])
+def test_the_index_keeps_a_type_of_its_own(types: dict[str, str]) -> None:
+    """The graph's types are not the index's, whether it has memory or goes from one operation to the next."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 6, 6)).astype("f4")
+    g = weft.Graph(handle=weft.create_handle("cpu"), **types)
+    image = g.tensor_like(x, name="x")
+    options = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
+    y, index = g.resample(image, generate_index=True, **options)
+    y.set_output(True).set_data_type("f32")
+    index.set_output(True)
+    plan = g.build().plan
+    got, positions = plan(x=x)
+    windows = x.reshape(1, 2, 3, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(1, 2, 3, 3, 4)
+    np.testing.assert_array_equal(got, windows.max(-1))
+    assert positions.dtype == np.int8
+    np.testing.assert_array_equal(positions, windows.argmax(-1))

@@ -204,13 +204,26 @@ def test_another_graph_is_measured_anew(disk: Any, times: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"engine": "gone", "knobs": {}}', '{"engine": "cpu.fast", "knobs": 3}']
+    "text",
+    [
+        "",
+        "[]",
+        '{"engine": "gone", "knobs": {}}',
+        '{"engine": "cpu.fast", "knobs": 3}',
+        '{"engine": "cpu.fast", "knobs": {"1": 1e400}}',
+        '{"engine": "cpu.fast", "knobs": {"1": 9223372036854775808}}',
+        '{"engine": "cpu.fast", "knobs": {"1": null}}',
+        '{"engine": "cpu.fast", "knobs": {"1": ' + "[" * 100_000,
+    ],
+    ids=lambda text: text[:60],
 )
 def test_what_is_remembered_is_not_trusted(disk: Any, times: Any, text: str) -> None:
+    """It is measured anew, and what was damaged is replaced."""
     graph().autotune()
     (kept,) = Path(disk["folder"]).rglob("*.json")
     kept.write_text(text)
     assert len(graph().autotune().trials) == 2
+    assert json.loads(kept.read_text())["engine"] == "cpu.reference"
 
 
 @pytest.mark.parametrize("mode", ["ro", "off"])

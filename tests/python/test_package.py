@@ -29,6 +29,45 @@ def python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+def warnings(code: str, **environment: str) -> list[str]:
+    """What a fresh interpreter says on its error stream."""
+    inherited = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=inherited, capture_output=True, text=True, check=True
+    )
+    return done.stderr.splitlines()
+
+
+RUN_SOME = """
+import weft, numpy as np
+for _ in range(3):
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    g.matmul(g.tensor([64, 64], name="a"), g.tensor([64, 64], name="b"))
+    g.build().plan(np.ones((64, 64), "f4"), np.ones((64, 64), "f4"))
+weft.backend.describe_machine()
+"""
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-3", "1.5", "3x", "99999999999999999999"])
+@pytest.mark.parametrize("variable", ["WEFT_THREADS", "WEFT_CACHE_BYTES"])
+def test_nonsense_in_a_number_is_warned_of_once(variable: str, value: str) -> None:
+    rule = "which is no whole number of 1 or more. It is taken as unset."
+    assert warnings(RUN_SOME, **{variable: value}) == [f"weft warning: {variable} is '{value}', {rule}"]
+
+
+def test_nonsense_in_a_word_is_warned_of_once() -> None:
+    said = "weft warning: WEFT_CACHE is 'always', which is not rw, ro or off. It is taken as rw."
+    assert warnings(RUN_SOME, WEFT_CACHE="always") == [said]
+    said = "weft warning: WEFT_LOG is 'loud', which is no level. Set it to error, warn, info, plan or exec."
+    assert warnings(RUN_SOME, WEFT_LOG="loud") == [said]
+
+
+def test_settings_that_make_sense_are_silent() -> None:
+    settings = {"WEFT_THREADS": ("1", ""), "WEFT_CACHE": ("off", ""), "WEFT_CACHE_BYTES": ("9",)}
+    for variable, value in [(name, value) for name, values in settings.items() for value in values]:
+        assert warnings(RUN_SOME, **{variable: value}) == []
+
+
 # ---- Import ------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import threading
 from typing import Any
@@ -235,3 +237,29 @@ def test_a_plan_outlives_its_graph_and_handle() -> None:
     plan = plan_of()
     weft.Graph()
     np.testing.assert_array_equal(plan(x=X), 2 * X)
+
+
+# ---- Pickling ----------------------------------------------------------------------------------------------
+
+
+def test_plans_and_graphs_are_pickled_with_their_constants() -> None:
+    weight = np.float32([1, 2, 3])
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    g.mul(g.tensor([3], data_type="f32", name="x"), weight, name="y").set_name("y")
+    plan = g.build().plan
+    copies = [pickle.loads(pickle.dumps(plan)), pickle.loads(pickle.dumps(g)).plan, copy.deepcopy(g).plan]
+    for again in copies:
+        np.testing.assert_array_equal(again(x=np.float32([4, 5, 6])), [4, 10, 18])
+        assert [slot.name for slot in again.slots] == [slot.name for slot in g.plan.slots]
+
+
+def test_a_graph_without_a_plan_is_not_pickled() -> None:
+    with refusal("graph 'g': it has no plan yet. Call build() first."):
+        pickle.dumps(weft.Graph("g"))
+
+
+def test_names_with_a_nul_are_refused() -> None:
+    g = weft.Graph("a\0b", handle=weft.create_handle("cpu"))
+    g.neg(g.tensor([2], data_type="f32"))
+    with refusal(r"text 'a\x00b' has a NUL, which ends texts in C. Leave it out."):
+        g.build()

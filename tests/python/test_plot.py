@@ -107,6 +107,17 @@ def test_picture_cuts_long_names_and_keeps_them_as_titles() -> None:
     assert any((e.text or "").startswith(name) for e in ET.fromstring(picture).iter(f"{NAMESPACE}title"))
 
 
+def test_cutting_a_name_looks_at_what_may_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    width = svg.text_width
+    monkeypatch.setattr(svg, "text_width", lambda text, *of: (seen.append(len(text)), width(text, *of))[1])
+    shown = svg.cut("begin" + "m" * 40_000 + "end", 190, 13, bold=True)
+    assert (shown[:5], shown[-3:]) == ("begin", "end")
+    assert width(shown, 13, bold=True) <= 190
+    assert sum(seen) < 5_000
+    assert svg.cut("short", 190, 13) == "short"
+
+
 def test_plot_writes_a_file_and_serves_notebooks(tmp_path: Path) -> None:
     g = make()
     text = plot(g, tmp_path / "g.svg")

@@ -93,6 +93,9 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
                  "%s: attribute dims is %s, but x has %lld dims %s. Name dimensions of -%lld..%lld.",
                  descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)rank,
                  tensor_dims_text(op->x), (long long)rank, (long long)rank - 1);
+        if (named[dim])
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute dims is %s, which names dimension %lld twice. Name each once.",
+                 descriptor_label(&op->base), numbers_text(op->dims.at, op->dims.count), (long long)dim);
         named[dim] = true;
     }
     return WEFT_STATUS_SUCCESS;

@@ -2,13 +2,13 @@
 /* The thread pool. One loop (a "job") runs at a time; its caller opens a door, workers that are
    awake enter and take tasks from a counter, the caller shuts the door and waits for those inside.
    Nobody waits for a worker that slept through a job. It must not know what a task computes. */
-#define _GNU_SOURCE 1 /* sched_getaffinity */
 #include "engines/cpu/core/threads.h"
 
+#include "base/number.h"
 #include "base/status.h"
+#include "runtime/device.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -39,31 +39,11 @@ static struct {
     void *context;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER, .emptied = PTHREAD_COND_INITIALIZER};
 
-static int count;
-static pthread_once_t count_once = PTHREAD_ONCE_INIT;
-
 static weftStatus_t start_status = WEFT_STATUS_SUCCESS;
 static int start_error; /* errno's number of the thread that could not be made */
 static pthread_once_t start_once = PTHREAD_ONCE_INIT;
 
-static void read_count(void) {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-#ifdef __linux__
-    cpu_set_t set; /* a container or taskset may allow fewer than are online */
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        cpus = CPU_COUNT(&set);
-#endif
-    const char *text = getenv("WEFT_THREADS");
-    long cap = text ? strtol(text, NULL, 10) : 0;
-    if (cap > 0 && cap < cpus)
-        cpus = cap;
-    count = cpus < 1 ? 1 : cpus > MAX_THREADS ? MAX_THREADS : (int)cpus;
-}
-
-int threads_count(void) {
-    pthread_once(&count_once, read_count);
-    return count;
-}
+int threads_count(void) { return (int)min64(device_host_threads(), MAX_THREADS); }
 
 static void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)

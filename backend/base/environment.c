@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Settings in variables of the environment. */
+#include "base/environment.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void environment_warn(const char *variable, const char *value, const char *rule) {
+    fprintf(stderr, "weft warning: %s is '%.100s', %s\n", variable, value, rule);
+}
+
+int64_t environment_number(const char *variable, int64_t otherwise) {
+    const char *text = getenv(variable);
+    char *end;
+    if (!text || !*text)
+        return otherwise;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (!errno && !*end && number > 0)
+        return number;
+    environment_warn(variable, text, "which is no whole number of 1 or more. It is taken as unset.");
+    return otherwise;
+}
