@@ -2,6 +2,9 @@
 /* What all operations share: finalize (resolve, infer, check), shared checks, and element access for references. */
 #include "graph/op.h"
 
+#include "base/number.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
@@ -70,7 +73,91 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
+/* ---- Places ------------------------------------------------------------------------------------------------------ */
+
+/* The dimensions of a tensor that have more than one element, by ascending stride. */
+struct places {
+    int rank;
+    int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
+};
+
+static struct places places_of(const struct tensor *tensor) {
+    struct places places = {0};
+    for (int64_t i = 0; i < tensor->dims.count; i++) {
+        bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
+        int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
+        int at = places.rank;
+        if (extent == 1)
+            continue;
+        for (; at && places.strides[at - 1] > tensor->strides.at[i]; at--) {
+            places.extents[at] = places.extents[at - 1];
+            places.strides[at] = places.strides[at - 1];
+        }
+        places.extents[at] = extent;
+        places.strides[at] = tensor->strides.at[i];
+        places.rank++;
+    }
+    return places;
+}
+
+/* Whether each stride reaches past all faster dimensions: then no two elements share a place. Others may be distinct, too. */
+static bool is_nested(const struct places *places) {
+    int64_t reach = 1;
+    for (int i = 0; i < places->rank; i++) {
+        if (places->strides[i] < reach)
+            return false;
+        reach += places->strides[i] * (places->extents[i] - 1);
+    }
+    return true;
+}
+
+static int compare_offsets(const void *a, const void *b) {
+    int64_t one = *(const int64_t *)a, other = *(const int64_t *)b;
+    return (one > other) - (one < other);
+}
+
+/* Whether two of `count` elements share a place, by sorting all offsets. */
+static weftStatus_t find_shared(const struct places *places, int64_t count, bool *is_shared) {
+    int64_t *offsets = malloc((size_t)count * sizeof *offsets);
+    if (!offsets)
+        return status_no_memory((size_t)count * sizeof *offsets);
+    for (int64_t i = 0; i < count; i++) {
+        offsets[i] = 0;
+        for (int64_t dim = 0, rest = i; dim < places->rank; rest /= places->extents[dim], dim++)
+            offsets[i] += rest % places->extents[dim] * places->strides[dim];
+    }
+    qsort(offsets, (size_t)count, sizeof *offsets, compare_offsets);
+    *is_shared = false;
+    for (int64_t i = 1; i < count; i++)
+        *is_shared |= offsets[i] == offsets[i - 1];
+    free(offsets);
+    return WEFT_STATUS_SUCCESS;
+}
+
+enum { SORTED_MAX = 1 << 16 }; /* elements up to which interleaved strides are decided by looking at each */
+
 /* No two elements of an output may share memory. */
+static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
+    struct places places = places_of(tensor);
+    bool is_shared = true;
+    int64_t count = 1;
+    if (tensor_elements(tensor) == 0 || is_nested(&places))
+        return WEFT_STATUS_SUCCESS;
+    for (int i = 0; i < places.rank && count <= SORTED_MAX; i++)
+        count *= min64(places.extents[i], SORTED_MAX + 1);
+    bool is_decided = count <= SORTED_MAX || places.strides[0] == 0;
+    if (count <= SORTED_MAX)
+        TRY(find_shared(&places, count, &is_shared));
+    if (!is_shared)
+        return WEFT_STATUS_SUCCESS;
+    FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+         is_decided ? "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place."
+                    : "%s: output %s, %s, may overlap itself: strides that interleave are decided up to 65536 elements, "
+                      "not for dims %s with strides %s. Let each stride reach past all faster dimensions.",
+         descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
+         numbers_text(tensor->strides.at, tensor->strides.count));
+}
+
 static weftStatus_t check_output(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (row->role != ROLE_OUTPUT)
@@ -86,28 +173,7 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
     weftStatus_t status = tensor_check_reach(tensor);
     if (status)
         return status_prefix(status, "%s: output %s, ", descriptor_label(op), row->key);
-    /* In order of descending stride, each stride must reach past all faster dims. */
-    int64_t reach = 1;
-    bool used[WEFT_DIM_MAX] = {false};
-    for (int64_t round = 0; round < tensor->dims.count && tensor_elements(tensor); round++) {
-        int64_t dim = -1;
-        for (int64_t i = 0; i < tensor->dims.count; i++)
-            if (!used[i] && (dim < 0 || tensor->strides.at[i] < tensor->strides.at[dim]))
-                dim = i;
-        used[dim] = true;
-        int64_t extent = tensor->dims.at[dim];
-        if (dim == tensor->vector_dim && tensor->vector_count > 1)
-            extent /= tensor->vector_count;
-        if (extent == 1)
-            continue;
-        if (tensor->strides.at[dim] < reach)
-            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                 "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place.",
-                 descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
-                 numbers_text(tensor->strides.at, tensor->strides.count));
-        reach = tensor->strides.at[dim] * (extent - 1) + reach;
-    }
-    return WEFT_STATUS_SUCCESS;
+    return check_places(op, row, tensor);
 }
 
 enum { OPERANDS_MAX = 64 };

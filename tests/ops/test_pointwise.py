@@ -382,3 +382,17 @@ def test_refusals():
         {"a": ((3, 4), "i32")},
         "pointwise 'e': mode EXP has no meaning in i32 arithmetic. Set compute_data_type to FLOAT.",
     )
+
+
+INTERLEAVED = [((3, 2), (2, 3)), ((3, 2, 4), (2, 3, 8)), ((2, 3, 2), (3, 2, 10))]
+
+
+@pytest.mark.parametrize(("dims", "strides"), INTERLEAVED)
+def test_outputs_with_interleaved_strides(dims, strides):
+    """Each element has a place of its own, though no stride reaches past the faster ones."""
+    x = np.random.default_rng(3).normal(size=dims).astype("f4")
+
+    def build(g, x):
+        return g.neg(x).set_dim(dims).set_stride(strides)
+
+    checks.check(build, {"x": x}, -x)

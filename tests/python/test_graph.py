@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -941,3 +944,41 @@ def test_pictures(tmp_path: Any) -> None:
     assert (tmp_path / "g.svg").read_text(encoding="utf-8") == text == g._repr_svg_()
     assert g.plan.plot() == g.plan._repr_svg_()
     assert "mlp" in text
+
+
+# ---- Places of outputs -------------------------------------------------------------------------------------
+
+
+def build_output(dims: Sequence[int], strides: Sequence[int]) -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    y = g.neg(g.tensor(list(dims), data_type="f32"), name="y")
+    y.set_output(True).set_data_type("f32").set_dim(list(dims)).set_stride(list(strides))
+    g.validate()
+
+
+def test_outputs_overlap_where_two_elements_share_a_place() -> None:
+    """Decided exactly, as counting the places does."""
+    random, seen = np.random.default_rng(7), Counter[bool]()
+    for _ in range(400):
+        rank = int(random.integers(1, 5))
+        dims, strides = random.integers(1, 5, rank).tolist(), random.integers(0, 13, rank).tolist()
+        places = np.tensordot(strides, np.indices(dims), 1)
+        is_distinct = np.unique(places).size == math.prod(dims)
+        seen[is_distinct] += 1
+        if is_distinct:
+            build_output(dims, strides)
+            continue
+        message = r"overlaps itself: .* Give each element its own place\.$"
+        with pytest.raises(weft.BadParameterError, match=message):
+            build_output(dims, strides)
+    assert min(seen.values()) > 50
+
+
+def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
+    build_output([256, 256], [2, 511])  # 65536 elements, distinct: 2 i = 511 j has no solution in reach
+    message = r"may overlap itself: strides that interleave are decided up to 65536 elements, not for dims"
+    with pytest.raises(weft.BadParameterError, match=message):
+        build_output([257, 256], [2, 511])
+    with pytest.raises(weft.BadParameterError, match="overlaps itself"):
+        build_output([257, 256], [0, 1])
+    build_output([0, 1 << 40], [1, 1])
