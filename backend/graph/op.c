@@ -151,9 +151,10 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
     if (!is_shared)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-         is_decided ? "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place."
-                    : "%s: output %s, %s, may overlap itself: strides that interleave are decided up to 65536 elements, "
-                      "not for dims %s with strides %s. Let each stride reach past all faster dimensions.",
+         is_decided
+             ? "%s: output %s, %s, overlaps itself: dims %s with strides %s. Give each element its own place."
+             : "%s: output %s, %s, may overlap itself: strides that interleave are decided up to 65536 elements, "
+               "not for dims %s with strides %s. Let each stride reach past all faster dimensions.",
          descriptor_label(op), row->key, descriptor_label(&tensor->base), tensor_dims_text(tensor),
          numbers_text(tensor->strides.at, tensor->strides.count));
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tensor kind: its rows, its own checks, and the small questions that operations and engines ask of one. */
 #include "graph/tensor.h"
+
 #include "base/dtype.h"
+#include "base/number.h"
 #include "graph/descriptor.h"
 
 #include <stdlib.h>
@@ -17,7 +19,8 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, dims, WEFT_ATTR_TENSOR_DIMENSIONS, "dims", .storage = STORE_DIMS,
               .doc = "extent of each dimension in elements, 0 or more; an operation's output may leave it unset"),
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, strides, WEFT_ATTR_TENSOR_STRIDES, "strides", .storage = STORE_DIMS,
-              .doc = "distance in elements between neighbours along each dimension; unset: packed"),
+              .doc = "distance in elements between neighbours along each dimension; unset: packed. Of a dimension "
+                     "of one element it means nothing, and 2^36 is kept for more"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct tensor, type, WEFT_ATTR_TENSOR_DATA_TYPE, "data_type",
               .initial = TENSOR_NO_TYPE, .doc = "type of an element; an operation's output may leave it unset"),
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, alignment, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, "alignment", .initial = 16,
@@ -120,10 +123,21 @@ static weftStatus_t take_constant(struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
+enum { IDLE_STRIDE_BITS = 36 }; /* of 8 bytes each: below the 2^40 bytes of a tensor map's strides */
+
+/* Nobody takes a step along a dimension of one element or none, so any stride is legal there. One that is kept small
+   overflows nowhere, in whatever order an engine multiplies. */
+static void limit_idle_strides(struct tensor *t) {
+    for (int64_t i = 0; i < t->strides.count; i++)
+        if (t->dims.at[i] <= 1)
+            t->strides.at[i] = min64(t->strides.at[i], INT64_C(1) << IDLE_STRIDE_BITS);
+}
+
 static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     struct tensor *t = (struct tensor *)descriptor;
     const char *label = descriptor_label(descriptor);
     TRY(check_extents(t));
+    limit_idle_strides(t);
     TRY(check_vectors(t));
     TRY(take_constant(t));
     if (t->ragged_offset && t->ragged_offset->ragged_offset)

@@ -109,7 +109,8 @@ static void random_strides(int64_t rank, const int64_t *dims, int64_t *strides) 
         order[i] = order[k], order[k] = kept;
     }
     for (int i = 0; i < rank; i++) {
-        strides[order[i]] = stride;
+        /* Of a single element nobody takes a step, however long. */
+        strides[order[i]] = dims[order[i]] == 1 && chance(10) ? INT64_MAX - pick(0, 3) : stride;
         stride = stride * (dims[order[i]] > 0 ? dims[order[i]] : 1) + (chance(15) ? pick(1, 9) : 0);
     }
 }

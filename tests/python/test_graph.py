@@ -982,3 +982,13 @@ def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
     with pytest.raises(weft.BadParameterError, match="overlaps itself"):
         build_output([257, 256], [0, 1])
     build_output([0, 1 << 40], [1, 1])
+
+
+def test_the_stride_of_a_single_element_means_nothing() -> None:
+    x = np.arange(6, dtype="f4").reshape(1, 2, 1, 3)
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    t = g.tensor([1, 2, 1, 3], [2**63 - 1, 3, 2**62, 1], "f32", name="x")
+    y = g.neg(t, name="y").set_name("y")
+    np.testing.assert_array_equal(g.build().plan(x=x), -x)
+    assert t.get_stride() == [2**63 - 1, 3, 2**62, 1]
+    assert y.get_dim() == [1, 2, 1, 3]
