@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each family of the engine, best first, seeds regions at the nodes that it accepts and lets them grow over neighbours
-   for as long as it accepts the larger region and the regions stay free of cycles. */
+   for as long as it accepts the larger region and the regions stay free of cycles. What a step of this looks at is the
+   region and what lies around it, never the whole graph: planning is linear in the number of operations. */
 #include "plan/partition.h"
+#include "base/number.h"
 #include "base/text.h"
 
 #include <string.h>
@@ -20,9 +22,22 @@ struct partitioning {
     int *memory; /* see struct cover */
     struct part *parts;
     int part_count;
-    bool *beside; /* per node: a neighbour of the newest part */
-    int *waiting; /* scratch of the acyclicity test: per node */
-    int *grown;   /* scratch of growing: the part before */
+
+    /* Who reads a value: readers[reader_start[value]] up to reader_start[value + 1], in order. */
+    int *reader_start, *readers;
+
+    /* The newest part. */
+    int *nodes, *grown; /* its region, as it grows, and as it was before */
+    int *neighbours;    /* nodes beside it, in order */
+    int neighbour_count;
+    bool *is_neighbour; /* per node */
+
+    /* An order in which groups, which are parts and single nodes, may run. A group is named by one of its nodes. */
+    int *group;       /* per node: its group */
+    int *position;    /* per group: its place in the order */
+    int *at_position; /* group per place; -1: the group that was here has joined another */
+    int *behind;      /* scratch of join_groups */
+    char *mark;       /* scratch of join_groups, per group: see enum mark */
 };
 
 /* ---- Asking a family ---------------------------------------------------------------------------------------------- */
@@ -78,45 +93,100 @@ static struct region companions(const struct partitioning *p, const int *node) {
     return (struct region){.graph = p->graph, .count = 1, .nodes = node};
 }
 
-/* Whether all that a group reads from outside of it is made. */
-static bool group_is_ready(const struct partitioning *p, const struct region *group) {
+enum mark { PLAIN, MEMBER, REACHED };
+
+/* Whether a group reads what a member, or a group that a member reaches, makes. */
+static bool is_reached(const struct partitioning *p, const struct region *group) {
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
             int producer = p->graph->values[node->operands[i]].producer;
-            bool inside =
-                producer >= 0 && (producer == group->nodes[k] ||
-                                  (p->owner[producer] >= 0 && p->owner[producer] == p->owner[group->nodes[k]]));
-            if (!node->is_output[i] && producer >= 0 && !inside && p->waiting[producer])
-                return false;
+            if (!node->is_output[i] && producer >= 0 && p->group[producer] != p->group[group->nodes[k]] &&
+                p->mark[p->group[producer]] != PLAIN)
+                return true;
         }
+    }
+    return false;
+}
+
+/* Whether a member reads what a group that a member reaches makes: together they would wait for each other. */
+static bool closes_circle(const struct partitioning *p, const struct region *group) {
+    for (int k = 0; k < group->count; k++) {
+        const struct node *node = region_node(group, k);
+        for (int i = 0; i < node->operand_count; i++) {
+            int producer = p->graph->values[node->operands[i]].producer;
+            if (!node->is_output[i] && producer >= 0 && p->mark[p->group[producer]] == REACHED)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Marks the groups from `first` to `last` in the order that a member reaches; false where one reaches a member. */
+static bool mark_reached(struct partitioning *p, int first, int last) {
+    for (int at = first; at <= last; at++) {
+        int name = p->at_position[at];
+        if (name < 0)
+            continue;
+        struct region group = companions(p, &name);
+        if (p->mark[name] == MEMBER && closes_circle(p, &group))
+            return false;
+        if (p->mark[name] == PLAIN && is_reached(p, &group))
+            p->mark[name] = REACHED;
     }
     return true;
 }
 
-/* Nodes of one part wait for each other; so the parts, with every other node a part of its own, must have an order in
-   which each finds its inputs made. Writes that order (of parts) to `order` when it is given. */
-static bool parts_are_acyclic(struct partitioning *p, int *order) {
-    int placed = 0, left = 0;
-    for (int n = 0; n < p->graph->node_count; n++) {
-        p->waiting[n] = p->owner[n] != NOT_NEEDED;
-        left += p->waiting[n];
+/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the rest. */
+static void reorder(struct partitioning *p, int first, int last, int name) {
+    int at = first, behind = 0;
+    for (int from = first; from <= last; from++) {
+        int group = p->at_position[from];
+        if (group < 0 || p->mark[group] == MEMBER)
+            continue;
+        if (p->mark[group] == REACHED)
+            p->behind[behind++] = group;
+        else
+            p->at_position[p->position[group] = at++] = group;
     }
-    for (bool moved = true; left && moved;) {
-        moved = false;
-        for (int n = 0; n < p->graph->node_count; n++) {
-            struct region group = companions(p, &n);
-            if (!p->waiting[n] || n != group.nodes[0] || !group_is_ready(p, &group))
-                continue;
-            for (int k = 0; k < group.count; k++)
-                p->waiting[group.nodes[k]] = 0;
-            left -= group.count;
-            moved = true;
-            if (order && p->owner[n] >= 0)
-                order[placed++] = p->owner[n];
-        }
+    p->at_position[p->position[name] = at++] = name;
+    for (int i = 0; i < behind; i++)
+        p->at_position[p->position[p->behind[i]] = at++] = p->behind[i];
+    while (at <= last)
+        p->at_position[at++] = -1;
+}
+
+/* Makes one group of a region's nodes, unless it would have to run both before and behind another. */
+static bool join_groups(struct partitioning *p, const struct region *region) {
+    int first = p->graph->node_count, last = -1;
+    for (int i = 0; i < region->count; i++) {
+        int group = p->group[region->nodes[i]], at = p->position[group];
+        p->mark[group] = MEMBER;
+        first = at < first ? at : first;
+        last = at > last ? at : last;
     }
-    return left == 0;
+    bool is_free = mark_reached(p, first, last);
+    if (is_free)
+        reorder(p, first, last, p->group[region->nodes[0]]);
+    for (int i = 0; i < region->count; i++)
+        p->mark[p->group[region->nodes[i]]] = PLAIN;
+    for (int at = first; at <= last; at++)
+        if (p->at_position[at] >= 0)
+            p->mark[p->at_position[at]] = PLAIN;
+    int name = p->group[region->nodes[0]];
+    for (int i = 0; is_free && i < region->count; i++)
+        p->group[region->nodes[i]] = name;
+    return is_free;
+}
+
+/* The parts in the order of their groups. */
+static void put_order(const struct partitioning *p, int *order) {
+    int placed = 0;
+    for (int at = 0; at < p->graph->node_count; at++) {
+        int group = p->at_position[at];
+        if (group >= 0 && p->owner[group] >= 0)
+            order[placed++] = p->owner[group];
+    }
 }
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
@@ -128,24 +198,6 @@ static bool node_writes(const struct node *node, int value) {
     return false;
 }
 
-/* Marks the nodes that make what a node reads, or read what it makes. */
-static void mark_neighbours_of(struct partitioning *p, const struct node *node) {
-    for (int i = 0; i < node->operand_count; i++) {
-        const struct value *value = &p->graph->values[node->operands[i]];
-        if (value->producer >= 0)
-            p->beside[value->producer] = true;
-        for (int m = value->first_reader; node_writes(node, node->operands[i]) && m >= 0 && m <= value->last_reader;
-             m++)
-            for (int k = 0; k < p->graph->nodes[m].operand_count; k++)
-                p->beside[m] = p->beside[m] || p->graph->nodes[m].operands[k] == node->operands[i];
-    }
-}
-
-static void mark_neighbours(struct partitioning *p, const struct region *region) {
-    for (int i = 0; i < region->count; i++)
-        mark_neighbours_of(p, region_node(region, i));
-}
-
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)
@@ -153,13 +205,51 @@ static void insert_sorted(int *nodes, int count, int node) {
     nodes[at] = node;
 }
 
+static void add_neighbour(struct partitioning *p, int node) {
+    if (p->owner[node] != UNASSIGNED || p->is_neighbour[node])
+        return;
+    p->is_neighbour[node] = true;
+    insert_sorted(p->neighbours, p->neighbour_count++, node);
+}
+
+/* Adds the nodes that make what a node reads, or read what it makes. */
+static void add_neighbours_of(struct partitioning *p, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        int value = node->operands[i], producer = p->graph->values[value].producer;
+        if (producer >= 0)
+            add_neighbour(p, producer);
+        for (int r = p->reader_start[value]; node_writes(node, value) && r < p->reader_start[value + 1]; r++)
+            add_neighbour(p, p->readers[r]);
+    }
+}
+
+/* What lies beside the nodes that a region has and `before` has not; both are sorted. The region's own are none. */
+static void update_neighbours(struct partitioning *p, const struct region *region, const int *before, int count) {
+    for (int i = 0, k = 0; i < region->count; i++)
+        if (k < count && before[k] == region->nodes[i])
+            k++;
+        else
+            add_neighbours_of(p, region_node(region, i));
+    int kept = 0;
+    for (int i = 0; i < p->neighbour_count; i++)
+        if (p->owner[p->neighbours[i]] == UNASSIGNED)
+            p->neighbours[kept++] = p->neighbours[i];
+        else
+            p->is_neighbour[p->neighbours[i]] = false;
+    p->neighbour_count = kept;
+}
+
+static void forget_neighbours(struct partitioning *p) {
+    for (int i = 0; i < p->neighbour_count; i++)
+        p->is_neighbour[p->neighbours[i]] = false;
+    p->neighbour_count = 0;
+}
+
 /* The first node outside of a region that reads a value and is needed; -1: none. */
 static int outside_reader(const struct partitioning *p, const struct region *region, int value) {
-    const struct value *read = &p->graph->values[value];
-    for (int m = read->first_reader; m >= 0 && m <= read->last_reader; m++)
-        for (int k = 0; k < p->graph->nodes[m].operand_count; k++)
-            if (p->graph->nodes[m].operands[k] == value && p->owner[m] != NOT_NEEDED && !region_has(region, m))
-                return m;
+    for (int r = p->reader_start[value]; r < p->reader_start[value + 1]; r++)
+        if (p->owner[p->readers[r]] != NOT_NEEDED && !region_has(region, p->readers[r]))
+            return p->readers[r];
     return -1;
 }
 
@@ -230,25 +320,19 @@ static void set_owner(struct partitioning *p, const struct region *region, int o
 }
 
 /* Adds one more neighbour to the newest part, or several, if family and order allow it. */
-static bool grow_once(struct partitioning *p, struct part *part, int *nodes) {
+static bool grow_once(struct partitioning *p, struct part *part) {
     const struct part before = *part;
-    int id = p->part_count - 1;
-    memcpy(p->grown, nodes, (size_t)before.region.count * sizeof *nodes);
-    for (int n = 0; n < p->graph->node_count; n++) {
-        if (p->owner[n] != UNASSIGNED || !p->beside[n])
-            continue;
-        insert_sorted(nodes, part->region.count++, n);
-        if (accepts_with_readers(p, part, nodes)) {
-            set_owner(p, &part->region, id);
-            if (parts_are_acyclic(p, NULL)) {
-                mark_neighbours(p, &part->region);
-                return true;
-            }
-            set_owner(p, &part->region, UNASSIGNED);
+    int count = before.region.count;
+    memcpy(p->grown, p->nodes, (size_t)count * sizeof *p->nodes);
+    for (int i = 0; i < p->neighbour_count; i++) {
+        insert_sorted(p->nodes, part->region.count++, p->neighbours[i]);
+        if (accepts_with_readers(p, part, p->nodes) && join_groups(p, &part->region)) {
+            set_owner(p, &part->region, p->part_count - 1);
+            update_neighbours(p, &part->region, p->grown, count);
+            return true;
         }
-        memcpy(nodes, p->grown, (size_t)before.region.count * sizeof *nodes);
+        memcpy(p->nodes, p->grown, (size_t)count * sizeof *p->nodes);
         *part = before;
-        set_owner(p, &part->region, id);
     }
     return false;
 }
@@ -276,26 +360,27 @@ static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes,
     return accepts_with_readers(p, part, nodes);
 }
 
-static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed, bool *started) {
+/* The newest part keeps its region. */
+static weftStatus_t keep_region(struct partitioning *p, struct part *part) {
     int *nodes;
-    TRY(arena_alloc(p->arena, &nodes, (size_t)p->graph->node_count * sizeof *nodes));
-    struct part *part = &p->parts[p->part_count];
-    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = nodes}};
-    *started = accepts_with_companions(p, part, nodes, seed) || accepts_alone(p, part, nodes, seed);
-    if (!*started)
-        return WEFT_STATUS_SUCCESS;
-    memset(p->beside, 0, (size_t)p->graph->node_count * sizeof *p->beside);
-    set_owner(p, &part->region, p->part_count++);
-    *started = parts_are_acyclic(p, NULL);
-    if (!*started) {
-        set_owner(p, &part->region, UNASSIGNED);
-        p->part_count--;
-        return WEFT_STATUS_SUCCESS;
-    }
-    mark_neighbours(p, &part->region);
-    while (grow_once(p, part, nodes)) {
-    }
+    TRY(arena_alloc(p->arena, &nodes, (size_t)part->region.count * sizeof *nodes));
+    memcpy(nodes, p->nodes, (size_t)part->region.count * sizeof *nodes);
+    part->region.nodes = nodes;
     return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed) {
+    struct part *part = &p->parts[p->part_count];
+    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes}};
+    bool is_accepted = accepts_with_companions(p, part, p->nodes, seed) || accepts_alone(p, part, p->nodes, seed);
+    if (!is_accepted || !join_groups(p, &part->region))
+        return WEFT_STATUS_SUCCESS;
+    set_owner(p, &part->region, p->part_count++);
+    update_neighbours(p, &part->region, NULL, 0);
+    while (grow_once(p, part)) {
+    }
+    forget_neighbours(p);
+    return keep_region(p, part);
 }
 
 /* ---- Reasons ----------------------------------------------------------------------------------------------------- */
@@ -376,11 +461,9 @@ static weftStatus_t assign_all(struct partitioning *p) {
     if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
         return fail_without_liberty(p);
     for (int f = 0; p->engine->families[f]; f++)
-        for (int n = 0; n < p->graph->node_count; n++) {
-            bool started = false;
+        for (int n = 0; n < p->graph->node_count; n++)
             if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
-                TRY(start_part(p, p->engine->families[f], n, &started));
-        }
+                TRY(start_part(p, p->engine->families[f], n));
     for (int n = 0; n < p->graph->node_count; n++)
         if (p->owner[n] == UNASSIGNED)
             return fail_for_node(p, n);
@@ -388,6 +471,46 @@ static weftStatus_t assign_all(struct partitioning *p) {
         FAIL(WEFT_STATUS_BAD_PARAM, "%s computes nothing: every tensor that it writes is virtual. Mark an output.",
              descriptor_label(&p->graph->base));
     return check_liberty(p);
+}
+
+static void count_reader(struct partitioning *p, int value, int node) {
+    (void)node;
+    p->reader_start[value + 1]++;
+}
+
+static void put_reader(struct partitioning *p, int value, int node) { p->readers[p->reader_start[value]++] = node; }
+
+static void each_reader(struct partitioning *p, void (*visit)(struct partitioning *p, int value, int node)) {
+    for (int n = 0; n < p->graph->node_count; n++)
+        for (int i = 0; i < p->graph->nodes[n].operand_count; i++)
+            if (!p->graph->nodes[n].is_output[i])
+                visit(p, p->graph->nodes[n].operands[i], n);
+}
+
+/* A node is listed as often as it reads a value. */
+static weftStatus_t list_readers(struct partitioning *p) {
+    int values = p->graph->value_count;
+    TRY(arena_alloc(p->arena, &p->reader_start, ((size_t)values + 1) * sizeof *p->reader_start));
+    each_reader(p, count_reader);
+    for (int v = 0; v < values; v++)
+        p->reader_start[v + 1] += p->reader_start[v];
+    TRY(arena_alloc(p->arena, &p->readers, (size_t)p->reader_start[values] * sizeof *p->readers));
+    each_reader(p, put_reader); /* which leaves each start where the next one's was */
+    memmove(p->reader_start + 1, p->reader_start, (size_t)values * sizeof *p->reader_start);
+    p->reader_start[0] = 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t alloc_scratch(struct partitioning *p) {
+    size_t nodes = (size_t)p->graph->node_count;
+    int **lists[] = {&p->nodes, &p->grown, &p->neighbours, &p->group, &p->position, &p->at_position, &p->behind};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        TRY(arena_alloc(p->arena, lists[i], nodes * sizeof **lists[i]));
+    TRY(arena_alloc(p->arena, &p->is_neighbour, nodes * sizeof *p->is_neighbour));
+    TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
+    for (int n = 0; n < p->graph->node_count; n++)
+        p->group[n] = p->position[n] = p->at_position[n] = n;
+    return list_readers(p);
 }
 
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
@@ -408,18 +531,14 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
-    TRY(arena_alloc(arena, &p.beside, nodes * sizeof *p.beside));
-    TRY(arena_alloc(arena, &p.waiting, nodes * sizeof *p.waiting));
-    TRY(arena_alloc(arena, &p.grown, nodes * sizeof *p.grown));
+    TRY(alloc_scratch(&p));
     TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
     TRY(arena_alloc(arena, &order, nodes * sizeof *order));
     TRY(arena_alloc(arena, &place, nodes * sizeof *place));
     drop_needless_nodes(&p);
     find_views(&p);
     TRY(assign_all(&p));
-    if (!parts_are_acyclic(&p, order))
-        FAIL(WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "%s: regions depend on each other in a circle.",
-             descriptor_label(&graph->base));
+    put_order(&p, order);
 
     cover->count = p.part_count;
     cover->part_of_node = p.owner;
