@@ -6,6 +6,7 @@
 #include "engines/engine.h"
 
 static const struct family *const cuda_families[] = {&cuda_attention_hopper_unordered,
+                                                     &cuda_attention_hopper,
                                                      &cuda_attention,
                                                      &cuda_weight_only_sm90,
                                                      &cuda_weight_only,

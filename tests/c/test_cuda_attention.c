@@ -263,21 +263,23 @@ static void build_attention_cases(void) {
 /* ---- Hopper's gradients ------------------------------------------------------------------------------------------ */
 
 static const struct attention_case hopper_cases[] = {
-    {"64", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .backward = "wgmma of bf16, heads of 64, 128 keys x 128"},
+    {"64", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .backward = "wgmma of bf16, heads of 64 and 64, "},
     {"64 causal, grouped, padded", F16, F16, 0, 2, 8, 2, 2, 500, 700, 40, 64, .is_causal = true, .is_padded = true,
-     .backward = "wgmma of f16, heads of 64, 128 keys x 128"},
-    {"128", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .backward = "wgmma of f16, heads of 128, 128 keys x 64"},
+     .backward = "wgmma of f16, heads of 64 and 64, "},
+    {"128", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .backward = "wgmma of f16, heads of 128 and 128, "},
     {"128 causal", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .is_causal = true,
-     .backward = "wgmma of bf16, heads of 128, 128 keys x 64"},
+     .backward = "wgmma of bf16, heads of 128 and 128, "},
     {"128 causal, grouped, padded", BF16, BF16, 0, 2, 8, 1, 1, 500, 700, 96, 128, .is_causal = true, .is_padded = true,
-     .backward = "wgmma of bf16, heads of 128, 128 keys x 64"},
+     .backward = "wgmma of bf16, heads of 128 and 128, "},
+    {"192 and 128", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 192, 128, .is_causal = true, .is_padded = true,
+     .backward = "wgmma of bf16, heads of 192 and 128, "},
 };
 
-static void build_hopper_cases(void) {
+static void build_hopper_cases(const struct family *hopper, int count) {
     struct device device;
     MUST(device_describe_cuda(&device, 9, 0));
-    family = &cuda_attention_hopper_unordered;
-    for (int i = 0; i < COUNT(hopper_cases); i++) {
+    family = hopper;
+    for (int i = 0; i < count; i++) {
         struct attention_case c = hopper_cases[i];
         c.backward_kernels = 3;
         check_case(&c, false, &device, -1);
@@ -351,7 +353,8 @@ int main(void) {
     allowed_spills = spills;
     forbids_advice = true;
     build_attention_cases();
-    build_hopper_cases();
+    build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
+    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 1);
     workspace_is_linear();
     memory_may_be_too_small();
     check_refusals(refusals, COUNT(refusals));

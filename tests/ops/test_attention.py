@@ -733,7 +733,7 @@ def test_backward_of_so_many_key_heads(heads: int) -> None:
     check_large_tiles(case, "bf16")
 
 
-PADDED = [(8, 8), (40, 24), (64, 128), (80, 96), (96, 64), (128, 8)]
+PADDED = [(8, 8), (40, 24), (64, 128), (80, 96), (96, 64), (128, 8), (136, 120), (192, 128)]
 
 
 @pytest.mark.parametrize(("depth", "value_depth"), PADDED)

@@ -20,8 +20,11 @@ def gradient(
     v = g.tensor([2, values, 512, depth], data_type=dtype, name="v")
     extra = {name: make(g) if callable(make) else make for name, make in options.items()}
     stats = g.tensor([2, 4, 512, 1], data_type="f32", name="stats")
-    for result in g.sdpa_backward(q, k, v, o, d_o, stats, **extra, name="a"):
-        result.set_output(True).set_data_type(dtype)
+    wanted = extra.pop("wanted", ("dQ", "dK", "dV"))
+    results = g.sdpa_backward(q, k, v, o, d_o, stats, **extra, name="a")
+    for name, result in zip(("dQ", "dK", "dV"), results, strict=True):
+        if name in wanted:
+            result.set_output(True).set_data_type(dtype)
     return g
 
 
@@ -31,15 +34,16 @@ def plans(g: weft.Graph) -> list[str]:
     return [g.get_plan_name_at_index(i) for i in range(g.get_execution_plan_count())]
 
 
-def answer(g: weft.Graph) -> dict[str, Any]:
-    """What engine cuda.unordered says."""
-    (found,) = [each for each in g.support() if each["engine"] == "cuda.unordered"]
+def answer(g: weft.Graph, engine: str = "cuda.unordered") -> dict[str, Any]:
+    """What an engine says."""
+    (found,) = [each for each in g.support() if each["engine"] == engine]
     return found
 
 
 def test_the_faster_engine_comes_first() -> None:
     g = gradient()
     assert answer(g)["families"] == ["cuda.attention_hopper_unordered"]
+    assert answer(g, "cuda")["families"] == ["cuda.attention_hopper"]
     assert plans(g) == ["eng2", "eng0"]
 
 
@@ -78,7 +82,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"use_alibi_mask": True}, "Hopper's backward kernel adds no ALiBi slopes"),
     ({"dropout": drawn}, "Hopper's backward kernel drops no weights"),
     ({"values": 4}, "Hopper's backward kernel wants as many heads of k as of v"),
-    ({"depth": 136}, "Hopper's backward kernel has heads of up to 128"),
+    (
+        {"depth": 136},
+        "heads of 136 and 136 columns are more than Hopper's backward kernel makes all gradients of",
+    ),
 ]
 
 
@@ -93,6 +100,17 @@ def test_layouts_and_types_that_it_does_not_take() -> None:
     assert answer(gradient(depth=68))["reason"] == f"sdpa_bwd 'a': tensor 'q' (uid 1) {NOT_BOXED}"
     reason = "sdpa_bwd 'a': tensor 'q' (uid 1) has data type f32, q f32; here all are f16 or all bf16."
     assert answer(gradient(dtype="f32"))["reason"] == reason
+
+
+def test_gradients_that_are_wanted_alone() -> None:
+    """The sums of dQ are made with all others; without them, a pass that makes nothing wanted is left out."""
+    passes = {("dQ",): "dQ, 128 x 128 tiles", ("dK", "dV"): "dK and dV, 128 x 128 tiles"}
+    for wanted, words in passes.items():
+        g = gradient(wanted=wanted)
+        reason = "sdpa_bwd 'a': here dQ, dK and dV are made together, and not all are wanted; the portable "
+        assert answer(g)["reason"] == reason + "attention family takes it."
+        g.build()
+        assert words in g.explain()
 
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_100", "sm_120"])

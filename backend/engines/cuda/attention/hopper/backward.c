@@ -1,35 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_bwd on Hopper: three kernels. backward_rows_sm90.cuh makes the statistics of queries, backward_sm90.cuh all
-   gradients, those of queries as float sums, and backward_queries_sm90.cuh rows of these sums. */
+/* sdpa_bwd on Hopper. backward_rows_sm90.cuh makes the statistics of queries. Then either one pass of backward_sm90.cuh
+   makes all gradients, those of queries as float sums, to which blocks add in any order, and backward_queries_sm90.cuh
+   makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
+   queries, which makes the scores twice, and the same bits in every run. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
-#include "engines/cuda/families.h"
 
 enum {
-    BLOCK_KEYS = 128,
-    STAGES = 3,
+    BLOCK_OWN = 128,
     DS_STAGES = 2,
     THREADS = 384,
     ROWS_THREADS = 256,
     QUERIES_THREADS = 128,
     PART_BYTES = 64 * 64 * 4, /* of dQ */
     BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
-    DEPTH_MOST = 128,
 };
 
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
 
-/* By the padded depth. Registers: what the two consumer warpgroups, and the one that loads and makes dQ, move to. */
-static const struct backward_tile {
-    int head, queries, consumer_registers, producer_registers, parts_staged;
-} tiles[] = {{64, 128, 216, 72, 1}, {128, 64, 208, 88, 2}};
+/* What a pass makes. */
+enum makes { MAKES_ALL, MAKES_KEYS, MAKES_QUERIES, PASSES };
+static const char *const pass_names[PASSES] = {"all gradients", "dK and dV", "dQ"};
 
+/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to. */
+static const struct backward_tile {
+    enum makes makes;
+    int head, value_head, block_pass, stages, consumer_registers, producer_registers;
+} tiles[] = {
+    {MAKES_ALL, 64, 64, 128, 3, 216, 72},       {MAKES_ALL, 128, 128, 64, 3, 208, 88},
+    {MAKES_KEYS, 64, 64, 128, 4, 240, 24},      {MAKES_KEYS, 128, 128, 64, 4, 240, 24},
+    {MAKES_KEYS, 192, 128, 64, 3, 240, 24},     {MAKES_QUERIES, 64, 64, 128, 4, 240, 24},
+    {MAKES_QUERIES, 128, 128, 128, 2, 240, 24}, {MAKES_QUERIES, 192, 128, 64, 3, 240, 24},
+};
+
+/* The passes that an operation takes, and how statistics and sums lie: by blocks of queries. */
 struct backward {
     const struct cuda_attention *c;
     const struct sdpa_bwd_op *op;
-    const struct backward_tile *tile;
-    int64_t q_blocks, kv_blocks, tiles; /* tiles: blocks of queries of all heads */
-    int64_t heads_per_set;
+    const struct backward_tile *passes[2];
+    int pass_count;
+    bool has_sums;
+    int head, value_head, block_q;
+    int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
 };
 
 /* ---- Accepting ---- */
@@ -40,83 +52,102 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
-    const struct sdpa_bwd_op *op = c->backward;
-    if (op->is_deterministic)
-        return refuse(c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
     if (c->a->bias)
         return refuse(c, "Hopper's backward kernel adds no bias");
     if (c->a->alibi)
         return refuse(c, "Hopper's backward kernel adds no ALiBi slopes");
     if (c->a->dropout_probability > 0)
         return refuse(c, "Hopper's backward kernel drops no weights");
-    if (attention_wants(c, op->dsink))
+    if (attention_wants(c, c->backward->dsink))
         return refuse(c, "Hopper's backward kernel makes no gradient of sinks");
-    if (!attention_wants(c, op->dq) || !attention_wants(c, op->dk) || !attention_wants(c, op->dv))
-        return refuse(c, "Hopper's backward kernel makes dQ, dK and dV together, and not all are wanted");
     if (c->key_heads != c->value_heads)
         return refuse(c, "Hopper's backward kernel wants as many heads of k as of v");
-    if (c->depth > DEPTH_MOST || c->value_depth > DEPTH_MOST)
-        return refuse(c, "Hopper's backward kernel has heads of up to 128");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
-    return WEFT_STATUS_SUCCESS;
-}
-
-static weftStatus_t check_all(const struct cuda_attention *c) {
-    const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o, op->dq, op->dk, op->dv};
-    TRY(check_features(c));
-    for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
-        TRY(attention_hopper_check_boxed(c, boxed[i]));
-    if (op->stats->type != WEFT_DATA_FLOAT)
+    if (c->backward->stats->type != WEFT_DATA_FLOAT)
         return refuse(c, "Hopper's backward kernel reads statistics as float");
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Planning ---- */
-
-static struct backward plan_backward(const struct cuda_attention *c) {
-    struct backward b = {.c = c, .op = c->backward, .tile = tiles};
-    while (b.tile->head < c->depth || b.tile->head < c->value_depth)
-        b.tile++;
-    b.q_blocks = divide_up(c->queries, b.tile->queries);
-    b.kv_blocks = divide_up(c->keys, BLOCK_KEYS);
-    b.tiles = c->batches * c->heads * b.q_blocks;
-    bool has_bounds = c->a->right_bound < c->keys || c->a->left_bound < c->queries;
-    b.heads_per_set = has_bounds && b.kv_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / b.kv_blocks : 1;
-    return b;
+static weftStatus_t check_operands(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *made[] = {op->dq, op->dk, op->dv};
+    for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+        TRY(attention_hopper_check_boxed(c, read[i]));
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (attention_wants(c, made[i]))
+            TRY(attention_hopper_check_boxed(c, made[i]));
+    return WEFT_STATUS_SUCCESS;
 }
 
-static int64_t shared_bytes(const struct backward_tile *t) {
-    int64_t row = t->head * 2, queries = t->queries * row, statistics = 2 * t->queries * 4;
-    int64_t barriers = 8 * (2 + 4 * STAGES + 2 * DS_STAGES);
-    return 2 * BLOCK_KEYS * row + STAGES * (2 * queries + statistics) + DS_STAGES * BLOCK_KEYS * t->queries * 2 +
-           t->parts_staged * PART_BYTES + barriers;
+static weftStatus_t add_pass(struct backward *b, enum makes makes) {
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
+        if (tiles[i].makes == makes && tiles[i].head >= b->c->depth && tiles[i].value_head >= b->c->value_depth) {
+            b->passes[b->pass_count++] = &tiles[i];
+            return WEFT_STATUS_SUCCESS;
+        }
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+         "%s: heads of %lld and %lld columns are more than Hopper's backward kernel makes %s of; the portable "
+         "attention family takes it.",
+         descriptor_label(region_node(b->c->region, 0)->op), (long long)b->c->depth, (long long)b->c->value_depth,
+         pass_names[makes]);
 }
 
-static int64_t statistics_bytes(const struct backward *b) { return b->tiles * 2 * b->tile->queries * 4; }
-static int64_t sums_bytes(const struct backward *b) { return b->tiles * b->tile->queries * b->tile->head * 4; }
+static weftStatus_t plan_passes(struct backward *b) {
+    bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
+    bool wants_v = attention_wants(b->c, b->op->dv);
+    if (wants_k != wants_v)
+        return refuse(b->c, "Hopper's backward kernel makes dK and dV together, and one is not wanted");
+    if (b->has_sums && b->op->is_deterministic)
+        return refuse(b->c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
+    if (b->has_sums && !(wants_q && wants_k))
+        return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
+    if (b->has_sums)
+        return add_pass(b, MAKES_ALL);
+    if (wants_k)
+        TRY(add_pass(b, MAKES_KEYS));
+    if (wants_q)
+        TRY(add_pass(b, MAKES_QUERIES));
+    return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
+}
+
+static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
+    *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums};
+    TRY(check_features(c));
+    TRY(check_operands(c));
+    TRY(plan_passes(b));
+    b->head = b->passes[0]->head;
+    b->value_head = b->passes[0]->value_head;
+    b->block_q = b->passes[0]->makes == MAKES_QUERIES ? BLOCK_OWN : b->passes[0]->block_pass;
+    b->q_blocks = divide_up(c->queries, b->block_q);
+    b->tiles = c->batches * c->heads * b->q_blocks;
+    return WEFT_STATUS_SUCCESS;
+}
 
 /* ---- Printing ---- */
 
-static void print_workspace(struct kernel_print *print, const struct backward *b) {
-    print_scratch(print, "float", 0, "statistics");
-    print_scratch(print, "float", statistics_bytes(b), "dq_sum");
-}
+static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
+static int64_t sums_bytes(const struct backward *b) { return b->has_sums ? b->tiles * b->block_q * b->head * 4 : 0; }
 
+/* What all kernels know. */
 static void print_shared(struct kernel_print *print, const struct backward *b) {
     attention_hopper_print_scores(print, b->c);
     print_type(print, "in_t", (weftDataType_t)b->c->a->q->type);
-    print_constant(print, "HEAD", b->tile->head);
-    print_constant(print, "BLOCK_Q", b->tile->queries);
-    print_workspace(print, b);
+    print_constant(print, "IS_BF16", b->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_constant(print, "HAS_SUMS", b->has_sums);
+    print_constant(print, "HEAD", b->head);
+    print_constant(print, "VALUE_HEAD", b->value_head);
+    print_constant(print, "BLOCK_Q", b->block_q);
+    print_scratch(print, "float", 0, "statistics");
+    if (b->has_sums)
+        print_scratch(print, "float", statistics_bytes(b), "dq_sum");
 }
 
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, b->c->graph);
+    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_shared(&print, b);
-    print_constant(&print, "VALUE_HEAD", b->tile->head);
     print_constant(&print, "THREADS", ROWS_THREADS);
     print_divisor(&print, b->q_blocks, "q_blocks");
     print_divisor(&print, b->c->heads, "heads");
@@ -143,108 +174,115 @@ static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *
     return attention_grid(kernel, b->c, b->tiles, QUERIES_THREADS / 32);
 }
 
-static void print_maps(struct kernel_print *print, const struct backward *b) {
-    const struct attention *a = b->c->a;
-    int queries = b->tile->queries, half = BLOCK_KEYS / 2;
-    attention_hopper_print_map(print, b->c, a->q, queries, "q_map");
-    attention_hopper_print_map(print, b->c, a->k, BLOCK_KEYS, "k_map");
-    attention_hopper_print_map(print, b->c, a->v, BLOCK_KEYS, "v_map");
-    attention_hopper_print_map(print, b->c, b->op->d_o, queries, "d_o_map");
-    attention_hopper_print_map(print, b->c, b->op->dk, half, "dk_map");
-    attention_hopper_print_map(print, b->c, b->op->dv, half, "dv_map");
-}
-
-static void print_products(struct text *code, const struct backward *b) {
-    const char *type = cuda_type_name((weftDataType_t)b->c->a->q->type);
-    struct attention_product scores = {"multiply_scores", type, b->tile->queries, .adds = true};
-    struct attention_product keys = {"multiply_keys", type,        b->tile->head, .a = PRODUCT_A_REGISTERS,
-                                     .b_is_mn = true, .adds = true};
-    struct attention_product queries = {"multiply_queries", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true, .adds = true};
-    attention_hopper_print_product(code, &scores);
-    attention_hopper_print_product(code, &keys);
-    attention_hopper_print_product(code, &queries);
-    scores.adds = queries.adds = false;
-    scores.name = "multiply_scores_first", queries.name = "multiply_queries_first";
-    scores.is_fresh = true;
-    attention_hopper_print_product(code, &scores);
-    attention_hopper_print_product(code, &queries);
-}
-
-static weftStatus_t build_main(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
+    bool own_is_key = t->makes != MAKES_QUERIES;
+    attention_hopper_print_map(print, c, own_is_key ? c->a->k : c->a->q, BLOCK_OWN, "own_first_map");
+    attention_hopper_print_map(print, c, own_is_key ? c->a->v : b->op->d_o, BLOCK_OWN, "own_second_map");
+    attention_hopper_print_map(print, c, own_is_key ? c->a->q : c->a->k, t->block_pass, "first_map");
+    attention_hopper_print_map(print, c, own_is_key ? b->op->d_o : c->a->v, t->block_pass, "second_map");
+    attention_hopper_print_map(print, c, own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map");
+    if (own_is_key)
+        attention_hopper_print_map(print, c, b->op->dv, BLOCK_OWN / 2, "second_gradient_map");
+}
+
+static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
+    const char *type = cuda_type_name((weftDataType_t)b->c->a->q->type);
+    const struct attention_product products[] = {
+        {"multiply_scores", type, t->block_pass, .adds = true},
+        {"multiply_scores_first", type, t->block_pass, .is_fresh = true},
+        {"multiply_first", type, t->head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = true},
+        {"multiply_second", type, t->value_head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = true},
+        {"multiply_sums", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true, .adds = true},
+        {"multiply_sums_first", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true},
+    };
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+        attention_hopper_print_product(code, &products[i]);
+}
+
+/* As the kernel places it. */
+static int64_t shared_bytes(const struct backward_tile *t) {
+    int64_t row = 2 * (t->head + t->value_head), statistics = t->makes == MAKES_QUERIES ? 0 : 2 * t->block_pass * 4;
+    int64_t parts_staged = t->block_pass > 64 ? 1 : 2, barriers = 8 * (2 + 4 * t->stages + 2 * DS_STAGES);
+    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
+    return BLOCK_OWN * row + t->stages * (t->block_pass * row + statistics) + (t->makes == MAKES_ALL ? sums : 0) +
+           barriers;
+}
+
+static void print_tile(struct kernel_print *print, const struct backward_tile *t) {
+    print_constant(print, "OWN_IS_KEY", t->makes != MAKES_QUERIES);
+    print_constant(print, "BLOCK_OWN", BLOCK_OWN);
+    print_constant(print, "BLOCK_PASS", t->block_pass);
+    print_constant(print, "STAGES", t->stages);
+    print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
+    print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
+    print_constant(print, "SHARED_BYTES", shared_bytes(t));
+}
+
+/* Where bounds make blocks of unequal length, those of several heads that have most steps come first. */
+static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks) {
+    bool has_bounds = c->a->right_bound < c->keys || c->a->left_bound < c->queries;
+    return has_bounds && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
+}
+
+static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
+                               struct arena *arena) {
+    const struct cuda_attention *c = b->c;
+    bool own_is_key = t->makes != MAKES_QUERIES;
+    int64_t own_heads = own_is_key ? c->key_heads : c->heads;
+    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN);
     struct kernel_print print;
     kernel_print_init(&print, c->graph);
-    print_maps(&print, b);
+    print_maps(&print, b, t);
     print_shared(&print, b);
-    print_constant(&print, "IS_BF16", c->a->q->type == WEFT_DATA_BFLOAT16);
-    print_constant(&print, "BLOCK_K", BLOCK_KEYS);
-    print_constant(&print, "STAGES", STAGES);
-    print_constant(&print, "CONSUMER_REGISTERS", b->tile->consumer_registers);
-    print_constant(&print, "PRODUCER_REGISTERS", b->tile->producer_registers);
-    print_constant(&print, "SHARED_BYTES", shared_bytes(b->tile));
+    print_tile(&print, t);
     print_number(&print, c->heads, "heads");
-    print_number(&print, c->key_heads, "key_heads");
+    print_number(&print, own_heads, "own_heads");
     print_number(&print, c->heads / c->key_heads, "group");
     print_number(&print, b->q_blocks, "q_blocks");
-    print_number(&print, b->kv_blocks, "kv_blocks");
-    print_number(&print, b->heads_per_set, "heads_per_set");
-    print_products(&print.code, b);
+    print_number(&print, own_blocks, "own_blocks");
+    print_number(&print, heads_per_set(c, own_blocks), "heads_per_set");
+    print_products(&print.code, b, t);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
-    kernel->shared_bytes = (uint32_t)shared_bytes(b->tile);
-    return attention_grid(kernel, c, c->batches * c->key_heads * b->kv_blocks, THREADS / 32);
+    kernel->shared_bytes = (uint32_t)shared_bytes(t);
+    return attention_grid(kernel, c, c->batches * own_heads * own_blocks, THREADS / 32);
 }
 
-/* ---- The family ---- */
+/* ---- What the families do ---- */
 
-static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
-    TRY(attention_hopper_check_device(device));
-    TRY(attention_analyse(c, region, device));
-    if (!c->backward)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
-             descriptor_label(region_node(region, 0)->op));
-    return check_all(c);
+/* Multiply-adds of a pass over those of an operation: five products of which a pass makes some. */
+static double share_of(const struct backward_tile *t) {
+    return t->makes == MAKES_ALL ? 1 : t->makes == MAKES_KEYS ? 4.0 / 5 : 3.0 / 5;
 }
 
-static double predict(const struct cuda_attention *c) {
-    const struct cuda_properties *cuda = &c->device->cuda;
+static double predict(const struct backward *b) {
+    const struct cuda_properties *cuda = &b->c->device->cuda;
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
-    double sums = 3.0 * 4 * (double)(c->lines * c->depth); /* cleared, added to and read: most of what is moved */
-    return START_SECONDS + op_flops(region_node(c->region, 0)->op) / rate + sums / (double)cuda->bandwidth;
+    double flops = op_flops(region_node(b->c->region, 0)->op), seconds = START_SECONDS;
+    for (int i = 0; i < b->pass_count; i++)
+        seconds += flops * share_of(b->passes[i]) / rate;
+    return seconds + 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    struct cuda_attention c;
-    TRY(analyse(&c, region, device));
-    *seconds = predict(&c);
+weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds) {
+    struct backward b;
+    TRY(plan_backward(&b, c, has_sums));
+    *seconds = predict(&b);
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
-                          struct arena *arena) {
-    (void)knobs;
-    struct cuda_attention c;
-    struct cuda_step *state;
-    TRY(analyse(&c, &step->region, device));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    struct backward b = plan_backward(&c);
+weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool has_sums,
+                                             struct cuda_step *state, struct arena *arena) {
+    struct backward b;
+    TRY(plan_backward(&b, c, has_sums));
     TRY(build_rows(&b, &state->kernels[state->count++], arena));
-    TRY(build_main(&b, &state->kernels[state->count++], arena));
-    TRY(build_queries(&b, &state->kernels[state->count++], arena));
+    for (int i = 0; i < b.pass_count; i++)
+        TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
+    if (has_sums)
+        TRY(build_queries(&b, &state->kernels[state->count++], arena));
     step->workspace_bytes = statistics_bytes(&b) + sums_bytes(&b);
-    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d, %d keys x %d queries",
-                       cuda_type_name((weftDataType_t)c.a->q->type), b.tile->head, BLOCK_KEYS, b.tile->queries);
+    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s, %d x %d tiles",
+                       cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head,
+                       pass_names[b.passes[0]->makes], b.pass_count > 1 ? ", then dQ" : "", BLOCK_OWN,
+                       b.passes[0]->block_pass);
 }
-
-static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
-
-const struct family cuda_attention_hopper_unordered = {
-    .name = "cuda.attention_hopper_unordered",
-    .doc = "gradients of attention on Hopper, those of queries summed by blocks in any order",
-    .accepts = accepts,
-    .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
-    .reorders = reorders,
-};

@@ -1,10 +1,10 @@
-/* backward_rows_sm90: what attention's backward kernel wants to know of each query, and sums of dQ that start at 0
+/* backward_rows_sm90: what attention's backward kernels want to know of each query; HAS_SUMS: sums of dQ start at 0
    Formula   delta = sum of O dO; lse2 = stats log2(e), +inf for a query without gradient: its weights are 2^-inf = 0
    Tile      a block makes BLOCK_Q queries of one head; LANES threads share a row, 16 bytes each
    Memory    statistics: [batch][head][block of queries][lse2, delta][BLOCK_Q]
              sums:       [batch][head][block of queries][BLOCK_Q * HEAD]
    Limits    O and dO: 16-byte aligned rows of whole chunks. Rows past the queries in use are not read
-   Params    in_t BLOCK_Q HEAD VALUE_HEAD THREADS and the band's */
+   Params    in_t IS_BF16 HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the scores */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 
@@ -13,13 +13,17 @@ constexpr int SUMS = BLOCK_Q * HEAD / 4; /* of dQ, 16 bytes each */
 static_assert(THREADS % LANES == 0 && BLOCK_Q % ROWS == 0 && SUMS % THREADS == 0 && LANES <= 32,
               "threads share rows and sums evenly");
 
-using chunk8 = run<in_t, 8>;
-
 template <class P> DEVICE float finish_row(const P& p, i32 batch, i32 head, i32 query, float dot, float& lse2) {
     const float infinite = __int_as_float(0x7f800000);
     const float stats = to_float(p.stats[batch * p.stats_batch + head * p.stats_head + query * p.stats_row]);
     lse2 = stats == -infinite ? infinite : stats * 1.44269504f;
     return stats == -infinite ? 0.0f : dot;
+}
+
+template <class P> DEVICE void clear_sums(const P& p) {
+    run<float, 4>* const sums = (run<float, 4>*)p.dq_sum + (i64)blockIdx.x * SUMS + threadIdx.x;
+    #pragma unroll
+    for (int i = 0; i < SUMS / THREADS; ++i) sums[i * THREADS] = run<float, 4>{};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -30,23 +34,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const band used(p, batch);
     const in_t* const o = p.o + batch * p.o_batch + head * p.o_head + lane * 8;
     const in_t* const d_o = p.d_o + batch * p.d_o_batch + head * p.d_o_head + lane * 8;
-    chunk8 a[TURNS] = {}, b[TURNS] = {};
+    words a[TURNS] = {}, b[TURNS] = {};
     #pragma unroll
     for (int t = 0; t < TURNS; ++t) {
         const i64 query = (i64)m * BLOCK_Q + first_row + t * ROWS;
         if (query >= used.queries || lane * 8 >= (i32)p.value_depth) continue;
-        a[t] = load_run<in_t, 8>(o + query * p.o_row);
-        b[t] = load_run<in_t, 8>(d_o + query * p.d_o_row);
+        a[t] = *(const words*)(o + query * p.o_row);
+        b[t] = *(const words*)(d_o + query * p.d_o_row);
     }
-    run<float, 4>* const sums = (run<float, 4>*)p.dq_sum + (i64)blockIdx.x * SUMS;
-    #pragma unroll
-    for (int i = 0; i < SUMS / THREADS; ++i)
-        store_run<float, 4>((float*)(sums + threadIdx.x + i * THREADS), run<float, 4>{});
+    if constexpr (HAS_SUMS) clear_sums(p);
     #pragma unroll
     for (int t = 0; t < TURNS; ++t) {
         float dot = 0, lse2 = __int_as_float(0x7f800000);
         #pragma unroll
-        for (int e = 0; e < 8; ++e) dot += to_float(a[t].at[e]) * to_float(b[t].at[e]);
+        for (int e = 0; e < 4; ++e)
+            dot += low_half(a[t].at[e]) * low_half(b[t].at[e]) + high_half(a[t].at[e]) * high_half(b[t].at[e]);
         #pragma unroll
         for (int i = LANES / 2; i > 0; i /= 2) dot += __shfl_xor_sync(~0u, dot, i);
         if (lane != 0) continue;

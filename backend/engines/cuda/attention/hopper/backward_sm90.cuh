@@ -1,68 +1,78 @@
-/* backward_sm90: dQ, dK and dV of attention                           bf16 and f16, float sums, wgmma; sm_90a
+/* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
    Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta)
              dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
-   Tile      a block owns BLOCK_K keys of one key head and steps through blocks of BLOCK_Q queries, of each query head
-             of its group
-   Roles     warpgroup 0: thread 0 loads (producer); all of it makes dQ of a step, in two parts of 64 x 64, and adds
-             them to sums in L2
-             warpgroups 1 and 2 (consumers): 64 keys each. S^T and dP^T lie in accumulators as P^T and dS^T are wanted
-             in registers: as the A operand of dV and dK, which stay in registers to the end. dS^T is stored once, for
-             dQ. The two never wait for each other
-   Pipeline  producer  |Q, dO 0|Q, dO 1|Q, dO 2|...    STAGES of q_full (with statistics), q_empty, do_full, do_empty
-             consumer          |S 0|P|dP 0|dS|dV, dK 0|S 1|...
-             dQ                              |dQ 0     |...    two dS: ds_full[s] is stored, ds_empty[s] is multiplied
-   Memory    K, V (dK and dV leave through them), STAGES of Q, dO and statistics, two dS, staging of dQ, barriers
-   Order     sums of dQ depend on the order in which blocks add: runs differ by rounding. Blocks of one head run side by
-             side, those that have most steps first, heads_per_set heads at a time, whose Q, dO and dQ fit L2
-   Masks     a step masks where its tile lies across a bound or the end of the keys; steps of which no key sees a query
+   Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
+             of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
+             `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys add dQ to float
+             sums in L2, too, so that S and dP are made once
+   Tile      BLOCK_OWN own rows, of which each consumer has half, and BLOCK_PASS that pass
+   Roles     warpgroup 0: thread 0 loads (producer); HAS_SUMS: all of it makes dQ of a step, in parts of 64 x 64
+             warpgroups 1 and 2 (consumers): own rows x rows that pass lie in accumulators as P and dS are wanted in
+             registers, as the A operand of the gradients, which stay in registers to the end. HAS_SUMS: dS^T is stored
+             once, for dQ. The two never wait for each other
+   Pipeline  producer  |pass 0|pass 1|pass 2|...     STAGES of first_full, first_empty, second_full, second_empty
+             consumer         |S 0|P|dP 0|dS|second, first 0|S 1|...
+             dQ                             |dQ 0           |...       two dS: ds_full[s] is stored, ds_empty[s] is read
+   Memory    own rows (gradients leave through them), STAGES of rows that pass with the statistics of queries, barriers;
+             HAS_SUMS: two dS, staging of dQ
+   Order     HAS_SUMS: dQ depends on the order in which blocks add: runs differ by rounding. Blocks of one head run side
+             by side, those that have most steps first, heads_per_set heads at a time, so that what passes stays in L2
+   Masks     a step masks where its tile lies across a bound or the end of the keys; steps in which nobody sees anybody
              are not made
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors
              are 0 (TMA)
-   Limits    both depths are HEAD after padding by TMA; rows and strides of whole 16 bytes
-   Params    in_t HEAD BLOCK_Q BLOCK_K STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of the scores;
-             printed products: multiply_scores(_first), multiply_keys, multiply_queries(_first)
+   Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
+   Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
+             PRODUCER_REGISTERS SHARED_BYTES, those of the scores; printed products: multiply_scores(_first),
+             multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
              P kept in float: 224 registers, too many beside warpgroup 0
              dQ as one product of 128 columns: 96 registers in warpgroup 0, too many
              two stages: 4 to 14 % slower
              each block starting at another block of queries, so that none add to one tile at once: within noise
-             a fixed order of adds: 3 to 38 % slower */
+             a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 
-constexpr int THREADS = 384, HALF = BLOCK_K / 2;         /* HALF: keys of a warpgroup */
-constexpr int SLABS = HEAD / 64, Q_SLABS = BLOCK_Q / 64; /* of 64 columns: rows of 128 bytes, swizzled */
-constexpr u32 KV_SLAB = BLOCK_K * 128, Q_SLAB = BLOCK_Q * 128, DS_SLAB = BLOCK_K * 128;
-constexpr u32 KV_BYTES = SLABS * KV_SLAB, Q_BYTES = SLABS * Q_SLAB, DS_BYTES = Q_SLABS * DS_SLAB;
-constexpr u32 STATISTICS_BYTES = 2 * BLOCK_Q * 4;
-constexpr int DS_STAGES = 2, PARTS = SLABS * Q_SLABS; /* of dQ: 64 queries x 64 columns */
-constexpr u32 PART_BYTES = 64 * 64 * 4, PARTS_STAGED = HEAD == 64 ? 1 : PARTS;
+constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
+constexpr int SLABS = HEAD / 64, VALUE_SLABS = VALUE_HEAD / 64,
+              PASS_SLABS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
+constexpr u32 OWN_SLAB = BLOCK_OWN * 128, PASS_SLAB = BLOCK_PASS * 128, DS_SLAB = BLOCK_OWN * 128;
+constexpr u32 OWN_FIRST_BYTES = SLABS * OWN_SLAB, OWN_SECOND_BYTES = VALUE_SLABS * OWN_SLAB;
+constexpr u32 FIRST_BYTES = SLABS * PASS_SLAB, SECOND_BYTES = VALUE_SLABS * PASS_SLAB;
+constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
+constexpr int DS_STAGES = 2, PARTS = SLABS * PASS_SLABS,
+              PARTS_STAGED = PASS_SLABS > 1 ? 1 : 2; /* parts of dQ: 64 x 64 */
+constexpr u32 DS_BYTES = PASS_SLABS * DS_SLAB, PART_BYTES = 64 * 64 * 4;
+constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
 
-constexpr u32 K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
-              DS_AT = DO_AT + STAGES * Q_BYTES;
-constexpr u32 DQ_AT = DS_AT + DS_STAGES * DS_BYTES, STATISTICS_AT = DQ_AT + PARTS_STAGED * PART_BYTES;
-constexpr u32 BARRIERS_AT = STATISTICS_AT + STAGES * STATISTICS_BYTES, BARRIERS = 2 + 4 * STAGES + 2 * DS_STAGES;
+constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, FIRST = OWN_SECOND + OWN_SECOND_BYTES;
+constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + STAGES * SECOND_BYTES;
+constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, STATISTICS = DS + SUMS_BYTES;
+constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES, BARRIER_COUNT = 2 + 4 * STAGES + 2 * DS_STAGES;
 
 /* ---- What this kernel demands ---- */
 
-static_assert(BLOCK_K == 128 && HEAD % 64 == 0 && BLOCK_Q % 64 == 0 && PARTS == 2,
-              "warpgroup 0 has registers for two parts, in turn");
-static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
-              "the host asks for as much; 227 KB is all a block can have");
+static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "slabs of 64 rows");
+static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has registers for two parts, in turn");
+static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
 static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "growing beyond what the launch gave would hang");
+static_assert(!OWN_IS_KEY || BLOCK_PASS == BLOCK_Q, "statistics lie by blocks of queries");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
-/* The third and the last of another number for each consumer warpgroup. */
-enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, QUERIES_CLEARED = 4, KEYS_CLEARED };
+/* The third and the last of another number for each consumer. */
+enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEARED = 4, OWN_CLEARED };
 
 /* Their addresses. */
 struct barriers {
-    u32 k, v, q_full, q_empty, do_full, do_empty, ds_full, ds_empty;
+    u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty;
     DEVICE barriers(u32 base)
-        : k(base + BARRIERS_AT), v(k + 8), q_full(v + 8), q_empty(q_full + 8 * STAGES), do_full(q_empty + 8 * STAGES),
-          do_empty(do_full + 8 * STAGES), ds_full(do_empty + 8 * STAGES), ds_empty(ds_full + 8 * DS_STAGES) {}
+        : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
+          first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
+          second_empty(second_full + 8 * STAGES), ds_full(second_empty + 8 * STAGES),
+          ds_empty(ds_full + 8 * DS_STAGES) {}
 };
 
 template <int N> DEVICE void settle_all(float (&r)[N]) {
@@ -79,35 +89,44 @@ template <int N> DEVICE void settle_all(u32 (&r)[N]) {
 DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE constexpr u32 mn_major(u32 slab_bytes) { return slab_bytes >> 4 << 16; }
 
-/* ---- Which keys, and which queries ---- */
+/* ---- Which rows meet ---- */
 
 struct work {
     band seen;
-    i32 first_key, key_head, batch;
-    i32 first, last; /* blocks of queries, of each head */
-    i32 steps;       /* over all heads */
-};
+    i32 own, head, batch; /* the first own row, of a head of the own side */
+    i32 first, last;      /* blocks that pass, of each head */
+    i32 steps;            /* over all heads */
 
+    DEVICE i32 own_used() const { return OWN_IS_KEY ? seen.keys : seen.queries; }
+    DEVICE i32 pass_used() const { return OWN_IS_KEY ? seen.queries : seen.keys; }
+    /* Rows that an own row sees, or is seen by: from low on, before high. Both grow with it. */
+    DEVICE i32 low(i32 row) const { return OWN_IS_KEY ? row + seen.first : row - seen.last + 1; }
+    DEVICE i32 high(i32 row) const { return OWN_IS_KEY ? row + seen.last : min(row - seen.first + 1, seen.keys); }
+};
+constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
+
+/* Numbered so that those with most steps come first: the first keys, the last queries. */
 DEVICE work find_work(const arguments& p) {
-    const u32 set_blocks = p.kv_blocks * p.heads_per_set, set = blockIdx.x / set_blocks,
-              within = blockIdx.x - set * set_blocks;
-    const u32 heads_left = gridDim.x / (u32)p.kv_blocks - set * (u32)p.heads_per_set;
-    const u32 heads = min(heads_left, (u32)p.heads_per_set),
-              block = within / heads; /* of keys: the first ones have most steps */
-    const u32 outer = set * (u32)p.heads_per_set + within - block * heads, batch = outer / (u32)p.key_heads;
-    work w{band(p, (i32)batch), (i32)block * BLOCK_K, (i32)(outer - batch * (u32)p.key_heads), (i32)batch, 0, 0, 0};
-    const i32 last_key = min(w.first_key + BLOCK_K, w.seen.keys) - 1;
-    if (last_key < w.first_key) return w;
-    w.first = w.seen.first_query(w.first_key) / BLOCK_Q;
-    w.last = max((w.seen.last_query(last_key) + BLOCK_Q - 1) / BLOCK_Q, w.first);
-    w.steps = (w.last - w.first) * (i32)p.group;
+    const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
+    const u32 within = blockIdx.x - set * blocks * set_heads,
+              heads = min(gridDim.x / blocks - set * set_heads, set_heads);
+    const u32 number = within / heads, outer = set * set_heads + within - number * heads;
+    const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
+    const i32 head = (i32)(outer - batch * (u32)p.own_heads);
+    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0};
+    const i32 last_own = min(w.own + BLOCK_OWN, w.own_used()) - 1;
+    if (last_own < w.own) return w;
+    w.first = max(w.low(w.own), 0) / BLOCK_PASS;
+    w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
+    w.steps = (w.last - w.first) * (OWN_IS_KEY ? (i32)p.group : 1);
     return w;
 }
 
-/* A step's block of queries. */
+/* A step's block that passes. */
 struct cursor {
     i32 block, head;
-    DEVICE explicit cursor(const arguments& p, const work& w) : block(w.first), head(w.key_head * (i32)p.group) {}
+    DEVICE explicit cursor(const arguments& p, const work& w)
+        : block(w.first), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head / (i32)p.group) {}
     DEVICE void advance(const work& w) {
         if (++block < w.last) return;
         block = w.first;
@@ -115,44 +134,47 @@ struct cursor {
     }
 };
 
-/* ---- Warpgroup 0: loads, and dQ ---- */
+/* ---- Loads ---- */
 
-DEVICE void load_keys(const tensor_map& map, u32 dst, u32 full, const work& w) {
-    arrive_expecting(full, KV_BYTES);
+template <u32 BYTES> DEVICE void load_own(const tensor_map& map, u32 dst, u32 full, const work& w) {
+    arrive_expecting(full, BYTES);
     #pragma unroll
-    for (int i = 0; i < SLABS; ++i) load_box(dst + i * KV_SLAB, map, full, i * 64, w.first_key, w.key_head, w.batch);
+    for (u32 i = 0; i < BYTES / OWN_SLAB; ++i) load_box(dst + i * OWN_SLAB, map, full, i * 64, w.own, w.head, w.batch);
 }
 
-DEVICE void load_queries(const tensor_map& map, u32 dst, u32 full, const work& w, const cursor& at) {
+template <u32 BYTES> DEVICE void load_pass(const tensor_map& map, u32 dst, u32 full, const work& w, const cursor& at) {
     #pragma unroll
-    for (int i = 0; i < SLABS; ++i) load_box(dst + i * Q_SLAB, map, full, i * 64, at.block * BLOCK_Q, at.head, w.batch);
+    for (u32 i = 0; i < BYTES / PASS_SLAB; ++i)
+        load_box(dst + i * PASS_SLAB, map, full, i * 64, at.block * BLOCK_PASS, at.head, w.batch);
 }
 
-DEVICE i64 q_tile(const arguments& p, const work& w, const cursor& at) {
-    return (i64)(w.batch * (i32)p.heads + at.head) * p.q_blocks + at.block;
+/* Which block of BLOCK_Q queries: of all heads. */
+DEVICE i64 q_tile(const arguments& p, i32 batch, i32 head, i32 block) {
+    return (i64)(batch * (i32)p.heads + head) * p.q_blocks + block;
 }
 
 /* Loads step i, once the consumers have left what its stage held. */
 DEVICE void load_step(const arguments& p, const work& w, u32 base, const barriers& b, const cursor& at, i32 i,
                       i32 stage) {
-    const u32 q_full = b.q_full + 8 * stage, do_full = b.do_full + 8 * stage;
+    const u32 first_full = b.first_full + 8 * stage, second_full = b.second_full + 8 * stage;
     if (i >= STAGES) {
-        wait(b.q_empty + 8 * stage, i / STAGES & 1 ^ 1);
-        wait(b.do_empty + 8 * stage, i / STAGES & 1 ^ 1);
+        wait(b.first_empty + 8 * stage, i / STAGES & 1 ^ 1);
+        wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
     }
-    arrive_expecting(q_full, Q_BYTES + STATISTICS_BYTES);
-    load_queries(p.q_map, base + Q_AT + stage * Q_BYTES, q_full, w, at);
-    load_bytes(base + STATISTICS_AT + stage * STATISTICS_BYTES, p.statistics + q_tile(p, w, at) * 2 * BLOCK_Q,
-               STATISTICS_BYTES, q_full);
-    arrive_expecting(do_full, Q_BYTES);
-    load_queries(p.d_o_map, base + DO_AT + stage * Q_BYTES, do_full, w, at);
+    arrive_expecting(first_full, FIRST_BYTES + STATISTICS_BYTES);
+    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, w, at);
+    if constexpr (OWN_IS_KEY)
+        load_bytes(base + STATISTICS + stage * STATISTICS_BYTES,
+                   p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, first_full);
+    arrive_expecting(second_full, SECOND_BYTES);
+    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + stage * SECOND_BYTES, second_full, w, at);
 }
 
 DEVICE void load_first_steps(const arguments& p, const work& w, u32 base, const barriers& b) {
     cursor at(p, w);
-    load_keys(p.k_map, base + K_AT, b.k, w);
+    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w);
     load_step(p, w, base, b, at, 0, 0);
-    load_keys(p.v_map, base + V_AT, b.v, w);
+    load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w);
     #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(w);
@@ -170,14 +192,30 @@ DEVICE void load_next_step(const arguments& p, const work& w, u32 base, const ba
     load_step(p, w, base, b, at, next, stage > 0 ? stage - 1 : STAGES - 1);
 }
 
+/* One thread, where nothing else is to be done. */
+DEVICE void load_steps(const arguments& p, u32 base) {
+    const work w = find_work(p);
+    const barriers b(base);
+    if (threadIdx.x != 0 || w.steps == 0) return;
+    load_first_steps(p, w, base, b);
+    cursor at(p, w);
+    for (i32 i = 0, stage = 0; i < w.steps; ++i) {
+        load_next_step(p, w, base, b, at, i, stage);
+        at.advance(w);
+        if (++stage == STAGES) stage = 0;
+    }
+}
+
+/* ---- Warpgroup 0, HAS_SUMS: dQ ---- */
+
 /* 64 queries x 64 columns of dS K. */
 DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
-    const u32 ds = k_major(base + DS_AT + slot * DS_BYTES + part / SLABS * DS_SLAB) + mn_major(DS_SLAB);
-    const u32 keys = k_major(base + K_AT + part % SLABS * KV_SLAB) + mn_major(KV_SLAB);
+    const u32 ds = k_major(base + DS + slot * DS_BYTES + part / SLABS * DS_SLAB) + mn_major(DS_SLAB);
+    const u32 keys = k_major(base + OWN_FIRST + part % SLABS * OWN_SLAB) + mn_major(OWN_SLAB);
     mma_fence();
-    multiply_queries_first(dq, ds, keys);
+    multiply_sums_first(dq, ds, keys);
     #pragma unroll
-    for (int k = 1; k < BLOCK_K / 16; ++k) multiply_queries(dq, ds + k * 128, keys + k * 128);
+    for (int k = 1; k < BLOCK_OWN / 16; ++k) multiply_sums(dq, ds + k * 128, keys + k * 128);
     mma_commit();
 }
 
@@ -193,7 +231,7 @@ DEVICE void add_part(const float (&dq)[32], u32 s_part, float* sum) {
     commit_stores();
 }
 
-DEVICE void make_query_gradients(const arguments& p, u32 base) {
+template <class P> DEVICE void sum_query_gradients(const P& p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
     cursor at(p, w);
@@ -204,10 +242,10 @@ DEVICE void make_query_gradients(const arguments& p, u32 base) {
     for (i32 i = 0; i < w.steps; ++i) {
         const u32 slot = i % DS_STAGES;
         wait(b.ds_full + 8 * slot, i / DS_STAGES & 1);
-        if (i == 0) wait(b.k, 0);
+        if (i == 0) wait(b.own_first, 0);
         #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            const int staged = part % (int)PARTS_STAGED;
+            const int staged = part % PARTS_STAGED;
             multiply_part(dq, base, slot, part);
             if (part == 0 && threadIdx.x == 0) load_next_step(p, w, base, b, at, i, stage);
             if (staged == 0) { /* the copy engine has read what was staged before */
@@ -218,8 +256,8 @@ DEVICE void make_query_gradients(const arguments& p, u32 base) {
             mma_wait<0>();
             settle_all(dq);
             if (part == PARTS - 1 && lane_index() == 0) arrive(b.ds_empty + 8 * slot);
-            add_part(dq, base + DQ_AT + staged * PART_BYTES,
-                     p.dq_sum + (q_tile(p, w, at) * PARTS + part) * (PART_BYTES / 4));
+            add_part(dq, base + DQ + staged * PART_BYTES,
+                     p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
         }
         at.advance(w);
         if (++stage == STAGES) stage = 0;
@@ -227,135 +265,158 @@ DEVICE void make_query_gradients(const arguments& p, u32 base) {
     if (threadIdx.x == 0) wait_stores_read<0>();
 }
 
-/* ---- Warpgroups 1 and 2: P, dS, dK and dV ---- */
+/* ---- Consumers: P, dS and the gradients of own rows ---- */
 
-DEVICE float low_half(u32 pair) {
-    if constexpr (IS_BF16)
-        return __uint_as_float(pair << 16);
-    else
-        return to_float(f16{(u16)pair});
-}
-DEVICE float high_half(u32 pair) {
-    if constexpr (IS_BF16)
-        return __uint_as_float(pair & 0xffff0000u);
-    else
-        return to_float(f16{(u16)(pair >> 16)});
-}
-
-DEVICE void multiply_tile(float (&s)[BLOCK_Q / 2], u32 keys, u32 queries) {
-    multiply_scores_first(s, keys, queries);
+/* Own rows x rows that pass, over DEPTH columns. */
+template <int DEPTH> DEVICE void multiply_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
+    multiply_scores_first(s, own, pass);
     #pragma unroll
-    for (int k = 1; k < HEAD / 16; ++k)
-        multiply_scores(s, keys + k / 4 * (KV_SLAB >> 4) + k % 4 * 2, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2);
+    for (int k = 1; k < DEPTH / 16; ++k)
+        multiply_scores(s, own + k / 4 * (OWN_SLAB >> 4) + k % 4 * 2, pass + k / 4 * (PASS_SLAB >> 4) + k % 4 * 2);
 }
-DEVICE void add_gradients(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_Q / 4], u32 queries) {
+DEVICE void add_first(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
     #pragma unroll
-    for (int k = 0; k < BLOCK_Q / 16; ++k) multiply_keys(sum, factor + 4 * k, queries + mn_major(Q_SLAB) + k * 128);
+    for (int k = 0; k < BLOCK_PASS / 16; ++k) multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
+}
+DEVICE void add_second(float (&sum)[VALUE_HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
+    #pragma unroll
+    for (int k = 0; k < BLOCK_PASS / 16; ++k)
+        multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
 }
 
-/* Where a thread's elements lie: 4c + e is key row + 8 (e / 2), query 8c + column + e % 2. */
+/* Where a thread's elements lie: 4c + e is own row + 8 (e / 2), row that passes 8c + column + e % 2. */
 struct tile_place {
     i32 row, column;
     DEVICE tile_place() : row(16 * (warp_index() & 3) + lane_index() / 4), column(2 * (lane_index() & 3)) {}
 };
 
-/* P = 2^(scale2 S - lse2). */
-DEVICE void make_weights(float (&s)[BLOCK_Q / 2], u32 s_statistics, float scale2) {
-    #pragma unroll
-    for (int c = 0; c < BLOCK_Q / 8; ++c) {
-        float lse2[2];
-        load_pair(lse2, s_statistics + c * 32);
+/* lse2 and delta of queries: of those that pass in shared memory, of own ones in registers. */
+struct statistics_of_rows {
+    float lse2[2] = {}, delta[2] = {};
+    DEVICE statistics_of_rows(const arguments& p, const work& w, i32 own) {
+        if constexpr (!OWN_IS_KEY) {
+            const tile_place at;
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const i32 row = own + at.row + 8 * h, block = min(row / BLOCK_Q, (i32)p.q_blocks - 1);
+                const float* const tile = p.statistics + q_tile(p, w.batch, w.head, block) * 2 * BLOCK_Q;
+                lse2[h] = tile[row % BLOCK_Q];
+                delta[h] = tile[BLOCK_Q + row % BLOCK_Q];
+            }
+        }
+    }
+    static DEVICE void load(float (&four)[4], u32 s_pair, const float (&own)[2]) {
+        float pair[2];
+        if constexpr (OWN_IS_KEY) load_pair(pair, s_pair);
         #pragma unroll
-        for (int e = 0; e < 4; ++e) s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - lse2[e % 2]);
+        for (int e = 0; e < 4; ++e) four[e] = OWN_IS_KEY ? pair[e % 2] : own[e / 2];
+    }
+};
+
+/* P = 2^(scale2 S - lse2). */
+DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_lse2, float scale2) {
+    #pragma unroll
+    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+        float lse2[4];
+        statistics_of_rows::load(lse2, s_lse2 + c * 32, own.lse2);
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - lse2[e]);
     }
 }
 
-DEVICE bool needs_mask(const work& w, i32 first_key, i32 first_query) {
-    return first_key + HALF > w.seen.keys || (HAS_RIGHT && first_key + HALF - 1 + w.seen.first > first_query) ||
-           (HAS_LEFT && first_query + BLOCK_Q > first_key + w.seen.last);
-}
-/* A step in which none of the second consumer's keys is seen: so the first one is, where tiles of queries are half as
-   long as those of keys. One that has queries to be cleared is for both. */
-DEVICE bool hides_all(const work& w, i32 first_key, i32 first_query) {
-    const bool is_whole = !HAS_SEQ_LEN_Q || first_query + BLOCK_Q <= w.seen.queries;
-    return HAS_RIGHT && BLOCK_Q <= HALF && is_whole && first_key + w.seen.first >= first_query + BLOCK_Q;
+/* Of HALF own rows, and BLOCK_PASS that pass. */
+DEVICE bool needs_mask(const work& w, i32 own, i32 pass) {
+    return (OWN_IS_KEY && own + HALF > w.seen.keys) || (HAS_LOW && w.low(own + HALF - 1) > pass) ||
+           (HAS_HIGH && w.high(own) < pass + BLOCK_PASS);
 }
 /* What is not seen has no weight. */
-DEVICE void mask_weights(float (&s)[BLOCK_Q / 2], const work& w, i32 first_key, i32 first_query) {
+DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work& w, i32 own, i32 pass) {
     const tile_place at;
     #pragma unroll
     for (int e = 0; e < 4; ++e) {
-        const i32 key = first_key + at.row + e / 2 * 8, query = first_query + at.column + e % 2;
-        const i32 first = key < w.seen.keys ? (HAS_RIGHT ? key + w.seen.first - query : -BLOCK_Q) : BLOCK_Q,
-                  last = key + w.seen.last - query;
+        const i32 row = own + at.row + e / 2 * 8, column = pass + at.column + e % 2;
+        const i32 low = OWN_IS_KEY && row >= w.seen.keys ? BLOCK_PASS : HAS_LOW ? w.low(row) - column : -BLOCK_PASS;
+        const i32 high = HAS_HIGH ? w.high(row) - column : BLOCK_PASS;
         #pragma unroll
-        for (int c = 0; c < BLOCK_Q / 8; ++c)
-            if (8 * c < first || (HAS_LEFT && 8 * c >= last)) s[4 * c + e] = 0;
+        for (int c = 0; c < BLOCK_PASS / 8; ++c)
+            if (8 * c < low || (HAS_HIGH && 8 * c >= high)) s[4 * c + e] = 0;
     }
 }
 
 /* dS = P (dP - delta), from the rounded weights. */
-DEVICE void make_score_gradients(u32 (&ds)[BLOCK_Q / 4], const u32 (&weights)[BLOCK_Q / 4],
-                                 const float (&dp)[BLOCK_Q / 2], u32 s_delta) {
+DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
+                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_delta) {
     #pragma unroll
-    for (int c = 0; c < BLOCK_Q / 8; ++c) {
-        float delta[2];
-        load_pair(delta, s_delta + c * 32);
+    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+        float delta[4];
+        statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
             const float* const d = dp + 4 * c + 2 * h;
-            ds[2 * c + h] = rounded_pair<in_t>(low_half(pair) * (d[0] - delta[0]), high_half(pair) * (d[1] - delta[1]));
+            ds[2 * c + h] =
+                rounded_pair<in_t>(low_half(pair) * (d[0] - delta[2 * h]), high_half(pair) * (d[1] - delta[2 * h + 1]));
         }
     }
 }
 
 /* This warp's 16 keys, as columns of queries for dQ. */
-DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_Q / 4], u32 s_row) {
+DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
     #pragma unroll
-    for (int c = 0; c < BLOCK_Q / 16; ++c) {
+    for (int c = 0; c < BLOCK_PASS / 16; ++c) {
         const u32 four[4] = {ds[4 * c], ds[4 * c + 1], ds[4 * c + 2], ds[4 * c + 3]};
         store_matrices(s_row + c / 4 * DS_SLAB + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
     }
 }
 
-/* Rows from `from` on, of slabs of `rows` rows, by so many threads. */
-DEVICE void clear_rows(u32 s_tile, i32 from, i32 rows, u32 slab_bytes, u32 thread, u32 threads) {
-    for (i32 i = from * 8 + (i32)thread; i < rows * 8; i += (i32)threads)
+/* Rows from `from` to `last`, 16 bytes at a time, by so many threads. */
+template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 slab, u32 thread, u32 threads) {
+    for (i32 i = from * 8 + (i32)thread; i < last * 8; i += (i32)threads)
         #pragma unroll
-        for (int s = 0; s < SLABS; ++s) store_words(s_tile + s * slab_bytes + i * 16, words{});
+        for (int s = 0; s < COUNT; ++s) store_words(s_tile + s * slab + i * 16, words{});
 }
-/* Keys past the length in use: products multiply them, if by 0. */
-DEVICE void clear_keys(const work& w, u32 base, int half) {
-    const i32 used = w.seen.keys - w.first_key - half * HALF;
+/* Own rows past the length in use. */
+DEVICE void clear_own(const work& w, u32 base, int half) {
+    const i32 used = w.own_used() - w.own - half * HALF;
     if (used >= HALF) return;
-    clear_rows(base + K_AT + half * HALF * 128, max(used, 0), HALF, KV_SLAB, threadIdx.x & 127, 128);
-    clear_rows(base + V_AT + half * HALF * 128, max(used, 0), HALF, KV_SLAB, threadIdx.x & 127, 128);
+    clear_rows<SLABS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127, 128);
+    clear_rows<VALUE_SLABS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127,
+                            128);
     publish_to_async_proxy();
-    sync_threads(KEYS_CLEARED + half, 128);
+    sync_threads(OWN_CLEARED + half, 128);
 }
-/* The same of queries: both consumers come to a step that has some. */
-DEVICE void clear_queries(const work& w, u32 base, const barriers& b, i32 first_query, i32 stage, i32 phase) {
-    const i32 used = w.seen.queries - first_query;
-    if (used >= BLOCK_Q) return;
-    wait(b.do_full + 8 * stage, phase);
-    clear_rows(base + Q_AT + stage * Q_BYTES, used, BLOCK_Q, Q_SLAB, threadIdx.x - 128, 256);
-    clear_rows(base + DO_AT + stage * Q_BYTES, used, BLOCK_Q, Q_SLAB, threadIdx.x - 128, 256);
+/* The same of rows that pass: both consumers come to a step that has some. */
+DEVICE void clear_pass(const work& w, u32 base, const barriers& b, i32 pass, i32 stage, i32 phase) {
+    const i32 used = w.pass_used() - pass;
+    if (used >= BLOCK_PASS) return;
+    wait(b.second_full + 8 * stage, phase);
+    clear_rows<SLABS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
+    clear_rows<VALUE_SLABS>(base + SECOND + stage * SECOND_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
     publish_to_async_proxy();
-    sync_threads(QUERIES_CLEARED, 256);
+    sync_threads(PASS_CLEARED, 256);
+}
+constexpr bool CLEARS_OWN = OWN_IS_KEY ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q;
+constexpr bool CLEARS_PASS = OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV;
+
+/* Whether nobody of the second consumer sees anything of a step: so the first one is, where blocks that pass are half
+   as long as own ones. One that has rows to be cleared is for both. */
+DEVICE bool hides_all(const work& w, i32 own, i32 pass) {
+    const bool is_whole = !CLEARS_PASS || pass + BLOCK_PASS <= w.pass_used();
+    return OWN_IS_KEY && HAS_LOW && BLOCK_PASS <= HALF && is_whole && w.low(own) >= pass + BLOCK_PASS;
 }
 
-/* Out through the rows of K or V that this warpgroup owns. */
-DEVICE void store_gradient(const float (&sum)[HEAD / 2], float scale, u32 s_rows, const tensor_map& map, const work& w,
+/* Out through the own rows that this consumer has. */
+template <int N>
+DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map& map, const work& w,
                            int half) {
     const u32 lane = lane_index(), to = s_rows + (16 * (warp_index() & 3) + lane % 16) * 128;
     #pragma unroll
-    for (int c = 0; c < HEAD / 8; c += 2) {
+    for (int c = 0; c < N / 4; c += 2) {
         const float* const x = sum + 4 * c;
         const u32 four[4] = {
             rounded_pair<in_t>(x[0] * scale, x[1] * scale), rounded_pair<in_t>(x[2] * scale, x[3] * scale),
             rounded_pair<in_t>(x[4] * scale, x[5] * scale), rounded_pair<in_t>(x[6] * scale, x[7] * scale)};
-        store_matrices(to + c / 8 * KV_SLAB + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
+        store_matrices(to + c / 8 * OWN_SLAB + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
     }
     publish_to_async_proxy();
     if (half == 0)
@@ -364,80 +425,88 @@ DEVICE void store_gradient(const float (&sum)[HEAD / 2], float scale, u32 s_rows
         sync_threads(GRADIENT_STAGED + 1, 128);
     if ((threadIdx.x & 127) != 0) return;
     #pragma unroll
-    for (int s = 0; s < SLABS; ++s)
-        store_box(map, s_rows + s * KV_SLAB, s * 64, w.first_key + half * HALF, w.key_head, w.batch);
+    for (int s = 0; s < N / 32; ++s)
+        store_box(map, s_rows + s * OWN_SLAB, s * 64, w.own + half * HALF, w.head, w.batch);
     commit_stores();
 }
 
-struct key_gradients {
-    float dk[HEAD / 2], dv[HEAD / 2];
+struct gradients {
+    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* the second one only where OWN_IS_KEY */
 };
 
-DEVICE void sum_key_gradients(const arguments& p, const work& w, u32 base, const barriers& b, int half,
-                              key_gradients& sum) {
-    const i32 first_key = w.first_key + half * HALF;
-    const u32 lane = lane_index(), keys = k_major(base + K_AT + half * HALF * 128);
-    const u32 ds_row = base + DS_AT + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
+DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const barriers& b, int half, gradients& sum) {
+    const i32 own = w.own + half * HALF;
+    const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
+    const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
+    const statistics_of_rows statistics(p, w, own);
     const float scale2 = scale_of(p) * 1.44269504f;
-    float s[BLOCK_Q / 2], dp[BLOCK_Q / 2];
-    u32 weights[BLOCK_Q / 4], ds[BLOCK_Q / 4];
-    i32 first_query = w.first * BLOCK_Q, stage = 0, phase = 0, i = 0;
+    float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
+    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
+    i32 pass = w.first * BLOCK_PASS, stage = 0, phase = 0, i = 0;
     const auto advance = [&] {
-        first_query += BLOCK_Q;
-        if (first_query == w.last * BLOCK_Q) first_query = w.first * BLOCK_Q;
+        pass += BLOCK_PASS;
+        if (pass == w.last * BLOCK_PASS) pass = w.first * BLOCK_PASS;
         if (++stage == STAGES) stage = 0, phase ^= 1;
     };
-    wait(b.k, 0);
-    wait(b.v, 0);
-    if (HAS_SEQ_LEN_KV) clear_keys(w, base, half);
-    wait(b.q_full, 0);
-    if (half == 1 && w.steps > 1 && hides_all(w, first_key, first_query)) {
+    wait(b.own_first, 0);
+    wait(b.own_second, 0);
+    if (CLEARS_OWN) clear_own(w, base, half);
+    wait(b.first_full, 0);
+    if (half == 1 && w.steps > 1 && hides_all(w, own, pass)) {
         #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 4; ++k) ds[k] = 0;
-        store_score_gradients(ds, ds_row);
-        publish_to_async_proxy();
-        __syncwarp();
-        wait(b.do_full, 0);
+        for (int k = 0; k < BLOCK_PASS / 4; ++k) ds[k] = 0;
+        if constexpr (HAS_SUMS) {
+            store_score_gradients(ds, ds_row);
+            publish_to_async_proxy();
+            __syncwarp();
+        }
+        wait(b.second_full, 0);
         if (lane == 0) {
-            arrive(b.ds_full);
-            arrive(b.do_empty);
-            arrive(b.q_empty);
+            if constexpr (HAS_SUMS) arrive(b.ds_full);
+            arrive(b.second_empty);
+            arrive(b.first_empty);
         }
         advance();
         i = 1;
-        wait(b.q_full + 8 * stage, phase);
+        wait(b.first_full + 8 * stage, phase);
     }
-    if (HAS_SEQ_LEN_Q) clear_queries(w, base, b, first_query, stage, phase);
+    if (CLEARS_PASS) clear_pass(w, base, b, pass, stage, phase);
     mma_fence();
-    multiply_tile(s, keys, k_major(base + Q_AT + stage * Q_BYTES));
+    multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
     mma_commit();
     for (;; ++i) {
-        const u32 slot = i % DS_STAGES, q_empty = b.q_empty + 8 * stage, do_empty = b.do_empty + 8 * stage;
-        const u32 queries = k_major(base + stage * Q_BYTES);
-        const u32 statistics = base + STATISTICS_AT + stage * STATISTICS_BYTES + (lane & 3) * 8;
+        const u32 first_empty = b.first_empty + 8 * stage, second_empty = b.second_empty + 8 * stage;
+        const u32 first = k_major(base + FIRST + stage * FIRST_BYTES),
+                  second = k_major(base + SECOND + stage * SECOND_BYTES);
+        const u32 s_statistics = base + STATISTICS + stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         settle_all(s);
-        make_weights(s, statistics, scale2);
-        if (needs_mask(w, first_key, first_query)) mask_weights(s, w, first_key, first_query);
+        make_weights(s, statistics, s_statistics, scale2);
+        if (needs_mask(w, own, pass)) mask_weights(s, w, own, pass);
         #pragma unroll
-        for (int c = 0; c < BLOCK_Q / 4; ++c) weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
-        wait(b.do_full + 8 * stage, phase);
+        for (int c = 0; c < BLOCK_PASS / 4; ++c) weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+        wait(b.second_full + 8 * stage, phase);
         mma_fence();
-        multiply_tile(dp, keys + ((V_AT - K_AT) >> 4), queries + (DO_AT >> 4));
+        multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
         mma_wait<0>();
         settle_all(dp);
-        make_score_gradients(ds, weights, dp, statistics + BLOCK_Q * 4);
+        make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4);
+        if constexpr (OWN_IS_KEY) {
+            mma_fence();
+            add_second(sum.second, weights, second);
+            mma_commit();
+        }
+        if constexpr (HAS_SUMS) {
+            const u32 slot = i % DS_STAGES;
+            wait(b.ds_empty + 8 * slot, i / DS_STAGES & 1 ^ 1);
+            store_score_gradients(ds, ds_row + slot * DS_BYTES);
+            publish_to_async_proxy();
+            __syncwarp();
+            if (lane == 0) arrive(b.ds_full + 8 * slot);
+        }
         mma_fence();
-        add_gradients(sum.dv, weights, queries + (DO_AT >> 4));
-        mma_commit();
-        wait(b.ds_empty + 8 * slot, i / DS_STAGES & 1 ^ 1);
-        store_score_gradients(ds, ds_row + slot * DS_BYTES);
-        publish_to_async_proxy();
-        __syncwarp();
-        if (lane == 0) arrive(b.ds_full + 8 * slot);
-        mma_fence();
-        add_gradients(sum.dk, ds, queries + (Q_AT >> 4));
+        add_first(sum.first, ds, first);
         mma_commit();
         if (i + 1 == w.steps) break;
         advance();
@@ -445,31 +514,34 @@ DEVICE void sum_key_gradients(const arguments& p, const work& w, u32 base, const
         settle_all(weights);
         settle_all(ds);
         if (lane == 0) {
-            arrive(do_empty);
-            arrive(q_empty);
+            arrive(second_empty);
+            arrive(first_empty);
         }
-        wait(b.q_full + 8 * stage, phase);
-        if (HAS_SEQ_LEN_Q) clear_queries(w, base, b, first_query, stage, phase);
+        wait(b.first_full + 8 * stage, phase);
+        if (CLEARS_PASS) clear_pass(w, base, b, pass, stage, phase);
         mma_fence();
-        multiply_tile(s, keys, k_major(base + Q_AT + stage * Q_BYTES));
+        multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
         mma_commit();
     }
     mma_wait<0>();
 }
 
-DEVICE void make_key_gradients(const arguments& p, u32 base, int half) {
+template <class P> DEVICE void make_gradients(const P& p, u32 base, int half) {
     const work w = find_work(p);
     const barriers b(base);
-    key_gradients sum;
+    gradients sum;
     #pragma unroll
-    for (int i = 0; i < HEAD / 2; ++i) sum.dk[i] = sum.dv[i] = 0;
-    if (w.steps > 0) sum_key_gradients(p, w, base, b, half, sum);
-    settle_all(sum.dv);
-    settle_all(sum.dk);
-    store_gradient(sum.dv, 1.0f, base + V_AT + half * HALF * 128, p.dv_map, w, half);
+    for (int i = 0; i < HEAD / 2; ++i) sum.first[i] = 0;
+    #pragma unroll
+    for (int i = 0; i < VALUE_HEAD / 2; ++i) sum.second[i] = 0;
+    if (w.steps > 0) sum_gradients(p, w, base, b, half, sum);
+    settle_all(sum.first);
+    if constexpr (OWN_IS_KEY) settle_all(sum.second);
+    if constexpr (OWN_IS_KEY)
+        store_gradient(sum.second, 1.0f, base + OWN_SECOND + half * HALF * 128, p.second_gradient_map, w, half);
     const i32 last = w.steps - 1;
-    if (w.steps > 0) wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* warpgroup 0 has read K */
-    store_gradient(sum.dk, scale_of(p), base + K_AT + half * HALF * 128, p.dk_map, w, half);
+    if (HAS_SUMS && w.steps > 0) wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
+    store_gradient(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w, half);
     if ((threadIdx.x & 127) == 0) wait_stores_read<0>();
 }
 
@@ -477,13 +549,13 @@ DEVICE void make_key_gradients(const arguments& p, u32 base, int half) {
 
 DEVICE void init_barriers(const barriers& b) {
     constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-    barrier_init(b.k, 1);
-    barrier_init(b.v, 1);
+    barrier_init(b.own_first, 1);
+    barrier_init(b.own_second, 1);
     for (int i = 0; i < STAGES; ++i) {
-        barrier_init(b.q_full + 8 * i, 1);
-        barrier_init(b.do_full + 8 * i, 1);
-        barrier_init(b.q_empty + 8 * i, CONSUMER_WARPS);
-        barrier_init(b.do_empty + 8 * i, CONSUMER_WARPS);
+        barrier_init(b.first_full + 8 * i, 1);
+        barrier_init(b.second_full + 8 * i, 1);
+        barrier_init(b.first_empty + 8 * i, CONSUMER_WARPS);
+        barrier_init(b.second_empty + 8 * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; ++i) {
         barrier_init(b.ds_full + 8 * i, CONSUMER_WARPS);
@@ -495,19 +567,22 @@ DEVICE void init_barriers(const barriers& b) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90(const __grid_constant__ arguments p) {
     const u32 base = shared_address(s_memory);
     if (threadIdx.x == 0) {
-        prefetch_map(p.q_map);
-        prefetch_map(p.k_map);
-        prefetch_map(p.v_map);
-        prefetch_map(p.d_o_map);
+        prefetch_map(p.own_first_map);
+        prefetch_map(p.own_second_map);
+        prefetch_map(p.first_map);
+        prefetch_map(p.second_map);
         init_barriers(barriers(base));
     }
     __syncthreads();
     const int warpgroup = warp_index() / 4;
     if (warpgroup == 0) {
         shrink_registers<PRODUCER_REGISTERS>();
-        make_query_gradients(p, base);
+        if constexpr (HAS_SUMS)
+            sum_query_gradients(p, base);
+        else
+            load_steps(p, base);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
-        make_key_gradients(p, base, warpgroup - 1);
+        make_gradients(p, base, warpgroup - 1);
     }
 }

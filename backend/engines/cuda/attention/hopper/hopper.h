@@ -29,4 +29,10 @@ struct attention_product {
 };
 void attention_hopper_print_product(struct text *code, const struct attention_product *product);
 
+/* ---- backward.c; has_sums: one pass makes all gradients, those of queries as sums of blocks in any order ---- */
+
+weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds);
+weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool has_sums,
+                                             struct cuda_step *state, struct arena *arena);
+
 #endif

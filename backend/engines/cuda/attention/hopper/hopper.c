@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The two attention families of Hopper: one gives the same bits in every run; the other sums gradients of queries in the
+   order in which blocks come, and is for engines that may. */
+#include "engines/cuda/attention/hopper/hopper.h"
+#include "engines/cuda/families.h"
+
+static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
+    TRY(attention_hopper_check_device(device));
+    TRY(attention_analyse(c, region, device));
+    if (!c->backward)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts_either(const struct region *region, const struct device *device, bool is_unordered,
+                                   double *seconds) {
+    struct cuda_attention c;
+    TRY(analyse(&c, region, device));
+    return attention_hopper_backward_accepts(&c, is_unordered, seconds);
+}
+
+static weftStatus_t build_either(struct step *step, const struct device *device, bool is_unordered,
+                                 struct arena *arena) {
+    struct cuda_attention c;
+    struct cuda_step *state;
+    TRY(analyse(&c, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    return attention_hopper_backward_build(step, &c, is_unordered, state, arena);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_either(region, device, false, seconds);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    return build_either(step, device, false, arena);
+}
+
+static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_either(region, device, true, seconds);
+}
+
+static weftStatus_t build_unordered(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                                    struct arena *arena) {
+    (void)knobs;
+    return build_either(step, device, true, arena);
+}
+
+static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
+
+const struct family cuda_attention_hopper = {
+    .name = "cuda.attention_hopper",
+    .doc = "scaled dot-product attention's gradients on Hopper, by its copy engine and wgmma",
+    .accepts = accepts,
+    .build = build,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+};
+
+const struct family cuda_attention_hopper_unordered = {
+    .name = "cuda.attention_hopper_unordered",
+    .doc = "the same, gradients of queries summed by blocks in any order",
+    .accepts = accepts_unordered,
+    .build = build_unordered,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
+    .reorders = reorders,
+};
