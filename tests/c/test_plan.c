@@ -512,12 +512,14 @@ static void test_packs(void) {
             "variant pack 'step 7' has no pointer for tensor (uid 4). Add its uid and address.");
     drop(pack);
 
-    pack = mlp_pack(&m);
-    MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, 10));
-    MUST(weftBackendFinalize(pack));
-    REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-            "execution plan: the workspace has 10 bytes, %lld are needed. Give more.", needed);
-    drop(pack);
+    for (int64_t bytes = 0; bytes < needed; bytes = bytes == 0 ? needed - 1 : needed) {
+        pack = mlp_pack(&m);
+        MUST(set_number(pack, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, bytes));
+        MUST(weftBackendFinalize(pack));
+        REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+                "execution plan: the workspace has %lld bytes, %lld are needed. Give more.", (long long)bytes, needed);
+        drop(pack);
+    }
     pack = mlp_pack(&m);
     MUST(set_workspace(pack, NULL));
     MUST(weftBackendFinalize(pack));
@@ -548,6 +550,29 @@ static desc override_pack(struct memory *m, int64_t rows, int64_t rows_of_y) {
     return pack;
 }
 
+/* The same shapes with other strides are another plan, whichever was made first: rows of y one after the other, every
+   second one, and of x each twice as far. */
+static void check_other_strides(struct memory *m, weftHandle_t handle, desc plan) {
+    static const int64_t steps[][2] = {{N, K}, {2 * N, K}, {N, 2 * K}, {2 * N, K}, {N, K}};
+    enum { ROWS = 5 };
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        struct memory got = {0};
+        int64_t y = steps[i][0], x = steps[i][1];
+        desc pack = override_pack(m, ROWS, ROWS);
+        MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 4, (int64_t[]){y, 1, x, 1}));
+        MUST(weftBackendFinalize(pack));
+        fill(m);
+        fill(&got);
+        for (int64_t r = ROWS; r-- > 0;)
+            memmove(m->x + r * x, m->x + r * K, K * sizeof *m->x);
+        MUST(weftBackendExecute(handle, plan, pack));
+        for (int64_t r = 0; r < ROWS; r++)
+            memcpy(got.y + r * N, m->y + r * y, N * sizeof *m->y);
+        check_results(&got, ROWS, "other strides");
+        drop(pack);
+    }
+}
+
 static void test_overrides(void) {
     static struct memory m;
     desc graph = mlp_graph("mlp"), plan = plan_of(graph);
@@ -564,6 +589,7 @@ static void test_overrides(void) {
         check_results(&m, (int)rows, "overridden");
         drop(pack);
     }
+    check_other_strides(&m, handle, plan);
     desc pack = finalized(mlp_pack(&m));
     fill(&m);
     MUST(weftBackendExecute(handle, plan, pack));

@@ -417,6 +417,23 @@ static void launching(void) {
     check_clean(1);
 }
 
+/* A kernel with 1 KiB of static shared memory has 47 KiB more for the asking, and for a byte beyond that all there is. */
+static void check_shared_of_tile(const struct device *device, const struct code *code) {
+    static const int limits[][2] = {{(47 << 10) - 1, 47 << 10},
+                                    {47 << 10, 47 << 10},
+                                    {(47 << 10) + 1, 226 << 10},
+                                    {48 << 10, 226 << 10},
+                                    {226 << 10, 226 << 10}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        struct kernel *kernel;
+        DO(kernel_load(&kernel, device, code, "tile",
+                       &(struct kernel_needs){.argument_bytes = 24, .shared_bytes = limits[i][0]}));
+        CHECK(kernel->shared_bytes == limits[i][0] + 1024 && kernel->max_dynamic_shared_bytes == limits[i][1],
+              "%d bytes: %d, at most %d", limits[i][0], kernel->shared_bytes, kernel->max_dynamic_shared_bytes);
+        kernel_release(kernel);
+    }
+}
+
 static void bad_kernels(void) {
     struct device device;
     struct kernel *kernel;
@@ -446,6 +463,7 @@ static void bad_kernels(void) {
     DO(kernel_load(&kernel, &device, code, "tile",
                    &(struct kernel_needs){.argument_bytes = 24, .shared_bytes = 226 << 10}));
     kernel_release(kernel);
+    check_shared_of_tile(&device, code);
     cache_release(code);
     DO(cache_adopt(&other, "saved.cu", old_cubin, sizeof old_cubin, false));
     REFUSED(

@@ -818,6 +818,10 @@ def test_deep_heads_with_padding_and_dropout() -> None:
 
 Q, K, V = ([2, 4, 7, 8], "f32"), ([2, 2, 9, 8], "f32"), ([2, 2, 9, 6], "f32")
 O = ([2, 4, 7, 6], "f32")
+MISFITS = [  # operand, dimension, extent: each alone is wrong, by one where one makes it so
+    *(("q", 0, 3), ("k", 0, 1), ("k", 0, 3), ("v", 0, 1), ("v", 0, 3), ("q", 3, 7), ("q", 3, 9)),
+    *(("k", 3, 7), ("k", 3, 9), ("k", 2, 8), ("k", 2, 10), ("v", 2, 8), ("v", 2, 10)),
+]
 
 
 def refuse(sentence: str, error: Any = weft.BadParameterError, options: Any = None, **changed: Any) -> None:
@@ -831,11 +835,22 @@ def test_refusals_of_shapes() -> None:
         "sdpa_fwd 'a': q is [2,4,7,8], k [2,2,8,9], v [2,2,9,6]; " + expected + "strides if it is transposed."
     )
     refuse(swapped, k=([2, 2, 8, 9], "f32"))
-    refuse("sdpa_fwd 'a': q is [3,4,7,8], k [2,2,9,8], v [2,2,9,6]; " + expected, q=([3, 4, 7, 8], "f32"))
-    refuse("sdpa_fwd 'a': q has 3 dims [4,7,8], expected 4..4.", q=([4, 7, 8], "f32"))
+    for which, at, wrong in MISFITS:
+        dims = {"q": list(Q[0]), "k": list(K[0]), "v": list(V[0])}
+        dims[which][at] = wrong
+        q, k, v = (str(each).replace(" ", "") for each in dims.values())
+        sentence = f"sdpa_fwd 'a': q is {q}, k {k}, v {v}; {expected}"
+        refuse(sentence, **{which: (dims[which], "f32")})
+    for name in "qkv":
+        refuse(f"sdpa_fwd 'a': {name} has 3 dims [4,7,8], expected 4..4.", **{name: ([4, 7, 8], "f32")})
+        refuse(f"sdpa_fwd 'a': {name} has 5 dims [2,4,7,8,1]", **{name: ([2, 4, 7, 8, 1], "f32")})
     refuse(
         "sdpa_fwd 'a': q [2,4,7,8] has 4 heads, k [2,3,9,8] has 3. Make the heads of k divide those of q.",
         k=([2, 3, 9, 8], "f32"),
+    )
+    refuse(
+        "sdpa_fwd 'a': q [2,4,7,8] has 4 heads, v [2,8,9,6] has 8. Make the heads of v divide those of q.",
+        v=([2, 8, 9, 6], "f32"),
     )
     refuse(
         "sdpa_fwd 'a': bias with dims [2,4,7,8] does not broadcast to [2,4,7,9]. Make each "

@@ -4,6 +4,7 @@ import checks
 import ml_dtypes
 import numpy as np
 import pytest
+import weft
 
 
 def join(axis, **options):
@@ -63,6 +64,45 @@ def test_the_same_tensor_twice():
 def test_in_place_index_changes_no_value():
     a, b = checks.random((3, 5), "f32"), checks.random((2, 5), "f32", seed=1)
     checks.check(join(0, in_place_index=1), {"a": a, "b": b}, np.concatenate([a, b]))
+
+
+def aliased(part="f32", result="f32", strides=(8, 1), at=24, index=1):
+    """y = [a, b] with b at element `at` of y's memory, which holds what b is to be; returns y."""
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    a, b = g.tensor([3, 8], data_type="f32"), g.tensor([2, 8], list(strides), part)
+    y = g.concatenate([a, b], 0, in_place_index=index, name="c").set_output(True).set_data_type(result)
+    g.build()
+    memory = checks.narrow(np.full(64, np.nan), result)
+    memory[24:40] = np.arange(16)
+    first = np.full((3, 8), 7, "f4")
+    start = memory.ctypes.data
+    g.execute({a: first.ctypes.data, b: start + at * memory.itemsize, y: start})
+    return memory[:40]
+
+
+def test_a_part_may_be_its_place_in_the_result():
+    np.testing.assert_array_equal(aliased(), [7] * 24 + list(range(16)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"part": "f16"},
+        {"part": "f16", "at": 12},  # at as many bytes as its place would have in f16
+        {"part": "f16", "strides": (16, 2)},
+        {"result": "f16"},
+        {"strides": (9, 1)},
+        {"at": 20},
+        {"at": 28},
+        {"index": None},
+        {"index": 0},
+        {"index": 0, "at": 0},
+    ],
+)
+def test_a_part_elsewhere_in_the_result_is_refused(changed):
+    """Of another type, other strides, a place beside its own, or without the index."""
+    with pytest.raises(weft.BadParameterError, match=r"^output .* overlap in memory\. Give the output memory"):
+        aliased(**changed)
 
 
 def test_a_result_of_another_type_is_converted():

@@ -166,6 +166,22 @@ def largest_sum(case: Case, x: Array, w: Array, dy: Array) -> float:
 # ---- Results -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [341, 511, 512, 1023, 1024, 1025, 1500])
+def test_depthwise_rows_and_channels_of_any_length(width: int) -> None:
+    """Rows, or channels, on either side of what is summed at a time, 1024, and more than one of them."""
+    rows = Case("rows", (1, 8, 3, width), (8, 1, 2, 3), {"pre_padding": [1, 1]})
+    channels = Case("channels", (1, width, 1, 3), (width, 1, 1, 2), {})
+    for case, layout in ((rows, "packed"), (channels, "channels_last")):
+        x, w, _ = arrays(case)
+        checks.check(
+            lambda g, x, w, case=case: g.conv_fprop(x, w, **case.options),
+            {"x": x, "w": w},
+            fprop(case, x, w),
+            layouts=[layout],
+            magnitude=largest(fprop(case, abs(x), abs(w))),
+        )
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_forward(case: Case) -> None:
     x, w, _ = arrays(case)

@@ -277,6 +277,22 @@ def test_large_whole_scalars_stay_exact() -> None:
     assert out[0] == 2**53 + 1
 
 
+def test_views_end_where_their_memory_does() -> None:
+    array = weft.DeviceArray([6], "f32", handle=weft.create_handle("cpu")).copy_from(np.arange(6, dtype="f4"))
+    for offset, dims, strides in ((0, [6], None), (5, [1], None), (4, [2], None), (1, [2], [4]), (6, [0], None)):
+        want = np.arange(6)[offset :: strides[0] if strides else 1][: dims[0]]
+        np.testing.assert_array_equal(array.view(offset, dims, strides).numpy(), want)
+    refused: Any = ((-1, [2], None), (-6, [1], None), (6, [1], None), (5, [2], None), (1, [2], [5]), (7, [0], None))
+    for offset, dims, strides in refused:
+        with pytest.raises(weft.BadParameterError, match=rf"a view of .* at element {offset} takes \d+ bytes"):
+            array.view(offset, dims, strides)
+    part = array.view(2, [4])
+    np.testing.assert_array_equal(part.view(1, [3]).numpy(), [3, 4, 5])
+    for offset in (-1, 3):
+        with pytest.raises(weft.BadParameterError, match=f"at element {offset} takes 8 bytes"):
+            part.view(offset, [2])
+
+
 # ---- Other shapes ------------------------------------------------------------------------------------------
 
 
@@ -305,6 +321,40 @@ def test_overridden_shapes_are_those_that_buffers_must_have() -> None:
         "its type."
     ):
         override(g, {x: np.zeros(2000), y: out}, [2000], [2000])
+
+
+def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
+    """Known or not from executions before, in either order of the sizes."""
+    for before in ([4], [8], [5]):
+        g, x, y = doubled(dims=[4], is_override_shape_enabled=True)
+        for i, name in enumerate(("input 'x'", "output 'y'")):
+            arrays = [np.arange(16, dtype="f4"), np.empty(16, "f4")]
+            arrays[i] = arrays[i][:8]
+            pack = dict(zip((x, y), arrays, strict=True))
+            for _ in range(3):
+                override(g, pack, before, before)
+            for _ in range(3):
+                g.execute(pack)
+            override(g, pack, [8], [8])
+            message = f"execute: {name} (uid {i + 1}) takes 36 bytes as f32[9], its buffer has 32. Give a larger one."
+            with refusal(message):
+                override(g, pack, [9], [9])
+            g.execute(pack)
+            np.testing.assert_array_equal(arrays[1][:4], [0, 2, 4, 6])
+    other = np.arange(3, dtype="f4")
+    override(g, {x: other, y: arrays[1]}, [3], [3])
+    with refusal("execute: input 'x' (uid 1) takes 16 bytes as f32[4], its buffer has 12. Give a larger one."):
+        g.execute({x: other, y: arrays[1]})
+
+
+def test_the_same_shapes_with_other_strides() -> None:
+    """Each way of stepping through the same memory is a plan of its own."""
+    g, x, y = doubled(dims=[4], is_override_shape_enabled=True)
+    values, want = np.arange(10, dtype="f4"), {1: [0, 2, 4, 6, 8], 2: [0, 4, 8, 12, 16]}
+    for step in (1, 2, 1, 2):
+        out = np.zeros(5, "f4")
+        override(g, {x: values, y: out}, [5], [5], override_strides=[[step], [1]])
+        np.testing.assert_array_equal(out, want[step])
 
 
 @pytest.mark.parametrize(

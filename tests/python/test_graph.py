@@ -975,13 +975,22 @@ def test_outputs_overlap_where_two_elements_share_a_place() -> None:
 
 
 def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
-    build_output([256, 256], [2, 511])  # 65536 elements, distinct: 2 i = 511 j has no solution in reach
+    build_output([256, 256], [2, 509])  # 65536 elements, distinct: 2 i = 509 j has no solution in reach
     message = r"may overlap itself: strides that interleave are decided up to 65536 elements, not for dims"
     with pytest.raises(weft.BadParameterError, match=message):
         build_output([257, 256], [2, 511])
     with pytest.raises(weft.BadParameterError, match="overlaps itself"):
         build_output([257, 256], [0, 1])
     build_output([0, 1 << 40], [1, 1])
+    build_output([2, 40000], [79999, 2])  # the tightest stride of many elements: just past the faster dimension
+    build_output([40000, 2], [1, 40000])
+    build_output([2, 2], [3, 2])
+    with pytest.raises(weft.BadParameterError, match=message):
+        build_output([2, 40000], [79998, 2])
+    with pytest.raises(weft.BadParameterError, match=message):
+        build_output([40000, 2], [1, 39999])
+    with pytest.raises(weft.BadParameterError, match="overlaps itself"):
+        build_output([2, 2], [2, 2])
 
 
 def test_the_stride_of_a_single_element_means_nothing() -> None:
