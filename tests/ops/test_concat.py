@@ -101,7 +101,8 @@ def test_a_part_may_be_its_place_in_the_result():
 )
 def test_a_part_elsewhere_in_the_result_is_refused(changed):
     """Of another type, other strides, a place beside its own, or without the index."""
-    with pytest.raises(weft.BadParameterError, match=r"^output .* overlap in memory\. Give the output memory"):
+    message = r"^output .* overlap in memory\. Give the output memory"
+    with pytest.raises(weft.BadParameterError, match=message):
         aliased(**changed)
 
 

@@ -278,13 +278,17 @@ def test_large_whole_scalars_stay_exact() -> None:
 
 
 def test_views_end_where_their_memory_does() -> None:
-    array = weft.DeviceArray([6], "f32", handle=weft.create_handle("cpu")).copy_from(np.arange(6, dtype="f4"))
-    for offset, dims, strides in ((0, [6], None), (5, [1], None), (4, [2], None), (1, [2], [4]), (6, [0], None)):
+    cpu = weft.create_handle("cpu")
+    array = weft.DeviceArray([6], "f32", handle=cpu).copy_from(np.arange(6, dtype="f4"))
+    fitting = (0, [6], None), (5, [1], None), (4, [2], None), (1, [2], [4]), (6, [0], None)
+    for offset, dims, strides in fitting:
         want = np.arange(6)[offset :: strides[0] if strides else 1][: dims[0]]
         np.testing.assert_array_equal(array.view(offset, dims, strides).numpy(), want)
-    refused: Any = ((-1, [2], None), (-6, [1], None), (6, [1], None), (5, [2], None), (1, [2], [5]), (7, [0], None))
-    for offset, dims, strides in refused:
-        with pytest.raises(weft.BadParameterError, match=rf"a view of .* at element {offset} takes \d+ bytes"):
+    negative: Any = (-1, [2], None), (-6, [1], None)
+    beyond: Any = (6, [1], None), (5, [2], None), (1, [2], [5]), (7, [0], None)
+    for offset, dims, strides in negative + beyond:
+        message = rf"a view of .* at element {offset} takes \d+ bytes"
+        with pytest.raises(weft.BadParameterError, match=message):
             array.view(offset, dims, strides)
     part = array.view(2, [4])
     np.testing.assert_array_equal(part.view(1, [3]).numpy(), [3, 4, 5])
@@ -336,14 +340,16 @@ def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
             for _ in range(3):
                 g.execute(pack)
             override(g, pack, [8], [8])
-            message = f"execute: {name} (uid {i + 1}) takes 36 bytes as f32[9], its buffer has 32. Give a larger one."
-            with refusal(message):
+            takes = f"execute: {name} (uid {i + 1}) takes 36 bytes as f32[9]"
+            with refusal(f"{takes}, its buffer has 32. Give a larger one."):
                 override(g, pack, [9], [9])
             g.execute(pack)
             np.testing.assert_array_equal(arrays[1][:4], [0, 2, 4, 6])
     other = np.arange(3, dtype="f4")
     override(g, {x: other, y: arrays[1]}, [3], [3])
-    with refusal("execute: input 'x' (uid 1) takes 16 bytes as f32[4], its buffer has 12. Give a larger one."):
+    with refusal(
+        "execute: input 'x' (uid 1) takes 16 bytes as f32[4], its buffer has 12. Give a larger one."
+    ):
         g.execute({x: other, y: arrays[1]})
 
 

@@ -982,7 +982,7 @@ def test_interleaved_outputs_are_decided_up_to_a_size() -> None:
     with pytest.raises(weft.BadParameterError, match="overlaps itself"):
         build_output([257, 256], [0, 1])
     build_output([0, 1 << 40], [1, 1])
-    build_output([2, 40000], [79999, 2])  # the tightest stride of many elements: just past the faster dimension
+    build_output([2, 40000], [79999, 2])  # the tightest stride: just past the faster dimension
     build_output([40000, 2], [1, 40000])
     build_output([2, 2], [3, 2])
     with pytest.raises(weft.BadParameterError, match=message):
