@@ -49,8 +49,9 @@ def test_other_chips() -> None:
 
 
 def test_a_chip_of_few_multiprocessors() -> None:
-    """Fewer than the largest cluster has blocks."""
-    check([[*SMALL_CASES, "--only", "tokens"]], [{"FAKE_CUDA_LARGE": 4}])
+    """Fewer than the largest cluster has blocks; rings of rows and batches are filled several times."""
+    cases = "tokens|norm of long rows|pairs that share|batch norm"
+    check([[*SMALL_CASES, "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 
 def test_tiles_without_a_step() -> None:

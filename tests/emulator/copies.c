@@ -202,7 +202,10 @@ static void begin_load(struct warp *w, struct copy copy, struct block *block) {
     if (copy.barrier + 8 > block->shared_bytes || copy.barrier % 8)
         machine_fail(w, "a barrier at shared address %u of %u", copy.barrier, block->shared_bytes);
     read_barrier(w, block->shared + copy.barrier);
-    order_engine_write(w, block, copy.address, copy.bytes, (uint32_t)copy.line);
+    if (copy.is_words)
+        order_sent_write(w, block, copy.address, copy.bytes, (uint32_t)copy.line);
+    else
+        order_engine_write(w, block, copy.address, copy.bytes, (uint32_t)copy.line);
     copy.clock = order_copy_clock(w);
     memset(block->shared + copy.address, 0xFF, copy.bytes);
     machine_add_copy(&copy);

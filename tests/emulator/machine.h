@@ -190,6 +190,10 @@ void order_fence(struct warp *warp);
 /* Accesses to shared memory, each of one thread; by the engine and products: of 16 bytes. */
 void order_read(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
 void order_write(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
+/* By relaxed stores, which several warps may do at once; of words that it changes. */
+void order_relaxed_write(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
+/* By st.async, which is no copy of the engine. */
+void order_sent_write(struct warp *warp, struct block *block, uint32_t address, uint32_t bytes, uint32_t line);
 void order_engine_write(struct warp *warp, struct block *block, uint32_t address, uint32_t bytes, uint32_t line);
 void order_engine_read(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
 

@@ -55,10 +55,14 @@ static enum outcome store(struct warp *w, const struct instruction *i, uint32_t 
             order_write(w, machine_block_of(w, address), (uint32_t)address & OWN_ADDRESS, (uint32_t)i->line);
         else if (i->mode)
             order_flag(w, address, false, true);
+        bool changes = false;
         for (unsigned k = 0; k < i->width; k++) {
             uint64_t value = lane_value(w, &s[k], l);
+            changes |= memcmp(to + k * bytes, &value, bytes) != 0;
             memcpy(to + k * bytes, &value, bytes);
         }
+        if (is_shared(i, address) && i->mode && changes)
+            order_relaxed_write(w, machine_block_of(w, address), (uint32_t)address & OWN_ADDRESS, (uint32_t)i->line);
     }
     machine->progress++;
     return NEXT;

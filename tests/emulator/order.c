@@ -2,7 +2,8 @@
 /* Which accesses to shared memory are in order, whatever the turns that warps happen to take. Every warp keeps a clock: how far
    it knows each warp of its cluster to have come. Barriers hand clocks on. Of each fourth byte of shared memory the last
    write is kept, and one of the last reads; who touches it must know of them. Lanes of a warp are in order with each other.
-   What the threads have written, and then a product or the copy engine reads, must also have gone through a fence. */
+   What the threads have written, and then a product or the copy engine reads, must also have gone through a fence; so must what
+   they have read before the engine writes there: else it may be under way still. */
 #include "machine.h"
 
 #include <stdlib.h>
@@ -14,7 +15,9 @@ enum { GRAIN = 4, CHUNK = 16, FLAG_CLOCKS = 64 };
 struct access {
     uint32_t write_clock, read_clock, write_line, read_line;
     uint16_t writer, reader;
-    uint32_t fences; /* that there had been when threads wrote it; UINT32_MAX: the copy engine did */
+    /* What threads have stored, relaxed or not, and loaded: the fence that must follow, counted; 0: none need. */
+    uint16_t storer;
+    uint32_t store_line, store_fence, load_fence;
 };
 
 /* What a barrier in shared memory hands on: of this phase, and of the last. */
@@ -176,7 +179,18 @@ static void fail(const struct warp *w, const struct block *block, uint32_t addre
 
 static bool knows(const struct warp *w, uint16_t other, uint32_t clock) { return clock <= w->clock[other]; }
 
-void order_read(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+static const struct warp *warp_of(const struct block *block, uint16_t number) {
+    return &block->cluster->blocks[number / block->warp_count].warps[number % block->warp_count];
+}
+
+/* Whether neither of two warps has gone through a fence that is needed. */
+static bool lacks_fence(const struct warp *w, const struct warp *other, uint32_t needed) {
+    return other->last_fence < needed && w->last_fence < needed;
+}
+
+static uint32_t next_fence(void) { return machine->fences + 1; }
+
+static void read_access(struct warp *w, struct block *block, uint32_t address, uint32_t line, uint32_t fence) {
     if (address % GRAIN)
         return;
     struct access *last = &block->accesses[address / GRAIN];
@@ -188,9 +202,14 @@ void order_read(struct warp *w, struct block *block, uint32_t address, uint32_t 
     last->reader = w->number;
     last->read_clock = w->clock[w->number];
     last->read_line = line;
+    last->load_fence = fence;
 }
 
-static void write_access(struct warp *w, struct block *block, uint32_t address, uint32_t line, uint32_t fences) {
+void order_read(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+    read_access(w, block, address, line, next_fence());
+}
+
+static void write_access(struct warp *w, struct block *block, uint32_t address, uint32_t line, uint32_t fence) {
     if (address % GRAIN)
         return;
     struct access *last = &block->accesses[address / GRAIN];
@@ -200,28 +219,46 @@ static void write_access(struct warp *w, struct block *block, uint32_t address, 
         fail(w, block, address, "writes", last->reader, "read", last->read_line);
     last->writer = w->number;
     last->write_clock = w->clock[w->number];
-    last->write_line = line;
-    last->fences = fences;
+    last->write_line = last->store_line = line;
+    last->storer = w->number;
+    last->store_fence = fence;
 }
 
 void order_write(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
-    write_access(w, block, address, line, machine->fences);
+    write_access(w, block, address, line, next_fence());
+}
+
+void order_relaxed_write(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
+    struct access *last = &block->accesses[address / GRAIN];
+    last->storer = w->number;
+    last->store_line = line;
+    last->store_fence = next_fence();
+}
+
+void order_sent_write(struct warp *w, struct block *block, uint32_t address, uint32_t bytes, uint32_t line) {
+    for (uint32_t at = 0; at < bytes; at += CHUNK)
+        write_access(w, block, address + at, line, 0);
 }
 
 void order_engine_write(struct warp *w, struct block *block, uint32_t address, uint32_t bytes, uint32_t line) {
-    for (uint32_t at = 0; at < bytes; at += CHUNK)
-        write_access(w, block, address + at, line, UINT32_MAX);
+    order_sent_write(w, block, address, bytes, line);
+    for (uint32_t at = address; at < address + bytes; at += CHUNK) {
+        const struct access *last = &block->accesses[at / GRAIN];
+        const struct warp *reader = warp_of(block, last->reader);
+        if (lacks_fence(w, reader, last->load_fence))
+            machine_fail(w,
+                         "copies to shared address %u, which warp %d of block %u read at line %u, without "
+                         "fence.proxy.async",
+                         at, reader->index, reader->block->rank, last->read_line);
+    }
 }
 
 void order_engine_read(struct warp *w, struct block *block, uint32_t address, uint32_t line) {
     const struct access *last = &block->accesses[address / GRAIN];
-    order_read(w, block, address, line);
-    if (!last->write_clock || last->fences == UINT32_MAX)
-        return;
-    const struct warp *writer =
-        &block->cluster->blocks[last->writer / block->warp_count].warps[last->writer % block->warp_count];
-    if (writer->last_fence <= last->fences && w->last_fence <= last->fences)
+    const struct warp *storer = warp_of(block, last->storer);
+    read_access(w, block, address, line, 0);
+    if (lacks_fence(w, storer, last->store_fence))
         machine_fail(w,
-                     "reads shared address %u, which warp %d of block %d wrote at line %u, without fence.proxy.async",
-                     address, last->writer % block->warp_count, last->writer / block->warp_count, last->write_line);
+                     "reads shared address %u, which warp %d of block %u wrote at line %u, without fence.proxy.async",
+                     address, storer->index, storer->block->rank, last->store_line);
 }

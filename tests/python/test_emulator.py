@@ -553,12 +553,14 @@ def test_accesses_in_order(tries: Any, memory: Any, way: str, first: str, second
     assert not tries(body, flag, shared=128, threads=64)
 
 
+WAIT_AGAIN = WAIT_AT_S.replace("again", "more").replace("[s], 0;", "[s], 1;")
+GET_AGAIN = f"@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}\n{WAIT_AGAIN}"
+
+
 def test_a_box_over_what_others_still_read(gpu: Gpu, tries: Any, memory: Any) -> None:
     """The first thread begins the next copy when its own warp has read the last."""
-    box = gpu.tiled(memory(128), (8, 4), (8, 4))
-    read = "ld.shared.u32 %r2, [s+128];\n"
-    wait = WAIT_AT_S.replace("again", "more").replace("[s], 0;", "[s], 1;")
-    again = f"@%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [s], 128;\n{GET}\n{wait}"
+    box, again = gpu.tiled(memory(128), (8, 4), (8, 4)), GET_AGAIN
+    read = "ld.shared.u32 %r2, [s+128];\nfence.proxy.async;\n"
     said = tries(f"{GET_BOX}{WAIT_AT_S}\n{read}{again}", box, shared=256, threads=64)
     place = "shared address 128 of block 0, which warp"
     words = (f"writes {place} 1 of block 0 read at line", f"reads {place} 0 of block 0 wrote at line")
@@ -582,6 +584,31 @@ def test_what_threads_wrote_goes_through_a_fence(fails: Any, tries: Any, memory:
     fault = fails(f"{put}bar.sync 0;\n{product()}", shared=OPERANDS, threads=128)
     assert ": reads shared address 2048, which warp 0 of block 0 wrote at line " in fault.said
     assert not tries(f"{put}fence.proxy.async;\nbar.sync 0;\n{product()}", shared=OPERANDS, threads=128)
+
+
+def test_what_threads_read_goes_through_a_fence(gpu: Gpu, fails: Any, tries: Any, memory: Any) -> None:
+    """Before the copy engine writes there; of those who read, or of who begins the copy."""
+    box, read = gpu.tiled(memory(128), (8, 4), (8, 4)), "ld.shared.u32 %r2, [s+128];"
+    begin = f"{WARPS}{GET_BOX}{WAIT_AT_S}\n@!%p1 {read}\n"
+    for fenced in ("fence.proxy.async.shared::cta;\nbar.sync 0;", "bar.sync 0;\n@%p1 fence.proxy.async;"):
+        assert not tries(f"{begin}{fenced}\n{GET_AGAIN}", box, shared=256, threads=64)
+    for unfenced in ("bar.sync 0;", "@%p1 fence.proxy.async;\nbar.sync 0;\n@!%p1 fence.proxy.async;"):
+        said = tries(f"{begin}{unfenced}\n{GET_AGAIN}", box, shared=256, threads=64)
+        words = "copies to shared address 128, which warp 1 of block 0 read at line"
+        assert any(one.startswith(words) and "without fence.proxy.async" in one for one in said)
+
+
+def test_relaxed_stores_go_through_a_fence(fails: Any, tries: Any) -> None:
+    """Where they change something; that several warps store the same is no race."""
+    put = "st.relaxed.cta.shared.u32 [s+2048], {};\n"
+    end = f"bar.sync 0;\n{product()}"
+    first = "mov.u32 %r2, 1;\n@%p1 st.shared.u32 [s+2048], %r2;\nfence.proxy.async;\nbar.sync 0;\n"
+    clear = f"{WARPS}{first}"
+    fault = fails(f"{clear}{put.format(7)}{end}", shared=OPERANDS, threads=128)
+    assert ": reads shared address 2048, which warp " in fault.said
+    assert "without fence.proxy.async" in fault.said
+    assert not tries(f"{clear}{put.format(1)}{end}", shared=OPERANDS, threads=128)
+    assert not tries(f"{clear}{put.format(7)}fence.proxy.async;\n{end}", shared=OPERANDS, threads=128)
 
 
 # ---- What is not known -------------------------------------------------------------------------------------

@@ -189,6 +189,11 @@ DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) 
 template <class A, class B> struct same { static constexpr bool value = false; };
 template <class A> struct same<A, A> { static constexpr bool value = true; };
 
+/* A word of shared memory that several threads may store at once, all the same. */
+DEVICE void store_same(int* to, int value) {
+    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(to)), "r"(value) : "memory");
+}
+
 /* ROWS rows of WIDTH elements, read RUN neighbours at a time. */
 template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
     static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + THREADS - 1) / THREADS;
@@ -252,7 +257,7 @@ template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
             for (int e = 0; e < RUN; e++)
                 if (!is_finite(some.at[e])) some.at[e] = staged_t{};
             store_run<staged_t, RUN>(tile + row * PITCH + column, some);
-            spoiled[row] = mark;
+            store_same(spoiled + row, mark);
             found = true;
         }
         return found;

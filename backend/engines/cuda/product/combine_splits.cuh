@@ -1,7 +1,7 @@
 /* combine: C[z,i,j] = finish(sum over splits of the parts in the workspace)                         any types, sm_75 and up
    Formula   threads of a block share the parts of a run: each adds its own from the first to the last, and the first thread adds
              the threads' sums in the same way, so that every run gives the same bits; finish() is printed
-   Tile      a block finishes THREADS / sharers runs of RUN neighbours of the result at a time
+   Tile      a block finishes THREADS / sharers runs of RUN neighbours of the result at a time; where threads share, that is all
    Params    THREADS RUN LEAD_IS_ROW sum_t index position
    Tried     one thread per run: few results of many parts wait for one load after another, 6 us of a filter gradient's 72 */
 
@@ -26,7 +26,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_co
             s_sums[threadIdx.x] = sum;
             __syncthreads();
             for (u32 other = 1; other < sharers && share == 0; other++) add(sum, s_sums[other * together + lane]);
-            __syncthreads();
         }
         if (share > 0 || at >= p.runs) continue;
         position rest = (position)(at * RUN);

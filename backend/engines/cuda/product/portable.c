@@ -357,7 +357,8 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Threads that share the parts of a run of results: few results keep few threads busy. */
+/* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the grid
+   has a block for all that these make at a time. */
 static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     int64_t sharers = 1;
     while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)

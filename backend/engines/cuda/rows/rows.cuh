@@ -194,6 +194,7 @@ DEVICE void copy_own(const arguments& a, const span& s, const place& at) {
 
 /* The slot of the row before takes the row that is RING - 1 rows on. */
 DEVICE void refill_ring(const span& s, const arguments& a) {
+    if (s.lane == 0) loads_before_copies();
     fill_ring(a, s.job + (i64)(gridDim.x / CLUSTER) * (RING - 1), s.rank, s.stage == 0 ? RING - 1 : s.stage - 1);
 }
 

@@ -511,6 +511,7 @@ DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const bar
         if (i + 1 == w.steps) break;
         advance();
         mma_wait<0>();
+        if constexpr (!HAS_SUMS) publish_to_async_proxy(); /* statistics are read before copies overwrite them */
         settle_all(weights);
         settle_all(ds);
         if (lane == 0) {
