@@ -15,6 +15,7 @@ help:
 	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
+	@echo "make mutants    whether tests see small changes to FILE, or to 20 in a folder (SAMPLE=100, 0: all)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
@@ -33,6 +34,11 @@ $(VENV)/.ready: pyproject.toml
 $(VENV)/.torch: $(VENV)/.ready
 	@echo "set-up: PyTorch into .venv"
 	@$(PIP) install torch==2.13.0
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.ready
+	@echo "set-up: universalmutator into .venv"
+	@$(PIP) install --group mutants
 	@touch $@
 
 # ---- Building ----
@@ -64,6 +70,10 @@ test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) lint build sanitize
 	@$(BIN)/python -m pytest $(PYTEST)
 
+mutants: $(VENV)/.mutants
+	@test -n "$(FILE)" || { echo "Say what to change: make mutants FILE=backend/plan/run.c"; exit 1; }
+	@$(BIN)/python tools/mutants.py --sample $(or $(SAMPLE),20) $(FILE)
+
 lint: $(VENV)/.ready
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/ruff check --quiet --output-format concise .
@@ -76,4 +86,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize bindings demo bench test lint format clean
+.PHONY: help build sanitize bindings demo bench test mutants lint format clean

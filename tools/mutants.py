@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the tests see it when a line is wrong: small changes to files, one at a time, with the tests that
+concern them.
+
+    python tools/mutants.py backend/plan/run.c              20 changes, drawn with a fixed seed
+    python tools/mutants.py --sample 0 python/weft/plan.py  all of them, which takes long
+    python tools/mutants.py --sample 200 backend python     over everything
+
+universalmutator makes the changes: comparisons off by one, terms dropped, statements left out. They happen
+in a copy of the working tree under build/mutants. Those in comments and words of messages are left out, as
+are those that do not compile or that the compiler makes the same library of. Prints each change that no test
+sees; fails if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TREE, MADE = ROOT / "build/mutants/tree", ROOT / "build/mutants/made"
+LANGUAGES = {".c": "c", ".h": "c", ".cuh": "cpp", ".py": "python"}
+SECONDS = 600  # for the tests of one change; what then still runs is noticed
+
+# The tests of a folder or file, quickest first; the first prefix that fits counts. "test_x" is a program of
+# tests/c, "small x" the small cases whose names match x, on the emulated GPU, "pytest x" what pytest is told.
+PRODUCTS = "small ^matmul|^totals|^scales|tokens|^conv|^stem|^depthwise|^experts"
+TESTS = (
+    ("backend/graph/ops/moe", ["pytest tests/ops/test_moe.py"]),
+    ("backend/graph/ops/b", ["pytest tests/ops/test_batchnorm_parts.py tests/ops/test_block_scale.py"]),
+    ("backend/graph/ops/genstats", ["pytest tests/ops/test_batchnorm_parts.py"]),
+    ("backend/graph/ops/norm", ["pytest tests/ops/test_norm.py tests/ops/test_batchnorm_parts.py"]),
+    ("backend/graph/ops/pointwise", ["pytest tests/ops/test_pointwise.py"]),
+    ("backend/graph/ops/convolution", ["pytest tests/ops/test_convolution.py"]),
+    ("backend/graph/ops/", ["pytest tests/ops/test_{stem}.py"]),
+    (
+        "backend/graph/",
+        ["test_graph", "test_api", "pytest tests/python/test_graph.py tests/ops/test_pointwise.py"],
+    ),
+    ("backend/plan/", ["test_plan", "test_kernel_cache", "pytest tests/plan tests/python/test_plan.py"]),
+    ("backend/api/", ["test_api", "test_memory", "test_plan", "test_device_memory"]),
+    ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
+    ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
+    ("backend/engines/cpu/map/", ["test_cpu_fast", "pytest tests/ops/test_pointwise.py"]),
+    (
+        "backend/engines/cpu/",
+        ["test_gemm", "test_cpu_fast", "pytest tests/ops/test_convolution.py tests/ops/test_matmul.py"],
+    ),
+    ("backend/engines/cuda/attention/", ["test_cuda_attention", "small ^attention"]),
+    (
+        "backend/engines/cuda/product/",
+        [PRODUCTS, "test_cuda_contraction", "test_cuda_packed", "test_cuda_patches", "test_cuda_grouped"],
+    ),
+    ("backend/engines/cuda/rows/", ["small norm|softmax|^rows|^sum", "test_cuda_rows"]),
+    ("backend/engines/cuda/window/", ["small pool|bilinear|^mean", "test_cuda_window"]),
+    (
+        "backend/engines/cuda/map/",
+        [
+            "small ^map|transpose|concat|rng|int4|block scales|^slice",
+            "test_cuda_map",
+            "test_cuda_move",
+            "test_cuda_block_scale",
+        ],
+    ),
+    ("backend/engines/cuda/core/", ["small .", "test_cuda_plan", "test_cuda_map"]),
+    ("backend/engines/", ["test_plan", "pytest tests/plan"]),
+    ("python/weft/", ["pytest tests/python -k 'not emulator and not package'"]),
+    ("tests/emulator/", ["pytest tests/python/test_emulator.py"]),
+)
+
+
+class Mutant(NamedTuple):
+    """A file as it is after one change."""
+
+    path: str
+    made: Path
+
+    def change(self) -> str:
+        """The lines that differ."""
+        old, new = (ROOT / self.path).read_text(), self.made.read_text()
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
+
+
+# ---- Making them -------------------------------------------------------------------------------------------
+
+
+def without_words(text: str, suffix: str) -> str:
+    """A text without its comments and what is in quotes."""
+    if suffix == ".py":
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            return ""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = ""
+        return ast.dump(tree)
+    words = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\s+'
+    return re.sub(words, " ", text, flags=re.DOTALL)
+
+
+def mutants_of(path: str) -> list[Mutant]:
+    """All changes of a file that are more than words."""
+    source, folder = ROOT / path, MADE / path
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    program = Path(sys.executable).parent / "mutate"
+    words = [program, path, LANGUAGES[source.suffix], "--noCheck", "--mutantDir", folder]
+    subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    own, found = without_words(source.read_text(), source.suffix), []
+    for made in sorted(folder.iterdir()):
+        text = without_words(made.read_text(), source.suffix)
+        if text and text != own:
+            found.append(Mutant(path, made))
+    return found
+
+
+def files_under(names: Iterable[str]) -> Iterator[str]:
+    """The files of folders that can be changed, by their paths from the root."""
+    for name in names:
+        place = ROOT / name
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.suffix in LANGUAGES and "/lib/" not in str(path):
+                yield str(path.relative_to(ROOT))
+
+
+# ---- Running -----------------------------------------------------------------------------------------------
+
+
+def copy_tree() -> None:
+    """The working tree as it is, which keeps what was built of it before."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in names:
+        source, copy = ROOT / name, TREE / name
+        if source.is_file() and not (copy.exists() and copy.read_bytes() == source.read_bytes()):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+    if not (TREE / ".venv").exists():
+        (TREE / ".venv").symlink_to(ROOT / ".venv")
+
+
+def run(command: str, log: Path | None = None) -> bool:
+    """Whether a command succeeds in the copy, and in time."""
+    env = os.environ | {"PYTHONPATH": f"{TREE}/python:{TREE}/bindings", "PYTHONDONTWRITEBYTECODE": "1"}
+    env["PATH"] = f"{TREE}/.venv/bin:{env['PATH']}"
+    output = log.open("w") if log else subprocess.DEVNULL
+    words = ["timeout", "-k", "5", str(SECONDS), "bash", "-c", command]
+    return subprocess.run(words, cwd=TREE, env=env, stdout=output, stderr=subprocess.STDOUT).returncode == 0
+
+
+def command_of(test: str, stem: str) -> str:
+    """What runs a test of the table."""
+    kind, _, what = test.format(stem=stem).partition(" ")
+    if kind == "pytest":
+        return f"python -m pytest -x -q -p no:cacheprovider {what}"
+    if kind == "small":
+        return f"python tests/emulated_gpu.py python tests/small_cases.py --only '{what}'"
+    return f"make sanitize ONLY={kind} && cd build/asan && ctest --no-tests=error -R '^{kind}$'"
+
+
+def tests_of(path: str) -> list[str]:
+    """The commands of the tests that concern a file."""
+    for prefix, tests in TESTS:
+        if path.startswith(prefix):
+            return [command_of(test, Path(path).stem) for test in tests]
+    sys.exit(f"{path}: no tests are known for it. Add its folder to the table in tools/mutants.py.")
+
+
+def library() -> bytes:
+    """The library that the copy has."""
+    return (TREE / "python/weft/lib/libweft.so.1").read_bytes()
+
+
+def verdict(mutant: Mutant, whole: bytes) -> str:
+    """Of one change: "killed", "survived", or why it is none."""
+    target = TREE / mutant.path
+    own = target.read_bytes()
+    target.write_bytes(mutant.made.read_bytes())
+    try:
+        if mutant.path.startswith("backend/"):
+            if not run("make build"):
+                return "does not compile"
+            if library() == whole:
+                return "same library"
+        return "survived" if all(map(run, tests_of(mutant.path))) else "killed"
+    finally:
+        target.write_bytes(own)
+
+
+def prepare(paths: set[str]) -> bytes:
+    """The copy built, its tests seen to pass; the library."""
+    copy_tree()
+    log = ROOT / "build/mutants/log"
+    for command in ["make build", *dict.fromkeys(test for path in sorted(paths) for test in tests_of(path))]:
+        if not run(command, log):
+            sys.exit(f"fails without any change: {command}\n{log.read_text()[-2000:]}")
+    return library()
+
+
+def main() -> int:
+    """Runs a sample; 1 if a change was not seen."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("path", nargs="+", help="files or folders, from the root of the repository")
+    ask.add_argument("--sample", type=int, default=20, help="how many that compile; 0: all; default 20")
+    ask.add_argument("--seed", type=int, default=1, help="which ones; default 1")
+    given = ask.parse_args()
+    mutants = [mutant for path in files_under(given.path) for mutant in mutants_of(path)]
+    random.Random(given.seed).shuffle(mutants)
+    drawn = mutants[: 3 * given.sample] if given.sample else mutants
+    whole, seen, areas = prepare({mutant.path for mutant in drawn}), Counter[str](), Counter[str]()
+    for mutant in mutants:
+        if given.sample and seen["killed"] + seen["survived"] >= given.sample:
+            break
+        found = verdict(mutant, whole)
+        seen[found] += 1
+        areas[f"{Path(mutant.path).parent}: {found}"] += found in ("killed", "survived")
+        print(f"{found:<17} {mutant.path}", flush=True)
+        if found == "survived":
+            print(mutant.change(), flush=True)
+    print("\n".join(f"{count:>5} {area}" for area, count in sorted(areas.items()) if count))
+    print(", ".join(f"{count} {what}" for what, count in seen.items()) or "no change to make")
+    return 1 if seen["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
