@@ -271,8 +271,22 @@ static const struct attention_case hopper_cases[] = {
      .backward = "wgmma of bf16, heads of 128 and 128, "},
     {"128 causal, grouped, padded", BF16, BF16, 0, 2, 8, 1, 1, 500, 700, 96, 128, .is_causal = true, .is_padded = true,
      .backward = "wgmma of bf16, heads of 128 and 128, "},
+    {"64 alibi", BF16, BF16, 0, 2, 6, 6, 6, 512, 512, 64, 64, .has_alibi = true,
+     .backward = "wgmma of bf16, heads of 64 and 64, "},
+    {"64 dropout", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .dropout = 0.1f,
+     .backward = "wgmma of bf16, heads of 64 and 64, "},
+    {"64 with everything", BF16, BF16, 0, 2, 8, 2, 2, 500, 700, 64, 64, .is_causal = true, .is_padded = true,
+     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward = "wgmma of bf16, heads of 64 and 64, "},
+    {"128 alibi", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .is_causal = true, .has_alibi = true,
+     .backward = "wgmma of f16, heads of 128 and 128, "},
+    {"128 with everything", BF16, BF16, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true,
+     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward = "wgmma of bf16, heads of 128 and 128, "},
+    {"64 dropout of f16", F16, F16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .dropout = 0.1f,
+     .backward = "wgmma of f16, heads of 64 and 64, "},
     {"192 and 128", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 192, 128, .is_causal = true, .is_padded = true,
      .backward = "wgmma of bf16, heads of 192 and 128, "},
+    {"192 and 128 with everything", BF16, BF16, 0, 2, 8, 8, 8, 500, 700, 192, 128, .is_causal = true, .is_padded = true,
+     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward = "wgmma of bf16, heads of 192 and 128, "},
 };
 
 static void build_hopper_cases(const struct family *hopper, int count) {
@@ -281,7 +295,7 @@ static void build_hopper_cases(const struct family *hopper, int count) {
     family = hopper;
     for (int i = 0; i < count; i++) {
         struct attention_case c = hopper_cases[i];
-        c.backward_kernels = 3;
+        c.backward_kernels = 3 + c.has_sink;
         check_case(&c, false, &device, -1);
     }
     family = &cuda_attention;
@@ -354,7 +368,7 @@ int main(void) {
     forbids_advice = true;
     build_attention_cases();
     build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
-    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 1);
+    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 3); /* not the last ones */
     workspace_is_linear();
     memory_may_be_too_small();
     check_refusals(refusals, COUNT(refusals));

@@ -10,6 +10,7 @@ import checks
 import numpy as np
 import pytest
 import weft
+from random_words import units
 
 INF = np.inf
 TOP_LEFT, BOTTOM_RIGHT = weft.diagonal_alignment.TOP_LEFT, weft.diagonal_alignment.BOTTOM_RIGHT
@@ -62,7 +63,7 @@ class Case:
         """The options of the graph's method."""
         found: dict[str, Any] = {"attn_scale_value": self.scale, "diagonal_alignment": self.alignment}
         found |= {"diagonal_band_left_bound": self.left, "diagonal_band_right_bound": self.right}
-        found |= {"use_alibi_mask": self.alibi or None}
+        found |= {"use_alibi_mask": self.alibi or None, "dropout_probability": self.dropout or None}
         return {key: value for key, value in found.items() if value is not None} | self.options
 
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -477,7 +478,6 @@ def kept_by(case: Case, seed: int, offset: int) -> np.ndarray:
 @pytest.mark.parametrize("columns", [8, 9])
 def test_dropout(probability: float, columns: int) -> None:
     case = Case(heads=(4, 2, 1), columns=columns, right=1, sink=True, dropout=probability)
-    case.options = {"dropout_probability": probability}
     inputs = case.inputs()
     kept = kept_by(case, 11, 3)
     assert (kept.mean() == 0) == (probability == 1)
@@ -517,9 +517,12 @@ def test_backward_sizes(name: str, rows: int, columns: int) -> None:
     checks.check(run_backward(case), operands, list(want.values()), magnitude=2000, layouts=["packed"])
 
 
-def by_definition(case: Case, operands: dict[str, Any]) -> tuple[list[np.ndarray], list[Any]]:
+def by_definition(
+    case: Case, operands: dict[str, Any], kept: Any = 1.0
+) -> tuple[list[np.ndarray], list[Any]]:
     """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
-    is given; and of each what is summed in magnitude, where its factors may be rounded."""
+    is given; and of each what is summed in magnitude, where its factors may be rounded. kept: what dropout
+    multiplies the weights by."""
     hq, hk, hv = case.heads
     s, sink = case.scores(operands), case.sinks(operands)
     stats, d_o = checks.exact(operands["stats"]), checks.exact(operands["dO"])
@@ -528,13 +531,13 @@ def by_definition(case: Case, operands: dict[str, Any]) -> tuple[list[np.ndarray
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
         share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) - mean)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
 
     def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
         return [
             scale * np.einsum("bhij,bhjd->bhid", ds, k),
             gather(scale * np.einsum("bhij,bhid->bhjd", ds, q), hk),
-            gather(np.einsum("bhij,bhid->bhjd", weights, d_o), hv),
+            gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
         ]
 
     want = products(ds, q, k, d_o, case.scale)
@@ -700,22 +703,30 @@ def spoil_padding(case: Case, operands: dict[str, Any]) -> None:
             operands[key][b, :, columns[b] :] = np.nan
 
 
+def drawn_by(case: Case, seed: int, offset: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """What NumPy's Philox keeps, over 1 - p; and the operands that say what it draws from."""
+    shape = (case.batch, case.heads[0], case.rows, case.columns)
+    kept = units(shape, seed=seed, offset=offset) < 1 - case.dropout
+    operands = {"dropout_seed": np.array([[[[seed]]]]), "dropout_offset": np.array([[[[offset]]]])}
+    return kept / ((1 - case.dropout) or 1), operands
+
+
 def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[str] | None = None) -> None:
-    """dQ, dK and dV; dS is made of weights rounded to 16 bits, and is rounded itself."""
+    """All gradients; dS is made of weights rounded to 16 bits, and is rounded itself."""
     inputs = case.inputs(dtype)
     if logits:
         whole = replace(case, scale=1, left=None, right=None)
         case = replace(case, scale=logits / np.abs(whole.scores(inputs)).max())
-    operands = backward_inputs(case, inputs, dtype)
-    want, lost = by_definition(case, operands)
+    kept, drawn = drawn_by(case, 2**40 + 11, 3) if case.dropout else (1.0, {})
+    operands = backward_inputs(case, inputs, dtype, kept)
+    want, lost = by_definition(case, operands, kept)
     spoil_padding(case, operands)
-    found = rounded_factors([2 * lost[0], 2 * lost[1], lost[2]], dtype)
-
-    def build(g: weft.Graph, **tensors: Any) -> Any:
-        return g._sdpa_bwd(**tensors, **case.values(), name="a")
-
+    found = rounded_factors([2 * lost[0], 2 * lost[1], *lost[2:]], dtype)
     layouts = layouts or ["packed"]
-    made = checks.check(build, operands, want[:3], magnitude=200, rounded=found, layouts=layouts)
+    operands |= drawn
+    made = checks.check(
+        run_backward(case), operands, want, magnitude=200, rounded=found, layouts=layouts
+    )
     assert all(np.isfinite(checks.exact(each)).all() for arrays in made.values() for each in arrays)
 
 
@@ -725,6 +736,39 @@ def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[s
 def test_backward_at_the_ends_of_tiles(name: str, depth: int, rows: int, columns: int) -> None:
     case = replace(LARGE_TILES[name], rows=rows, columns=columns, depth=depth, value_depth=depth, scale=0.1)
     check_large_tiles(case, ["bf16", "f16"][(rows + depth) % 3 == 0])
+
+
+TERMS = {
+    "alibi": Case(batch=1, heads=(3, 3, 3), alibi=True),
+    "alibi, causal, grouped": Case(batch=2, heads=(6, 2, 2), alibi=True, right=0),
+    "dropout": Case(batch=2, heads=(2, 2, 2), dropout=0.3),
+    "dropout, causal, grouped": Case(batch=1, heads=(4, 2, 2), dropout=0.1, right=0),
+    "dropout of everything": Case(batch=1, dropout=1),
+    "sink, grouped": Case(batch=3, heads=(4, 1, 1), sink=True),
+    "all": Case(
+        batch=3,
+        heads=(4, 2, 2),
+        left=100,
+        right=3,
+        alignment=BOTTOM_RIGHT,
+        seq_len_q=[150, 0, 70],
+        seq_len_kv=[160, 60, 1],
+        alibi=True,
+        sink=True,
+        dropout=0.25,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (65, 130), (150, 161)])
+@pytest.mark.parametrize(("depth", "value_depth"), [(64, 64), (128, 128), (192, 128)])
+@pytest.mark.parametrize("name", TERMS)
+def test_backward_of_terms_of_scores(
+    name: str, depth: int, value_depth: int, rows: int, columns: int
+) -> None:
+    """Each alone, and together."""
+    case = replace(TERMS[name], rows=rows, columns=columns, depth=depth, value_depth=value_depth, scale=0.1)
+    check_large_tiles(case, ["bf16", "f16"][(rows + depth + len(name)) % 2])
 
 
 @pytest.mark.parametrize("heads", range(1, 8))
@@ -798,7 +842,6 @@ def test_deep_heads_with_padding_and_dropout() -> None:
     case = Case(
         1, (2, 2, 1), 7, 20, 1037, 600, 0.03, (1, 1, 1, 20), seq_len_q=[5], seq_len_kv=[13], dropout=0.25
     )
-    case.options = {"dropout_probability": 0.25}
     inputs = case.inputs()
     inputs["bias"][..., 2] = -INF
     kept = kept_by(case, 11, 3)

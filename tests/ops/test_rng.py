@@ -4,44 +4,7 @@ import checks
 import numpy as np
 import pytest
 import weft
-
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-STEPS = (0x9E3779B9, 0xBB67AE85)
-
-
-def philox(counter, key):
-    """Philox-4x32-10: counter [.., 4] and key [2] of 32-bit words in uint64, as its authors define it."""
-    c = [counter[..., i].astype(np.uint64) for i in range(4)]
-    k = [int(word) for word in key]
-    for _ in range(10):
-        left, right = c[0] * np.uint64(MULTIPLIERS[0]), c[2] * np.uint64(MULTIPLIERS[1])
-        high, low, keys = np.uint64(32), np.uint64(0xFFFFFFFF), np.array(k, np.uint64)
-        c = [(right >> high) ^ c[1] ^ keys[0], right & low, (left >> high) ^ c[3] ^ keys[1], left & low]
-        k = [(word + step) % 2**32 for word, step in zip(k, STEPS, strict=True)]
-    return np.stack(c, -1)
-
-
-def halves(number):
-    return number % 2**32, number // 2**32 % 2**32
-
-
-def blocks(shape, seed=0, offset=0):
-    """Of each row of the last dimension: its blocks of four words, [rows, blocks, 4]."""
-    rows, per_row = int(np.prod(shape[:-1])), -(-shape[-1] // 4)
-    index = np.arange(rows * per_row, dtype=np.uint64).reshape(rows, per_row)
-    counter = np.zeros((rows, per_row, 4), np.uint64)
-    counter[..., 0], counter[..., 1] = index % 2**32, index // 2**32
-    counter[..., 2], counter[..., 3] = halves(offset)
-    return philox(counter, halves(seed))
-
-
-def flat(per_word, shape):
-    """[rows, blocks, 4] as the tensor: what stands over at the end of rows falls away."""
-    return per_word.reshape(len(per_word), -1)[:, : shape[-1]].reshape(shape)
-
-
-def units(shape, **which):
-    return flat((blocks(shape, **which) >> np.uint64(8)) / 2.0**24, shape)
+from random_words import blocks, flat, philox, units
 
 
 def normals(shape, **which):

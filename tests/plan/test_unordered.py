@@ -76,11 +76,17 @@ def drawn(g: weft.Graph) -> Any:
     return (0.5, *(g.tensor([1, 1, 1, 1], data_type="i32", name=name) for name in ("seed", "offset")))
 
 
+def sink(g: weft.Graph) -> Any:
+    return g.tensor([1, 4, 1, 1], data_type="f32", name="sink")
+
+
 NOT_BOXED = "does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them."
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"bias": bias}, "Hopper's backward kernel adds no bias"),
-    ({"use_alibi_mask": True}, "Hopper's backward kernel adds no ALiBi slopes"),
-    ({"dropout": drawn}, "Hopper's backward kernel drops no weights"),
+    (
+        {"dtype": "f16", "dropout": drawn},
+        "dropout of f16 takes more registers than there are beside the sums of dQ",
+    ),
     ({"values": 4}, "Hopper's backward kernel wants as many heads of k as of v"),
     (
         {"depth": 136},
@@ -111,6 +117,12 @@ def test_gradients_that_are_wanted_alone() -> None:
         assert answer(g)["reason"] == reason + "attention family takes it."
         g.build()
         assert words in g.explain()
+
+
+@pytest.mark.parametrize("options", [{"use_alibi_mask": True}, {"dropout": drawn}, {"sink_token": sink}])
+@pytest.mark.parametrize("depth", [64, 128])
+def test_terms_that_it_takes(options: dict[str, Any], depth: int) -> None:
+    assert plans(gradient(depth=depth, **options)) == ["eng2", "eng0"]
 
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_100", "sm_120"])

@@ -75,6 +75,8 @@ void attention_print_operand(struct kernel_print *print, const struct cuda_atten
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c);
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
                           int64_t shared_bytes);
+/* Seed, offset, and the part that is kept. */
+void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c);
 /* The tensor where somebody wants it, and a constant that says whether. */
 void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *flag);

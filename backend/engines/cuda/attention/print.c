@@ -81,7 +81,7 @@ static void print_arithmetic(struct kernel_print *print, const struct cuda_atten
     print_constant(print, "HAS_ASYNC", c->has_async);
 }
 
-static void print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
     double keeps = 1 - c->a->dropout_probability;
     print_constant(print, "HAS_DROPOUT", keeps != 1);
     print_constant(print, "HAS_DROPOUT_OFFSET", keeps != 1 && c->a->dropout_offset);
@@ -122,5 +122,5 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* as above */
-    print_dropout(print, c);
+    attention_print_dropout(print, c);
 }

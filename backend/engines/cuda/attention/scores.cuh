@@ -2,6 +2,9 @@
    added to them, dropout, and bringing tiles into shared memory. Functions are templates on the arguments, so that what was
    not printed is not looked up. */
 
+#include "attention/alibi.cuh"
+#include "attention/dropout.cuh"
+
 using tiles = warp_tiles<staged_t>;
 constexpr int PAD = tiles::PAD, THREADS = WARPS * 32;
 
@@ -75,14 +78,6 @@ DEVICE sum_t in_nature(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : sco
 DEVICE float power(float x) { return exp2_approx(IS_LOG2 ? x : x * LOG2_E); }
 DEVICE double power(double x) { return ::exp(x); }
 
-/* The slope of ALiBi: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for the rest. */
-DEVICE sum_t alibi_slope(int head, int heads) {
-    int n = 1;
-    while (n * 2 <= heads) n *= 2;
-    const float step = head < n ? 8.0f * (head + 1) : 4.0f * (2 * (head - n) + 1);
-    return (sum_t)::exp2((sum_t)-step / (sum_t)n);
-}
-
 template <class P> DEVICE sum_t scale_of(const P& a) {
     if constexpr (HAS_SCALE) return as<sum_t>::of(*a.scale);
     else return (sum_t)__longlong_as_double(a.scale);
@@ -99,7 +94,7 @@ struct own_row {
 
 template <class P> DEVICE own_row own_row_of(const P& a, const lengths& used, i64 batch, i64 head, int index) {
     own_row own{index, seen_by(a, used, index), 0, 0, 0};
-    if constexpr (HAS_ALIBI) own.slope = in_units(alibi_slope((int)head, (int)a.heads));
+    if constexpr (HAS_ALIBI) own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
     if constexpr (BIAS != 0) own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
     if constexpr (HAS_DROPOUT) own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
     return own;
@@ -134,30 +129,6 @@ template <int N, class P> DEVICE void score_tile(const P& a, const own_row (&own
 }
 
 /* ---- Dropout: a block of random words serves four neighbouring keys of a query ---- */
-
-struct chance {
-    u64 seed, offset;
-    u32 threshold;
-};
-
-template <class P> DEVICE chance chance_of(const P& a) {
-    if constexpr (HAS_DROPOUT) {
-        chance c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
-        if constexpr (HAS_DROPOUT_OFFSET) c.offset = (u64)to_integer(*a.dropout_offset);
-        return c;
-    } else {
-        return chance{};
-    }
-}
-
-/* Bit i: whether word i keeps its weight. */
-DEVICE u32 keep_bits(const chance& c, u64 block) {
-    const philox random = philox_words(c.seed, c.offset, block);
-    u32 bits = 0;
-    #pragma unroll
-    for (int i = 0; i < 4; i++) bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
-    return bits;
-}
 
 /* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
    that need parts of it ask for them. */

@@ -5,10 +5,12 @@
 
 #define FILES(FILE)                                                                                                    \
     FILE(base_philox, "../../base/philox.h", "base/philox.h")                                                          \
+    FILE(attention_alibi, "attention/alibi.cuh", "attention/alibi.cuh")                                                \
     FILE(attention_backward, "attention/backward.cuh", "attention/backward.cuh")                                       \
     FILE(attention_backward_bias, "attention/backward_bias.cuh", "attention/backward_bias.cuh")                        \
     FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
     FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
+    FILE(attention_dropout, "attention/dropout.cuh", "attention/dropout.cuh")                                          \
     FILE(attention_dropout_dump, "attention/dropout_dump.cuh", "attention/dropout_dump.cuh")                           \
     FILE(attention_epilogue, "attention/epilogue.cuh", "attention/epilogue.cuh")                                       \
     FILE(attention_forward, "attention/forward.cuh", "attention/forward.cuh")                                          \
@@ -19,6 +21,8 @@
          "attention/hopper/backward_rows_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_scores_sm90, "attention/hopper/backward_scores_sm90.cuh",                           \
          "attention/hopper/backward_scores_sm90.cuh")                                                                  \
+    FILE(attention_hopper_backward_sink_sm90, "attention/hopper/backward_sink_sm90.cuh",                               \
+         "attention/hopper/backward_sink_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_sm90, "attention/hopper/backward_sm90.cuh", "attention/hopper/backward_sm90.cuh")   \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \

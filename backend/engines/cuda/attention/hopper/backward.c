@@ -11,6 +11,7 @@ enum {
     DS_STAGES = 2,
     THREADS = 384,
     ROWS_THREADS = 256,
+    SINK_THREADS = 256,
     QUERIES_THREADS = 128,
     PART_BYTES = 64 * 64 * 4, /* of dQ */
     BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
@@ -54,12 +55,6 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->bias)
         return refuse(c, "Hopper's backward kernel adds no bias");
-    if (c->a->alibi)
-        return refuse(c, "Hopper's backward kernel adds no ALiBi slopes");
-    if (c->a->dropout_probability > 0)
-        return refuse(c, "Hopper's backward kernel drops no weights");
-    if (attention_wants(c, c->backward->dsink))
-        return refuse(c, "Hopper's backward kernel makes no gradient of sinks");
     if (c->key_heads != c->value_heads)
         return refuse(c, "Hopper's backward kernel wants as many heads of k as of v");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
@@ -102,6 +97,8 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
     if (b->has_sums && !(wants_q && wants_k))
         return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
+    if (b->has_sums && b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF)
+        return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
     if (b->has_sums)
         return add_pass(b, MAKES_ALL);
     if (wants_k)
@@ -174,6 +171,26 @@ static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *
     return attention_grid(kernel, b->c, b->tiles, QUERIES_THREADS / 32);
 }
 
+static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+    const struct tensor *sink = b->c->a->sink, *dsink = b->op->dsink;
+    struct kernel_print print;
+    kernel_print_init(&print, b->c->graph);
+    print_constant(&print, "BLOCK_Q", b->block_q);
+    print_constant(&print, "THREADS", SINK_THREADS);
+    print_type(&print, "dsink_t", (weftDataType_t)dsink->type);
+    print_pointer(&print, (weftDataType_t)sink->type, graph_find_value(b->c->graph, sink), 0, "sink");
+    print_number(&print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
+    print_pointer(&print, (weftDataType_t)dsink->type, graph_find_value(b->c->graph, dsink), 0, "dsink");
+    print_number(&print, dsink->dims.at[1] == 1 ? 0 : dsink->strides.at[1], "dsink_step");
+    print_number(&print, b->c->batches, "batches");
+    print_number(&print, b->c->heads, "heads");
+    print_number(&print, b->q_blocks, "q_blocks");
+    print_scratch(&print, "float", 0, "statistics");
+    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sink_sm90.cuh", "attention_backward_sink_sm90",
+                      arena));
+    return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
+}
+
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     bool own_is_key = t->makes != MAKES_QUERIES;
@@ -236,6 +253,8 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_maps(&print, b, t);
     print_shared(&print, b);
     print_tile(&print, t);
+    print_constant(&print, "HAS_ALIBI", c->a->alibi);
+    attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");
     print_number(&print, own_heads, "own_heads");
     print_number(&print, c->heads / c->key_heads, "group");
@@ -280,6 +299,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
         TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
     if (has_sums)
         TRY(build_queries(&b, &state->kernels[state->count++], arena));
+    if (attention_wants(c, c->backward->dsink))
+        TRY(build_sink(&b, &state->kernels[state->count++], arena));
     step->workspace_bytes = statistics_bytes(&b) + sums_bytes(&b);
     return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s, %d x %d tiles",
                        cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head,

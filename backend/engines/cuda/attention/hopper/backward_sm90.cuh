@@ -1,5 +1,6 @@
 /* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
    Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta)
+             ALiBi adds slope (key - query) to the scores; dropout keeps some of P for dV, and of dP, times growth
              dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
    Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
              of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
@@ -33,6 +34,9 @@
              each block starting at another block of queries, so that none add to one tile at once: within noise
              a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
 
+#include "core/philox.cuh"
+#include "attention/alibi.cuh"
+#include "attention/dropout.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
 
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
@@ -313,15 +317,80 @@ struct statistics_of_rows {
     }
 };
 
-/* P = 2^(scale2 S - lse2). */
-DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_lse2, float scale2) {
+/* ALiBi's slope of a head of queries, times log2(e). */
+DEVICE float slope2_of(const arguments& p, i32 head) {
+    return HAS_ALIBI ? alibi_slope<float>(head, (i32)p.heads) * 1.44269504f : 0.0f;
+}
+
+/* P = 2^(scale2 S + slope2 (key - query) - lse2); own and pass: the tile's first rows. */
+DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows& own_statistics, u32 s_lse2, float scale2,
+                         float slope2, i32 own, i32 pass) {
+    const tile_place at;
+    const float distance = (float)(pass + at.column - own - at.row); /* from an own row to one that passes */
+    const float growth = OWN_IS_KEY ? slope2 : -slope2; /* of lse2 less ALiBi, with it */
     #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float lse2[4];
-        statistics_of_rows::load(lse2, s_lse2 + c * 32, own.lse2);
+        statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
         #pragma unroll
-        for (int e = 0; e < 4; ++e) s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - lse2[e]);
+        for (int e = 0; e < 4; ++e) {
+            float shift = lse2[e];
+            if constexpr (HAS_ALIBI) shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
+            s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - shift);
+        }
     }
+}
+
+/* Bit 4c + e of word c / 8: whether dropout keeps the element. */
+constexpr int KEPT_WORDS = BLOCK_PASS / 64;
+
+/* Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws for element w. */
+DEVICE u32 kept_of_keys(const chance& luck, u64 line, u64 words_per_query, i32 key, i32 query) {
+    const u32 w = lane_index() / 4 % 4;
+    const u32 drawn =
+        keep_bits(luck, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
+    u32 bits = 0;
+    #pragma unroll
+    for (u32 e = 0; e < 4; ++e) bits |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> w & 1) << e;
+    return bits;
+}
+/* Two lanes share the words of both their rows: the even one draws for the upper row. */
+DEVICE u32 kept_of_queries(const chance& luck, u64 line, u64 words_per_query, i32 query, i32 key) {
+    const u32 odd = lane_index() & 1;
+    const u32 drawn = keep_bits(luck, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
+    const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
+    return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
+}
+template <class P>
+DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P& p, const work& w, i32 head, i32 own, i32 pass) {
+    const chance luck = chance_of(p);
+    const u64 words_per_query = (u64)(p.keys + 3) / 4;
+    const u64 line = (u64)(w.batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
+    const tile_place at;
+    #pragma unroll
+    for (int i = 0; i < KEPT_WORDS; ++i) {
+        kept[i] = 0;
+        #pragma unroll 2 /* more would take registers that there are not */
+        for (int c = 0; c < 8; ++c) {
+            const i32 row = own + at.row, column = pass + at.column + 64 * i + 8 * c;
+            const u32 bits = OWN_IS_KEY ? kept_of_keys(luck, line, words_per_query, row, column)
+                                        : kept_of_queries(luck, line, words_per_query, row, column);
+            kept[i] |= bits << 4 * c;
+        }
+    }
+}
+DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int i) { return !HAS_DROPOUT || (kept[i / 32] >> i % 32 & 1); }
+template <class P> DEVICE float growth_of(const P& p) {
+    if constexpr (HAS_DROPOUT)
+        return (float)__longlong_as_double(p.growth);
+    else
+        return 1.0f;
+}
+/* Pairs of weights, without those that are dropped. */
+DEVICE void drop_weights(u32 (&weights)[BLOCK_PASS / 4], const u32 (&kept)[KEPT_WORDS]) {
+    #pragma unroll
+    for (int i = 0; i < BLOCK_PASS / 4; ++i)
+        weights[i] &= (is_kept(kept, 2 * i) ? 0xffffu : 0u) | (is_kept(kept, 2 * i + 1) ? 0xffff0000u : 0u);
 }
 
 /* Of HALF own rows, and BLOCK_PASS that pass. */
@@ -343,19 +412,21 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work& w, i32 own, i32
     }
 }
 
-/* dS = P (dP - delta), from the rounded weights. */
+/* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP. */
 DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
-                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_delta) {
+                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_delta,
+                                 const u32 (&kept)[KEPT_WORDS], float growth) {
     #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float delta[4];
         statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
+        const auto grown = [&](int i) { return !HAS_DROPOUT ? dp[i] : is_kept(kept, i) ? dp[i] * growth : 0.0f; };
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
-            const float* const d = dp + 4 * c + 2 * h;
-            ds[2 * c + h] =
-                rounded_pair<in_t>(low_half(pair) * (d[0] - delta[2 * h]), high_half(pair) * (d[1] - delta[2 * h + 1]));
+            const int i = 4 * c + 2 * h;
+            ds[2 * c + h] = rounded_pair<in_t>(low_half(pair) * (grown(i) - delta[2 * h]),
+                                               high_half(pair) * (grown(i + 1) - delta[2 * h + 1]));
         }
     }
 }
@@ -434,7 +505,8 @@ struct gradients {
     float first[HEAD / 2], second[VALUE_HEAD / 2]; /* the second one only where OWN_IS_KEY */
 };
 
-DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const barriers& b, int half, gradients& sum) {
+template <class P>
+DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b, int half, gradients& sum) {
     const i32 own = w.own + half * HALF;
     const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
     const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
@@ -443,9 +515,16 @@ DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const bar
     float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
     u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
     i32 pass = w.first * BLOCK_PASS, stage = 0, phase = 0, i = 0;
+    u32 kept[KEPT_WORDS] = {};
+    i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head; /* of queries */
+    float slope2 = slope2_of(p, head);
+    const float growth = growth_of(p);
     const auto advance = [&] {
         pass += BLOCK_PASS;
-        if (pass == w.last * BLOCK_PASS) pass = w.first * BLOCK_PASS;
+        if (pass == w.last * BLOCK_PASS) {
+            pass = w.first * BLOCK_PASS;
+            slope2 = slope2_of(p, ++head);
+        }
         if (++stage == STAGES) stage = 0, phase ^= 1;
     };
     wait(b.own_first, 0);
@@ -481,7 +560,7 @@ DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const bar
         const u32 s_statistics = base + STATISTICS + stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         settle_all(s);
-        make_weights(s, statistics, s_statistics, scale2);
+        make_weights(s, statistics, s_statistics, scale2, slope2, own, pass);
         if (needs_mask(w, own, pass)) mask_weights(s, w, own, pass);
         #pragma unroll
         for (int c = 0; c < BLOCK_PASS / 4; ++c) weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
@@ -489,9 +568,15 @@ DEVICE void sum_gradients(const arguments& p, const work& w, u32 base, const bar
         mma_fence();
         multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
+        if constexpr (HAS_DROPOUT) find_kept(kept, p, w, head, own, pass);
         mma_wait<0>();
+        if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
+            settle_all(weights);
+            settle_all(kept);
+        }
         settle_all(dp);
-        make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4);
+        make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
+        if constexpr (HAS_DROPOUT) drop_weights(weights, kept);
         if constexpr (OWN_IS_KEY) {
             mma_fence();
             add_second(sum.second, weights, second);
@@ -539,7 +624,7 @@ template <class P> DEVICE void make_gradients(const P& p, u32 base, int half) {
     settle_all(sum.first);
     if constexpr (OWN_IS_KEY) settle_all(sum.second);
     if constexpr (OWN_IS_KEY)
-        store_gradient(sum.second, 1.0f, base + OWN_SECOND + half * HALF * 128, p.second_gradient_map, w, half);
+        store_gradient(sum.second, growth_of(p), base + OWN_SECOND + half * HALF * 128, p.second_gradient_map, w, half);
     const i32 last = w.steps - 1;
     if (HAS_SUMS && w.steps > 0) wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
     store_gradient(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w, half);

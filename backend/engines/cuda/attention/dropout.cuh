@@ -1,0 +1,26 @@
+/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query. Demands HAS_DROPOUT
+   HAS_DROPOUT_OFFSET, core/philox.cuh, and of the arguments dropout_seed, dropout_offset and threshold. */
+
+struct chance {
+    u64 seed, offset;
+    u32 threshold;
+};
+
+template <class P> DEVICE chance chance_of(const P& a) {
+    if constexpr (HAS_DROPOUT) {
+        chance c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
+        if constexpr (HAS_DROPOUT_OFFSET) c.offset = (u64)to_integer(*a.dropout_offset);
+        return c;
+    } else {
+        return chance{};
+    }
+}
+
+/* Bit i: whether word i keeps its weight. */
+DEVICE u32 keep_bits(const chance& c, u64 block) {
+    const philox random = philox_words(c.seed, c.offset, block);
+    u32 bits = 0;
+    #pragma unroll
+    for (int i = 0; i < 4; i++) bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
+    return bits;
+}

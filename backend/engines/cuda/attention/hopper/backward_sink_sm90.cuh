@@ -1,0 +1,23 @@
+/* backward_sink_sm90: dSink[h] = -sum over batch entries and queries of 2^(sink log2(e) - lse2) delta
+   Tile      a block makes one head: each thread sums every THREADS-th row, then pairs are summed: one order
+   Memory    statistics as backward_rows_sm90 leaves them
+   Params    BLOCK_Q THREADS, types of the sinks */
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_backward_sink_sm90(const __grid_constant__ arguments p) {
+    __shared__ float sums[THREADS];
+    const i64 head = blockIdx.x, rows = p.q_blocks * BLOCK_Q;
+    const float sink2 = to_float(p.sink[head * p.sink_step]) * 1.44269504f;
+    float sum = 0;
+    for (i64 i = threadIdx.x; i < p.batches * rows; i += THREADS) {
+        const i64 batch = i / rows, row = i - batch * rows;
+        const float* const tile = p.statistics + ((batch * p.heads + head) * p.q_blocks + row / BLOCK_Q) * 2 * BLOCK_Q;
+        sum -= exp2_approx(fminf(sink2 - tile[row % BLOCK_Q], 0.0f)) * tile[BLOCK_Q + row % BLOCK_Q];
+    }
+    sums[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) p.dsink[head * p.dsink_step] = from<dsink_t>::number(sums[0]);
+}
