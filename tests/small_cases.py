@@ -95,6 +95,20 @@ def matmul(m: int, n: int, k: int, dtype: str = "bf16", out: str = "", transpose
     return build
 
 
+def matmul_and_more(batches: Sequence[int], two: bool) -> Any:
+    """What is behind a product: a matrix that is brought, or a second result."""
+
+    def build(t: Maker) -> None:
+        product = t.g.matmul(t(*batches, 250, 136), t(*batches, 136, 200))
+        if two:
+            t.out(product)
+            t.out(t.g.relu(product))
+        else:
+            t.out(t.g.relu(t.g.add(product, t(*batches, 250, 200))))
+
+    return build
+
+
 def matmul_in_use(dims: Sequence[int], dtype: str, **overrides: Any) -> Any:
     """Two by three entries of which sizes in use are told, each for all, or for those of one dimension."""
     rows, columns, depth = dims
@@ -135,12 +149,14 @@ def conv(
     dtype: str = "bf16",
     prepared: bool = False,
     joined: bool = False,
+    flipped: bool = False,
 ) -> Any:
     size = [(n + 2 * pad - f) // stride + 1 for n, f in zip(image[2:], filters[2:], strict=True)]
     y = [image[0], filters[0], *size]
 
     def build(t: Maker) -> None:
         options = {"padding": [pad] * len(size), "stride": [stride] * len(size)}
+        options |= {"convolution_mode": "CONVOLUTION"} if flipped else {}
         if kind == "fprop":
             x, w = t(*image, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
             x = t.g.relu(t.g.add(x, t(1, image[1], *[1] * len(size)))).set_data_type(dtype) if prepared else x
@@ -388,8 +404,8 @@ def joined_of_types(t: Maker) -> None:
     t.out(t.g.concatenate([t(1, dtype="f32"), t(16)], axis=0), dtype="f32")
 
 
-def depthwise(kind: str, window: int, channels: int) -> Any:
-    return conv(kind, (2, channels, 14, 14), (channels, 1, window, window), pad=window // 2)
+def depthwise(kind: str, window: int, channels: int, **options: Any) -> Any:
+    return conv(kind, (2, channels, 14, 14), (channels, 1, window, window), pad=window // 2, **options)
 
 
 def resized(t: Maker) -> None:
@@ -434,6 +450,11 @@ CASES = {
     "matmul of odd depth, f32": Case(
         "transpose product_sm90", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
     ),
+    "matmul int8 on Hopper": Case("product_sm90", "hopper", matmul(250, 256, 528, "i8", "i32", True)),
+    "matmul and a matrix": Case("product_sm90", "hopper", matmul_and_more([], two=False)),
+    "matmuls and matrices": Case("product_sm90", "hopper", matmul_and_more([3], two=False)),
+    "matmul of two results": Case("product_sm90", "hopper", matmul_and_more([], two=True)),
+    "matmuls of two results": Case("product_sm90", "hopper", matmul_and_more([3], two=True)),
     "matmul, in use": Case(
         "product_sm90", "hopper", matmul_in_use((72, 136, 104), "bf16", m=each(72, 33, 0), k=[[[[37]]]])
     ),
@@ -451,6 +472,15 @@ CASES = {
     # convolutions
     "conv": Case("product_sm90", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
     "conv dgrad": Case("product_sm90", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv dgrad of steps": Case(
+        "patch_sm90", "patch_sm90", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3), 2)
+    ),
+    "conv dgrad of steps, flipped": Case(
+        "patch_sm90", "patch_sm90", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3), 2, flipped=True)
+    ),
+    "conv, flipped": Case(
+        "patch_sm90", "patch_sm90", conv("fprop", (4, 128, 13, 15), (200, 128, 3, 3), flipped=True)
+    ),
     "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
     "conv, prepared": Case(
         "product_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
@@ -495,17 +525,24 @@ CASES = {
         conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False),
     ),
     "conv of few": Case("portable_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
+    "conv of few dgrad of steps": Case(
+        "portable_fma", "contraction",
+        conv("dgrad", (2, 9, 9, 9), (24, 9, 3, 3), 2, dtype="f32", flipped=True),
+    ),
     "conv of few wgrad": Case(
         "portable_fma combine_splits", "contraction",
         conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32"),
     ),
     "stem": Case("stem", "stem", conv("fprop", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
+    "stem, flipped": Case("stem", "stem", conv("fprop", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3, flipped=True)),
     "stem dgrad": Case("stem_dgrad", "stem", conv("dgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
     "stem wgrad": Case(
         "stem_wgrad combine_splits", "stem", conv("wgrad", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)
     ),
     "stem of 8": Case("stem_sm90", "stem_sm90", conv("fprop", (2, 8, 64, 64), (64, 8, 7, 7), 2, 3)),
     "depthwise": Case("depthwise", "depthwise", depthwise("fprop", 3, 64)),
+    "depthwise, flipped": Case("depthwise", "depthwise", depthwise("fprop", 3, 64, flipped=True)),
+    "depthwise dgrad": Case("depthwise", "depthwise", depthwise("dgrad", 3, 64)),
     "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # experts
@@ -516,6 +553,13 @@ CASES = {
     "experts f32": Case("tile_list portable_fma", "grouped", experts("f32", 40)),
     # attention
     "attention": Case("forward", "attention", attention(use_causal_mask=True)),
+    "attention, scale and bias": Case(
+        "forward", "attention",
+        attention(
+            attn_scale=lambda t: t(1, 1, 1, 1, dtype="f32", low=0.1),
+            bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
+        ),
+    ),
     "attention decoding": Case(
         "forward merge_splits", "attention", attention(dims=(2, 1, 4096, 64))
     ),

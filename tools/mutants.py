@@ -37,6 +37,7 @@ SECONDS = 600  # for the tests of one change; what then still runs is noticed
 # The tests of a folder or file, quickest first; the first prefix that fits counts. "test_x" is a program of
 # tests/c, "small x" the small cases whose names match x, on the emulated GPU, "pytest x" what pytest is told.
 PRODUCTS = "small ^matmul|^totals|^scales|tokens|^conv|^stem|^depthwise|^experts"
+PYTHON = "'not test_emulator and not test_package and not test_cli'"
 TESTS = (
     ("backend/graph/ops/moe", ["pytest tests/ops/test_moe.py"]),
     ("backend/graph/ops/b", ["pytest tests/ops/test_batchnorm_parts.py tests/ops/test_block_scale.py"]),
@@ -76,7 +77,7 @@ TESTS = (
     ),
     ("backend/engines/cuda/core/", ["small .", "test_cuda_plan", "test_cuda_map"]),
     ("backend/engines/", ["test_plan", "pytest tests/plan"]),
-    ("python/weft/", ["pytest tests/python -k 'not emulator and not package'"]),
+    ("python/weft/", [f"pytest tests/python -k {PYTHON}", "pytest tests/python/test_cli.py"]),
     ("tests/emulator/", ["pytest tests/python/test_emulator.py"]),
 )
 
@@ -86,6 +87,11 @@ class Mutant(NamedTuple):
 
     path: str
     made: Path
+
+    def line(self) -> int:
+        """The number of the line that differs."""
+        old, new = (ROOT / self.path).read_text().splitlines(), self.made.read_text().splitlines()
+        return next((i for i, (one, other) in enumerate(zip(old, new, strict=False), 1) if one != other), 0)
 
     def change(self) -> str:
         """The lines that differ."""
@@ -112,13 +118,15 @@ def without_words(text: str, suffix: str) -> str:
     return re.sub(words, " ", text, flags=re.DOTALL)
 
 
-def mutants_of(path: str) -> list[Mutant]:
-    """All changes of a file that are more than words."""
+def mutants_of(path: str, lines: Iterable[int]) -> list[Mutant]:
+    """All changes of some lines of a file that are more than words."""
     source, folder = ROOT / path, MADE / path
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    chosen = folder.parent / f"{folder.name}.lines"
+    chosen.write_text("".join(f"{line}\n" for line in lines))
     program = Path(sys.executable).parent / "mutate"
-    words = [program, path, LANGUAGES[source.suffix], "--noCheck", "--mutantDir", folder]
+    words = [program, path, LANGUAGES[source.suffix], "--noCheck", "--mutantDir", folder, "--lines", chosen]
     subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     own, found = without_words(source.read_text(), source.suffix), []
     for made in sorted(folder.iterdir()):
@@ -126,6 +134,28 @@ def mutants_of(path: str) -> list[Mutant]:
         if text and text != own:
             found.append(Mutant(path, made))
     return found
+
+
+def draw(paths: Iterable[str], sample: int, chance: random.Random) -> list[Mutant]:
+    """Changes in random order: all, or one for each of some lines, more than are needed, as some are none."""
+    lines = [
+        (path, number)
+        for path in paths
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        if re.search(r"\w", line)
+    ]
+    chance.shuffle(lines)
+    by_file: dict[str, list[int]] = {}
+    for path, number in lines[: 6 * sample] if sample else lines:
+        by_file.setdefault(path, []).append(number)
+    found = [mutant for path, numbers in by_file.items() for mutant in mutants_of(path, numbers)]
+    chance.shuffle(found)
+    if not sample:
+        return found
+    of_line = {(mutant.path, mutant.line()): mutant for mutant in found}
+    some = sorted(of_line.values())
+    chance.shuffle(some)
+    return some
 
 
 def files_under(names: Iterable[str]) -> Iterator[str]:
@@ -218,10 +248,8 @@ def main() -> int:
     ask.add_argument("--sample", type=int, default=20, help="how many that compile; 0: all; default 20")
     ask.add_argument("--seed", type=int, default=1, help="which ones; default 1")
     given = ask.parse_args()
-    mutants = [mutant for path in files_under(given.path) for mutant in mutants_of(path)]
-    random.Random(given.seed).shuffle(mutants)
-    drawn = mutants[: 3 * given.sample] if given.sample else mutants
-    whole, seen, areas = prepare({mutant.path for mutant in drawn}), Counter[str](), Counter[str]()
+    mutants = draw(files_under(given.path), given.sample, random.Random(given.seed))
+    whole, seen, areas = prepare({mutant.path for mutant in mutants}), Counter[str](), Counter[str]()
     for mutant in mutants:
         if given.sample and seen["killed"] + seen["survived"] >= given.sample:
             break
