@@ -478,6 +478,11 @@ CASES = {
     "conv dgrad of steps, flipped": Case(
         "patch_sm90", "patch_sm90", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3), 2, flipped=True)
     ),
+    "conv dgrad of steps, f32": Case(
+        "product_sm90", "packed.tf32",
+        conv("dgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, dtype="f32", flipped=True),
+        engine="cuda.tf32",
+    ),
     "conv, flipped": Case(
         "patch_sm90", "patch_sm90", conv("fprop", (4, 128, 13, 15), (200, 128, 3, 3), flipped=True)
     ),

@@ -33,8 +33,8 @@ struct map_view {
 struct positions {
     int64_t count, stride, corner;
     int64_t taps, offset, tap_step;
-    int64_t size;              /* of the image */
-    const struct phase *phase; /* of h->c; NULL: the same taps everywhere */
+    int64_t size;       /* of the image */
+    struct phase phase; /* of stride 0: the same taps everywhere */
 };
 
 struct hopper_tile {

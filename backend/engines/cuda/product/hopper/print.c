@@ -168,7 +168,7 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int f
 /* A table of the taps that each phase of a stride sees, one word each: their number, the first of the filter's, and
    how far from the corner it reads. Finding them takes divisions. */
 static void print_phases(struct kernel_print *print, const struct positions *at, int i, bool is_flipped) {
-    const struct phase *phase = at->phase;
+    const struct phase *phase = &at->phase;
     print_number(print, is_flipped ? -phase->tap_step : phase->tap_step, named("filter_step%d", i).text);
     for (int64_t z = 0; z < phase->stride; z++) {
         int64_t first = 0;
@@ -190,7 +190,7 @@ static void print_taps(struct kernel_print *print, const struct hopper *h, int i
     print_number(print, at->stride, named("stride%d", i).text);
     print_number(print, at->corner, named("start%d", i).text);
     print_number(print, at->tap_step, named("offset_step%d", i).text);
-    if (at->phase) {
+    if (at->phase.stride) {
         print_phases(print, at, i, h->is_flipped);
         return;
     }

@@ -199,7 +199,7 @@ static struct positions phase_positions(const struct conv_geometry *g, int i, co
                               .offset = most - least,
                               .tap_step = -moves,
                               .size = g->y.size[i],
-                              .phase = phase};
+                              .phase = *phase};
 }
 
 static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, int image) {
