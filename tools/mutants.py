@@ -38,6 +38,7 @@ SECONDS = 600  # for the tests of one change; what then still runs is noticed
 # tests/c, "small x" the small cases whose names match x, on the emulated GPU, "pytest x" what pytest is told.
 PRODUCTS = "small ^matmul|^totals|^scales|tokens|^conv|^stem|^depthwise|^experts"
 PYTHON = "'not test_emulator and not test_package and not test_cli'"
+GENERATED = "pytest tests/python/test_generated.py"
 TESTS = (
     ("backend/graph/ops/moe", ["pytest tests/ops/test_moe.py"]),
     ("backend/graph/ops/b", ["pytest tests/ops/test_batchnorm_parts.py tests/ops/test_block_scale.py"]),
@@ -113,7 +114,7 @@ def without_words(text: str, suffix: str) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = ""
-        return ast.dump(tree)
+        return re.sub(r"Expr\(value=Constant\(value=''\)\)|Pass\(\)", "", ast.dump(tree))
     words = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\s+'
     return re.sub(words, " ", text, flags=re.DOTALL)
 
@@ -206,7 +207,8 @@ def tests_of(path: str) -> list[str]:
     """The commands of the tests that concern a file."""
     for prefix, tests in TESTS:
         if path.startswith(prefix):
-            return [command_of(test, Path(path).stem) for test in tests]
+            more = [GENERATED] if path.startswith("backend/graph/") else []
+            return [command_of(test, Path(path).stem) for test in more + tests]
     sys.exit(f"{path}: no tests are known for it. Add its folder to the table in tools/mutants.py.")
 
 

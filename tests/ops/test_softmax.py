@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import weft
 from checks import LAYOUTS, check, exact, random, refuses
 
 INF = np.inf
@@ -175,3 +176,16 @@ def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: st
 
     rule = f"{key} has dims [{dims}], expected [{expected}]. Give it these dims, or none."
     refuses(build, X, f"softmax 'p': {rule}")
+
+
+def test_the_result_may_lie_where_the_operand_did():
+    for engine in ("cpu.reference", "cpu.fast"):
+        g = weft.Graph(handle=weft.create_handle("cpu"))
+        x = g.tensor([3, 16], data_type="f32")
+        y = g.softmax(x).set_output(True)
+        g.create_execution_plan([answer["engine"] for answer in g.support()].index(engine))
+        g.build_plan_at_index(0)
+        memory = random((3, 16), "f32")
+        weights = np.exp(exact(memory))
+        g.execute({x: memory, y: memory})
+        np.testing.assert_allclose(memory, weights / weights.sum(1, keepdims=True), rtol=1e-5)
