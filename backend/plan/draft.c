@@ -4,53 +4,56 @@
 #include "plan/draft.h"
 #include "base/number.h"
 
-/* Steps in which a value must keep its memory. */
+#include <stdlib.h>
+
+/* Steps in which a value must keep its memory: from the one that makes it to the last one that reads it. */
 struct life {
     int value;
     int first, last;
+    bool crosses; /* another step than the first reads it */
     int64_t bytes;
 };
 
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
-/* Whether a node reads a value's memory, under whatever name. */
-static bool node_reads(const struct draft *draft, int n, int value) {
-    const struct node *node = &draft->graph->nodes[n];
-    for (int i = 0; i < node->operand_count; i++)
-        if (draft->cover.memory[node->operands[i]] == value && !node->is_output[i])
-            return true;
-    return false;
+/* The lives of all virtual values that are read in another step than the one that makes them. Reads of a view are reads of
+   the memory that it looks at. */
+static int find_lives(const struct draft *draft, struct life *lives) {
+    const struct graph *graph = draft->graph;
+    const int *memory = draft->cover.memory, *step = draft->cover.part_of_node;
+    int count = 0;
+    for (int v = 0; v < graph->value_count; v++) {
+        int producer = graph->values[v].producer;
+        lives[v] = (struct life){.value = v, .first = producer < 0 ? -1 : step[producer], .last = -1};
+    }
+    for (int n = 0; n < graph->node_count; n++)
+        for (int i = 0; i < graph->nodes[n].operand_count; i++) {
+            struct life *life = &lives[memory[graph->nodes[n].operands[i]]];
+            if (graph->nodes[n].is_output[i] || step[n] < 0)
+                continue;
+            life->crosses = life->crosses || step[n] != life->first;
+            life->last = step[n] > life->last ? step[n] : life->last;
+        }
+    for (int v = 0; v < graph->value_count; v++)
+        if (graph->values[v].tensor->is_virtual && memory[v] == v && lives[v].crosses)
+            lives[count++] = lives[v];
+    return count;
 }
 
-/* The last step that reads a value, or -1. */
-static int last_reading_step(const struct draft *draft, int value) {
-    int last = -1;
-    for (int n = 0; n < draft->graph->node_count; n++)
-        if (draft->cover.part_of_node[n] > last && node_reads(draft, n, value))
-            last = draft->cover.part_of_node[n];
-    return last;
+static int compare_lives(const void *a, const void *b) {
+    const struct life *one = a, *other = b;
+    return one->first != other->first ? one->first - other->first : one->value - other->value;
 }
 
-/* Whether a node outside the part that makes a value, and whose result is needed, reads it. */
-static bool value_crosses(const struct draft *draft, int value) {
-    int producer = draft->graph->values[value].producer;
-    int home = producer < 0 ? -1 : draft->cover.part_of_node[producer];
-    for (int n = 0; n < draft->graph->node_count; n++)
-        if (draft->cover.part_of_node[n] >= 0 && draft->cover.part_of_node[n] != home && node_reads(draft, n, value))
-            return true;
-    return false;
-}
-
-/* Puts a value at the lowest offset where it meets no other of overlapping life. */
-static int64_t place(const struct draft *draft, const struct life *lives, int placed, const struct life *life) {
+/* The lowest offset where a value meets none of those that are alive. */
+static int64_t place(const struct draft *draft, const struct life *alive, int count, const struct life *life) {
     int64_t offset = 0;
     for (bool moved = true; moved;) {
         moved = false;
-        for (int i = 0; i < placed; i++) {
-            int64_t other = draft->value_offset[lives[i].value];
-            bool together = lives[i].first <= life->last && life->first <= lives[i].last;
-            if (together && offset < other + lives[i].bytes && other < offset + life->bytes) {
-                offset = other + lives[i].bytes;
+        for (int i = 0; i < count; i++) {
+            int64_t other = draft->value_offset[alive[i].value];
+            if (offset < other + alive[i].bytes && other < offset + life->bytes) {
+                offset = other + alive[i].bytes;
                 moved = true;
             }
         }
@@ -58,25 +61,33 @@ static int64_t place(const struct draft *draft, const struct life *lives, int pl
     return offset;
 }
 
+/* Leaves those that a step, or one behind it, still reads. */
+static int keep_alive(struct life *alive, int count, int step) {
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+        if (alive[i].last >= step)
+            alive[kept++] = alive[i];
+    return kept;
+}
+
 static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
-    const struct graph *graph = draft->graph;
-    struct life *lives;
-    int count = 0;
-    TRY(arena_alloc(arena, &draft->value_offset, (size_t)graph->value_count * sizeof *draft->value_offset));
-    TRY(arena_alloc(arena, &lives, (size_t)graph->value_count * sizeof *lives));
-    for (int v = 0; v < graph->value_count; v++) {
+    size_t values = (size_t)draft->graph->value_count;
+    struct life *lives, *alive;
+    int alive_count = 0;
+    TRY(arena_alloc(arena, &draft->value_offset, values * sizeof *draft->value_offset));
+    TRY(arena_alloc(arena, &lives, values * sizeof *lives));
+    TRY(arena_alloc(arena, &alive, values * sizeof *alive));
+    for (size_t v = 0; v < values; v++)
         draft->value_offset[v] = -1;
-        if (!graph->values[v].tensor->is_virtual || draft->cover.memory[v] != v || !value_crosses(draft, v))
-            continue;
-        lives[count] = (struct life){.value = v,
-                                     .first = draft->cover.part_of_node[graph->values[v].producer],
-                                     .last = last_reading_step(draft, v),
-                                     .bytes = align_up(tensor_bytes(graph->values[v].tensor))};
-        int64_t offset = place(draft, lives, count, &lives[count]);
-        draft->value_offset[v] = offset;
-        if (offset + lives[count].bytes > draft->scratch_offset)
-            draft->scratch_offset = offset + lives[count].bytes;
-        count++;
+    int count = find_lives(draft, lives);
+    qsort(lives, (size_t)count, sizeof *lives, compare_lives);
+    for (int i = 0; i < count; i++) {
+        struct life *life = &lives[i];
+        life->bytes = align_up(tensor_bytes(draft->graph->values[life->value].tensor));
+        alive_count = keep_alive(alive, alive_count, life->first);
+        int64_t offset = draft->value_offset[life->value] = place(draft, alive, alive_count, life);
+        draft->scratch_offset = max64(draft->scratch_offset, offset + life->bytes);
+        alive[alive_count++] = *life;
     }
     int64_t scratch = 0;
     for (int s = 0; s < draft->cover.count; s++)
@@ -86,20 +97,8 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether operand i of a region's node k stands for memory that an earlier operand stood for already. */
-static bool is_counted(const struct draft *draft, const struct region *region, int k, int i) {
-    const int *memory = draft->cover.memory;
-    int value = memory[region_node(region, k)->operands[i]];
-    for (int n = 0; n <= k; n++) {
-        const struct node *node = region_node(region, n);
-        for (int o = 0; o < (n == k ? i : node->operand_count); o++)
-            if (memory[node->operands[o]] == value)
-                return true;
-    }
-    return false;
-}
-
-int64_t draft_step_bytes(const struct draft *draft, int step) {
+/* Bytes that a step moves: each memory that it reads or writes once. counted: per value, the last step + 1 that was asked. */
+static int64_t bytes_of(const struct draft *draft, int step, int *counted) {
     const struct region *region = &draft->steps[step].region;
     int64_t bytes = 0;
     for (int k = 0; k < region->count; k++)
@@ -107,10 +106,19 @@ int64_t draft_step_bytes(const struct draft *draft, int step) {
             int value = draft->cover.memory[region_node(region, k)->operands[i]];
             const struct tensor *tensor = draft->graph->values[value].tensor;
             bool in_memory = !tensor->is_virtual || draft->value_offset[value] >= 0;
-            if (in_memory && !is_counted(draft, region, k, i))
-                bytes += tensor_bytes(tensor);
+            bytes += in_memory && counted[value] != step + 1 ? tensor_bytes(tensor) : 0;
+            counted[value] = step + 1;
         }
     return bytes;
+}
+
+static weftStatus_t count_bytes(struct draft *draft, struct arena *arena) {
+    int *counted;
+    TRY(arena_alloc(arena, &draft->step_bytes, (size_t)draft->cover.count * sizeof *draft->step_bytes));
+    TRY(arena_alloc(arena, &counted, (size_t)draft->graph->value_count * sizeof *counted));
+    for (int s = 0; s < draft->cover.count; s++)
+        draft->moved_bytes += draft->step_bytes[s] = bytes_of(draft, s, counted);
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The steps of a cover. */
@@ -125,9 +133,7 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
     }
     status_clear(); /* of those that a family asked before the one that serves it */
     TRY(lay_out_workspace(draft, arena));
-    for (int s = 0; s < draft->cover.count; s++)
-        draft->moved_bytes += draft_step_bytes(draft, s);
-    return WEFT_STATUS_SUCCESS;
+    return count_bytes(draft, arena);
 }
 
 /* A draft whose steps each take no more scratch than the limit. */

@@ -18,7 +18,8 @@ struct draft {
     int64_t scratch_offset; /* of the steps' scratch, which they use in turn */
     int64_t workspace_bytes;
     double seconds;      /* predicted */
-    int64_t moved_bytes; /* that steps read and write in memory */
+    int64_t *step_bytes; /* that each step reads and writes in memory */
+    int64_t moved_bytes; /* of all steps */
 };
 
 /* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of the
@@ -26,8 +27,5 @@ struct draft {
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
                         const struct device *device, const struct knob_choices *knobs, const struct cover *cover,
                         struct arena *arena);
-
-/* Bytes that a step reads and writes in memory. */
-int64_t draft_step_bytes(const struct draft *draft, int step);
 
 #endif

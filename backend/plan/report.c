@@ -50,7 +50,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     add_key(text, "detail", step->detail);
     add_number(text, "seconds", step->seconds);
     add_number(text, "flops", step_flops(step));
-    text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)draft_step_bytes(&plan->draft, s),
+    text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)plan->draft.step_bytes[s],
              (long long)step->workspace_bytes);
     add_operations(text, step);
     text_add(text, ",\"declined\":[");
