@@ -566,7 +566,7 @@ CASES = {
         ),
     ),
     "attention decoding": Case(
-        "forward merge_splits", "attention", attention(dims=(2, 1, 4096, 64))
+        "decode merge_splits", "attention_decode", attention(dims=(2, 1, 4096, 64))
     ),
     "attention decoding, no keys": Case(
         "forward merge_splits", "attention",
@@ -578,7 +578,7 @@ CASES = {
         ),
     ),
     "attention of long rows": Case(
-        "forward", "attention", attention(dims=(1, 33, 70, 192), dtype="f16")
+        "forward", "attention", attention(dims=(1, 65, 70, 192), dtype="f16")
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
     "attention gradient on Hopper": Case(

@@ -7,6 +7,7 @@
 
 static const struct family *const cuda_families[] = {&cuda_attention_hopper_unordered,
                                                      &cuda_attention_hopper,
+                                                     &cuda_attention_decode,
                                                      &cuda_attention,
                                                      &cuda_weight_only_sm90,
                                                      &cuda_weight_only,

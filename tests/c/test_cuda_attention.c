@@ -301,6 +301,35 @@ static void build_hopper_cases(const struct family *hopper, int count) {
     family = &cuda_attention;
 }
 
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
+
+static const struct attention_case decode_cases[] = {
+    {"decode", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .forward = "bf16 on tensor cores, 16 rows",
+     .forward_kernels = 1},
+    {"decode, split, padded", BF16, F32, 0, 1, 32, 8, 8, 3, 32768, 128, 64, .is_padded = true, .has_sink = true,
+     .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 2},
+    {"decode of 17 rows", F16, F16, 0, 1, 32, 32, 32, 17, 4096, 80, 128, .is_causal = true,
+     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 2},
+    {"decode of 64 rows", BF16, BF16, BOOL, 4, 64, 8, 8, 8, 4096, 128, 128, .bias = {4, 1, 8, 4096}, .has_alibi = true,
+     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+    {"decode, heads of 256", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
+     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+};
+
+static void build_decode_cases(void) {
+    int arch_count;
+    const int (*archs)[2] = test_archs(&arch_count);
+    family = &cuda_attention_decode;
+    for (int i = 0; i < COUNT(decode_cases); i++, case_count++)
+        for (int a = 0; a < arch_count; a++) {
+            struct device device;
+            MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
+            if (archs[a][0] >= 8)
+                check_case(&decode_cases[i], true, &device, a);
+        }
+    family = &cuda_attention;
+}
+
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* Sequences twice as long take twice the workspace, not four times. */
@@ -330,6 +359,49 @@ static void four_bits(struct model *m) {
 static void addition(struct model *m) {
     add_pointwise(m, WEFT_POINTWISE_ADD, typed(m, DIMS(1, 8), F32), typed(m, DIMS(1, 8), F32),
                   typed(m, DIMS(1, 8), F32));
+}
+
+static struct attention_case wanted_case;
+
+static void refused_forward(struct model *m) { add(m, forward_of(&wanted_case)); }
+
+/* What the decoding family declines, one step beyond what it takes. */
+static void decoding_declines(void) {
+    static const struct attention_case taken = {"", BF16, BF16, 0, 1, 4, 2, 2, 64, 512, 256, 256, .dropout = 0};
+    static const struct {
+        struct attention_case c;
+        const char *text;
+    } declined[] = {
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 65, 512, 64, 64, .dropout = 0},
+         "sdpa_fwd: there are more than 64 queries; the portable attention family takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 1, 1, 512, 64, 64, .dropout = 0},
+         "sdpa_fwd: decoding wants as many heads of k as of v; the portable attention family takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 264, 64, .dropout = 0},
+         "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 257, .dropout = 0},
+         "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 60, 64, .dropout = 0},
+         "sdpa_fwd: tensor (uid 2) is not of type bf16 with rows side by side in memory of whole 16 bytes; the "
+         "portable "
+         "attention family takes it."},
+        {{"", F32, F32, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0},
+         "sdpa_fwd: decoding multiplies f16 or bf16 on compute capability 8.0 or newer; the portable attention family "
+         "takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0.5f},
+         "sdpa_fwd: decoding drops no weights; the portable attention family takes it."},
+        {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 0, 64, 64, .dropout = 0},
+         "sdpa_fwd: there is nothing to multiply; the portable attention family takes it."},
+    };
+    wanted_case = taken;
+    struct built built;
+    struct device device;
+    MUST(device_describe_cuda(&device, 9, 0));
+    MUST(build(&built, &cuda_attention_decode, refused_forward, &device));
+    release(&built);
+    for (int i = 0; i < COUNT(declined); i++) {
+        wanted_case = declined[i].c;
+        check_refusals(&(struct refused_case){&cuda_attention_decode, refused_forward, declined[i].text}, 1);
+    }
 }
 
 static const struct refused_case refusals[] = {
@@ -369,8 +441,10 @@ int main(void) {
     build_attention_cases();
     build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
     build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 3); /* not the last ones */
+    build_decode_cases();
     workspace_is_linear();
     memory_may_be_too_small();
     check_refusals(refusals, COUNT(refusals));
+    decoding_declines();
     return compile_wanted(true);
 }

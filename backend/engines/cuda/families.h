@@ -19,6 +19,7 @@ extern const struct family cuda_patch_sm90;                 /* convolutions of s
 extern const struct family cuda_depthwise;                  /* convolutions with one channel per group */
 extern const struct family cuda_grouped;                    /* products of a mixture of experts */
 extern const struct family cuda_grouped_sm90;               /* the same of 16 or 8 bits on Hopper */
+extern const struct family cuda_attention_decode;           /* attention of few queries against many keys */
 extern const struct family cuda_attention;                  /* scaled dot-product attention, forward and backward */
 extern const struct family cuda_attention_hopper;           /* the same on Hopper, by its copy engine and wgmma */
 extern const struct family cuda_attention_hopper_unordered; /* gradients there, those of queries summed in any order */

@@ -81,7 +81,15 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
 void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *flag);
 
-/* ---- forward.c, backward.c ---- */
+/* ---- forward.c, backward.c, decode.c ---- */
+
+/* What ends a row of the forward pass. */
+void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c);
+/* Where splits of the keys leave their partial sums; gives the bytes of workspace. */
+int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits);
+/* The kernel that joins them. */
+weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
+                                   struct arena *arena);
 
 weftStatus_t attention_forward_accepts(const struct cuda_attention *c);
 weftStatus_t attention_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,

@@ -96,22 +96,21 @@ weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
 
 /* ---- Printing ---- */
 
-/* What ends a row, in attention_fwd or in attention_merge. */
-static void print_ends(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c) {
     attention_print_wanted(print, c, c->forward->o, "o", "HAS_O");
     attention_print_wanted(print, c, c->forward->stats, "stats", "HAS_STATS");
     attention_print_wanted(print, c, c->forward->max, "max", "HAS_MAX");
     attention_print_wanted(print, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
 }
 
-static int64_t print_splits(struct kernel_print *print, const struct cuda_attention *c, const struct forward *f) {
-    int64_t lines = f->splits * c->lines, bytes = c->arithmetic->sum_bytes;
+int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits) {
+    int64_t lines = splits * c->lines, bytes = c->arithmetic->sum_bytes;
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
-    print_number(print, f->splits, "splits");
+    print_number(print, splits, "splits");
     print_scratch(print, c->arithmetic->sum_name, 0, "split_o");
     print_scratch(print, c->arithmetic->sum_name, o_bytes, "split_most");
     print_scratch(print, c->arithmetic->sum_name, o_bytes + line_bytes, "split_sum");
-    return f->splits > 1 ? o_bytes + 2 * line_bytes : 0;
+    return splits > 1 ? o_bytes + 2 * line_bytes : 0;
 }
 
 static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
@@ -130,7 +129,7 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
     attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
     attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
-    print_ends(&print, c);
+    attention_print_ends(&print, c);
     print_number(&print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(&print, c->heads / max64(c->value_heads, 1), "value_share");
     print_number(&print, f->groups, "groups");
@@ -138,22 +137,23 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     print_number(&print, f->rows, "rows");
     print_number(&print, f->tiles, "tiles");
     print_number(&print, f->value_depth.chunks, "chunks");
-    step->workspace_bytes = print_splits(&print, c, f);
+    step->workspace_bytes = attention_print_splits(&print, c, f->splits);
     TRY(kernel_finish(&print, kernel, "attention/forward.cuh", "attention_fwd", arena));
     kernel->shared_bytes = (uint32_t)f->shared_bytes;
     return attention_grid(kernel, c, c->batches * f->groups * f->tiles * f->value_depth.chunks * f->splits,
                           f->tile->warps);
 }
 
-static weftStatus_t build_merge(const struct cuda_attention *c, const struct forward *f, struct cuda_kernel *kernel,
-                                struct arena *arena) {
+weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
+                                   struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, c->graph);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", MERGE_WARPS);
-    print_ends(&print, c);
-    print_splits(&print, c, f);
+    attention_print_ends(&print, c);
+    attention_print_splits(&print, c, splits);
     TRY(kernel_finish(&print, kernel, "attention/merge_splits.cuh", "attention_merge", arena));
+    kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
 }
 
@@ -180,7 +180,7 @@ weftStatus_t attention_forward_build(struct step *step, const struct cuda_attent
                      attention_wants(c, op->sum_exp))) {
         TRY(build_main(step, c, &f, &state->kernels[state->count++], arena));
         if (f.splits > 1)
-            TRY(build_merge(c, &f, &state->kernels[state->count++], arena));
+            TRY(attention_build_merge(c, f.splits, &state->kernels[state->count++], arena));
     }
     return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %lld splits", c->arithmetic->doc,
                        (int)tile_rows(f.tile), f.tile->columns, f.depth.chunks > 1 ? " in slices" : "", f.tile->stages,

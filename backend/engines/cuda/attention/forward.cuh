@@ -19,6 +19,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "core/philox.cuh"
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
+#include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
@@ -98,50 +99,9 @@ template <class P> DEVICE void bring_tile(const P& a, const position& at, const 
     commit_tiles();
 }
 
-/* ---- Softmax ---- */
-
-/* What a thread has of 16 rows. */
-struct state {
-    own_row own[2];
-    sum_t most[2], sum[2]; /* the sum is this lane's part */
-};
-
-/* Scores become weights; what was summed before shrinks. */
-DEVICE void soften(state& rows, sum_t (&s)[N][4], sum_t (&o)[VALUES / 8][4]) {
-    #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        sum_t top = rows.most[h];
-        #pragma unroll
-        for (int j = 0; j < N; j++) top = fmax(top, fmax(s[j][2 * h], s[j][2 * h + 1]));
-        top = row_most(top);
-        const sum_t shift = top == unseen() ? (sum_t)0 : top, shrink = power(rows.most[h] - shift);
-        rows.most[h] = top;
-        rows.sum[h] *= shrink;
-        #pragma unroll
-        for (int j = 0; j < N; j++)
-            #pragma unroll
-            for (int e = 2 * h; e < 2 * h + 2; e++) {
-                s[j][e] = power(s[j][e] - shift);
-                rows.sum[h] += s[j][e];
-            }
-        #pragma unroll
-        for (int j = 0; j < VALUES / 8; j++) o[j][2 * h] *= shrink, o[j][2 * h + 1] *= shrink;
-    }
-}
-
-template <class P> DEVICE void drop(const P& a, const chance& luck, const state& rows, int first, sum_t (&s)[N][4]) {
-    #pragma unroll
-    for (int j = 0; j < N; j++) {
-        const u32 kept = kept_of(luck, rows.own, first + 8 * j, 0);
-        #pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (!(kept >> e & 1)) s[j][e] = 0;
-    }
-}
-
 /* ---- Storing ---- */
 
-template <class P> DEVICE void store_rows(const P& a, const position& at, const lengths& used, state& rows, sum_t (&o)[VALUES / 8][4], int first) {
+template <class P> DEVICE void store_rows(const P& a, const position& at, const lengths& used, row_state& rows, sum_t (&o)[VALUES / 8][4], int first) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = first + lane() / 4 + 8 * h;
@@ -152,12 +112,12 @@ template <class P> DEVICE void store_rows(const P& a, const position& at, const 
         const int columns = (int)a.value_depth - at.chunk * VALUES;
         if constexpr (IS_SPLIT) {
             const i64 line = (i64)at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
-            if (leads) a.split_most[line] = rows.most[h], a.split_sum[line] = sum;
+            if (leads) a.split_most[line] = rows.maximum[h], a.split_sum[line] = sum;
             #pragma unroll
             for (int j = 0; j < VALUES / 8; j++)
                 store_two<false>(a.split_o + line * a.value_depth + at.chunk * VALUES, 1, tiles::result_column(j), columns, o[j][2 * h], o[j][2 * h + 1]);
         } else {
-            sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.most[h], sum, leads);
+            sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.maximum[h], sum, leads);
             if constexpr (HAS_DROPOUT) factor *= (sum_t)__longlong_as_double(a.growth);
             if constexpr (HAS_O) {
                 o_t* place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row + at.chunk * VALUES * a.o_column;
@@ -181,7 +141,7 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     const int share = (end - begin + (int)a.splits - 1) / (int)a.splits;
     const int from = min(begin + at.split * share, end), until = min(from + share, end);
 
-    state rows[M_TILES];
+    row_state rows[M_TILES];
     #pragma unroll
     for (int m = 0; m < M_TILES; m++)
         #pragma unroll
@@ -190,8 +150,7 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
             const row_place row = row_of(a, at, min(i, last - 1));
             rows[m].own[h] = own_row_of(a, used, at.batch, row.head, row.query);
             if (i >= last) rows[m].own[h].seen = span{0, 0};
-            rows[m].most[h] = unseen();
-            rows[m].sum[h] = 0;
+            rows[m].clear(h);
         }
     sum_t o[M_TILES][VALUES / 8][4] = {};
     const sum_t scale = in_units(scale_of(a));

@@ -157,27 +157,26 @@ DEVICE bool is_finite(bf16 x) { return (x.bits & 0x7f80) != 0x7f80; }
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) != 0x7ff00000u; }
 
-template <class A, class B> struct same { static constexpr bool value = false; };
-template <class A> struct same<A, A> { static constexpr bool value = true; };
-
 /* A word of shared memory that several threads may store at once, all the same. */
 DEVICE void store_same(int* to, int value) {
     asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(to)), "r"(value) : "memory");
 }
 
-/* ROWS rows of WIDTH elements, read RUN neighbours at a time. */
-template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
-    static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + THREADS - 1) / THREADS;
+/* ROWS rows of WIDTH elements, read RUN neighbours at a time by a group of GROUP threads, whole warps. */
+template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct carrier {
+    static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + GROUP - 1) / GROUP;
     static constexpr bool IS_ASYNC = HAS_ASYNC && same<T, staged_t>::value && RUN * sizeof(T) >= 4;
     static constexpr int BATCH = EACH < 4 ? EACH : 4; /* loads under way at once */
+
+    static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
     /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. */
     template <class F> static DEVICE void bring(staged_t* tile, const T* any, int columns, i64 step, F place) {
         if constexpr (IS_ASYNC) {
             #pragma unroll 4
             for (int u = 0; u < EACH; u++) {
-                const int i = (int)threadIdx.x + u * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
-                if (RUNS % THREADS != 0 && i >= RUNS) break;
+                const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
+                if (RUNS % GROUP != 0 && i >= RUNS) break;
                 const T* from = place(row);
                 const bool take = from && column < columns;
                 copy_async<RUN * (int)sizeof(T)>(tile + row * PITCH + column, take ? from + column * (RUN == 1 ? step : 1) : any, take);
@@ -188,7 +187,7 @@ template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
                 run<T, RUN> kept[BATCH];
                 #pragma unroll
                 for (int b = 0; b < BATCH; b++) {
-                    const int i = (int)threadIdx.x + (u + b) * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+                    const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     kept[b] = run<T, RUN>{};
                     if (i >= RUNS) continue;
                     const T* from = place(row);
@@ -196,7 +195,7 @@ template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
                 }
                 #pragma unroll
                 for (int b = 0; b < BATCH; b++) {
-                    const int i = (int)threadIdx.x + (u + b) * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+                    const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     run<staged_t, RUN> turned;
                     #pragma unroll
                     for (int e = 0; e < RUN; e++) turned.at[e] = turn(kept[b].at[e]);
@@ -217,7 +216,7 @@ template <int ROWS, int WIDTH, int RUN, class T> struct carrier {
         bool found = false;
         #pragma unroll 2
         for (int u = 0; u < EACH; u++) {
-            const int i = (int)threadIdx.x + u * THREADS, row = i / ACROSS, column = i % ACROSS * RUN;
+            const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
             if (i >= RUNS) break;
             run<staged_t, RUN> some = load_run<staged_t, RUN>(tile + row * PITCH + column);
             bool is_clean = true;

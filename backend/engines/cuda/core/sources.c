@@ -10,6 +10,7 @@
     FILE(attention_backward_bias, "attention/backward_bias.cuh", "attention/backward_bias.cuh")                        \
     FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
     FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
+    FILE(attention_decode, "attention/decode.cuh", "attention/decode.cuh")                                             \
     FILE(attention_dropout, "attention/dropout.cuh", "attention/dropout.cuh")                                          \
     FILE(attention_dropout_dump, "attention/dropout_dump.cuh", "attention/dropout_dump.cuh")                           \
     FILE(attention_epilogue, "attention/epilogue.cuh", "attention/epilogue.cuh")                                       \
@@ -25,6 +26,7 @@
          "attention/hopper/backward_sink_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_sm90, "attention/hopper/backward_sm90.cuh", "attention/hopper/backward_sm90.cuh")   \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
+    FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \
     FILE(attention_warp_tiles, "attention/warp_tiles.cuh", "attention/warp_tiles.cuh")                                 \
     FILE(core_async, "core/async.cuh", "core/async.cuh")                                                               \

@@ -1,0 +1,253 @@
+/* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys       sm_80 and newer; f16 and bf16
+   Formula   as attention_fwd
+   Tile      a CTA takes ROWS rows, the queries of all heads that share a key head one after the other, and a segment of
+             the keys. Its key groups, ROW_WARPS warps each, take slices of KEYS keys in turn
+   Pipeline  each group has its own ring of STAGES slices, of which STAGES - 1 are under way while one is multiplied; groups
+             meet only at the end
+   Memory    rings and queries; in the end the groups' partial sums in their place
+   Split     IS_SPLIT: the segments of `splits` CTAs cover the keys; attention_merge joins their partial sums in order
+   Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
+   Params    staged_t ROW_WARPS KEY_GROUPS KEYS STAGES DEPTH VALUES PARTS IS_HELD IS_SPLIT CTAS, runs and features */
+
+constexpr bool OWN_IS_KEY = false;
+
+#include "core/async.cuh"
+#include "core/dependent_launch.cuh"
+#include "core/mma.cuh"
+#include "core/philox.cuh"
+#include "attention/warp_tiles.cuh"
+#include "attention/scores.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/epilogue.cuh"
+
+constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32;
+static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2, "products go by 16 keys, and one slice is loaded while another is used");
+
+struct alignas(16) slice {
+    staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
+    staged_t v[KEYS * (VALUES + PAD)]; // [KEYS, VALUES]
+};
+struct alignas(16) partial_sums {
+    float o[ROWS][VALUES + PAD];
+    float maximum[ROWS], sum[ROWS];
+};
+struct alignas(16) memory {
+    union {
+        struct {
+            slice slices[KEY_GROUPS][STAGES];
+            staged_t q[ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]
+        };
+        partial_sums sums[KEY_GROUPS];
+    };
+    int spoiled[KEY_GROUPS][STAGES][KEYS];
+};
+static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
+
+using query_carrier = carrier<ROWS, DEPTH, Q_RUN, q_t>;
+using value_carrier = carrier<KEYS, VALUES, V_RUN, v_t, GROUP>;
+
+/* ---- Where a CTA is ---- */
+
+struct position {
+    i64 batch, key_head;
+    int first; /* row */
+    int split;
+};
+
+/* CTAs that read the same keys, or neighbours in memory, are neighbours. */
+template <class P> DEVICE position locate(const P& a) {
+    i64 unit = blockIdx.x;
+    position at;
+    at.first = (int)(unit % a.tiles) * ROWS, unit /= a.tiles;
+    at.key_head = unit % a.key_heads, unit /= a.key_heads;
+    at.split = (int)(unit % a.splits), at.batch = unit / a.splits;
+    return at;
+}
+
+/* A row: whose query it is. */
+struct row_place {
+    i64 head;
+    int query;
+};
+template <class P> DEVICE row_place row_of(const P& a, const position& at, int row) {
+    const int queries = (int)a.queries;
+    return row_place{at.key_head * a.group + row / queries, row % queries};
+}
+
+/* ---- Loading ---- */
+
+template <class P> DEVICE void load_queries(const P& a, const position& at, const lengths& used, staged_t* to) {
+    query_carrier::bring(to, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t* {
+        if (at.first + i >= a.rows) return nullptr;
+        const row_place row = row_of(a, at, at.first + i);
+        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row : nullptr;
+    });
+}
+
+/* KEYS rows of WIDTH elements by a group, 16 bytes a thread, as many rows at once as fit. A thread keeps its place in a
+   row and steps from row to row, so that a copy takes few instructions. */
+template <int WIDTH, class T> struct row_loader {
+    static constexpr int RUN = 16 / sizeof(T), ACROSS = WIDTH / RUN, ROWS_AT_ONCE = GROUP / ACROSS, PITCH = WIDTH + RUN;
+    static_assert(ACROSS <= GROUP, "a row is read at once");
+
+    const T* from; /* this thread's place in the first key's row */
+    i64 step;      /* from row to row */
+    int row, column;
+    bool takes_part;
+
+    DEVICE row_loader(const T* first_key, i64 step, int columns) : step(step) {
+        const int rank = (int)threadIdx.x % GROUP;
+        row = rank / ACROSS, column = rank % ACROSS * RUN;
+        from = first_key + row * step + column;
+        takes_part = row < ROWS_AT_ONCE && column < columns;
+    }
+    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. */
+    DEVICE void load(T* to, const span& keys, int first) const {
+        const T* source = from + first * step;
+        #pragma unroll
+        for (int r = 0; r < KEYS; r += ROWS_AT_ONCE) {
+            const int at = r + row;
+            if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE)) copy_async<16>(to + at * PITCH + column, source + r * step, takes_part && keys.has(first + at));
+        }
+    }
+};
+using key_loader = row_loader<DEPTH, k_t>;
+using value_loader = row_loader<VALUES, v_t>;
+
+DEVICE void sync_group(int group) {
+    if constexpr (ROW_WARPS == 1) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(GROUP) : "memory");
+}
+
+/* ---- Multiplying ---- */
+
+template <class P> DEVICE void clear_rows(const P& a, const position& at, const lengths& used, int first, row_state& rows) {
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int i = first + lane() / 4 + 8 * h;
+        const row_place row = row_of(a, at, min(i, (int)a.rows - 1));
+        rows.own[h] = own_row_of(a, used, at.batch, row.head, row.query);
+        if (i >= a.rows) rows.own[h].seen = span{0, 0};
+        rows.clear(h);
+    }
+}
+
+/* One slice into the rows' sums. IS_WHOLE: every row sees every key. */
+template <bool IS_WHOLE, class P, class Q> DEVICE void add_slice(const P& a, const Q& q, const slice& from, int first, const int* spoiled, sum_t scale, row_state& rows, sum_t (&o)[1][VALUES / 8][4]) {
+    sum_t s[1][N][4] = {};
+    tiles::scores(s, q, from.k);
+    score_tile(a, rows.own, first, IS_WHOLE, scale, s[0]);
+    sum_t spoil[2];
+    if constexpr (!IS_WHOLE) find_spoils(spoiled, first, s[0], spoil);
+    soften<true>(rows, s[0], o[0]);
+    if constexpr (!IS_WHOLE)
+        #pragma unroll
+        for (int j = 0; j < VALUES / 8; j++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) o[0][j][e] += spoil[e / 2];
+    tiles::weights<1, N, PARTS> weights;
+    weights.set(s, nullptr);
+    tiles::results<VALUES + PAD, VALUES>(o, weights, from.v);
+}
+
+/* ---- Storing ---- */
+
+DEVICE void keep_sums(partial_sums& to, int first, row_state& rows, const sum_t (&o)[VALUES / 8][4]) {
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = first + lane() / 4 + 8 * h;
+        const sum_t sum = row_sum(rows.sum[h]);
+        if (lane() % 4 == 0) to.maximum[row] = rows.maximum[h], to.sum[row] = sum;
+        #pragma unroll
+        for (int j = 0; j < VALUES / 8; j++) store_run<float, 2>(&to.o[row][tiles::result_column(j)], run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
+    }
+}
+
+/* A warp joins the groups' sums of a row, in their order. */
+template <class P> DEVICE void store_row(const P& a, const position& at, const lengths& used, const partial_sums* sums, int row) {
+    const row_place to = row_of(a, at, at.first + row);
+    sum_t maximum = unseen(), sum = 0, weights[KEY_GROUPS];
+    #pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++) maximum = fmax(maximum, sums[g].maximum[row]);
+    #pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++) {
+        weights[g] = power(sums[g].maximum[row] - (maximum == unseen() ? (sum_t)0 : maximum));
+        sum += sums[g].sum[row] * weights[g];
+    }
+    const i64 line = at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
+    sum_t factor = 1;
+    if constexpr (!IS_SPLIT) factor = end_row(a, at.batch, to.head, to.query, used, maximum, sum, lane() == 0);
+    else if (lane() == 0) a.split_most[line] = maximum, a.split_sum[line] = sum;
+    #pragma unroll
+    for (int column = 2 * lane(); column < VALUES; column += 64) {
+        run<float, 2> o{};
+        #pragma unroll
+        for (int g = 0; g < KEY_GROUPS; g++) {
+            const run<float, 2> some = load_run<float, 2>(&sums[g].o[row][column]);
+            o.at[0] += some.at[0] * weights[g], o.at[1] += some.at[1] * weights[g];
+        }
+        if constexpr (IS_SPLIT) store_two<VALUES_ARE_EVEN>(a.split_o + line * a.value_depth, 1, column, (int)a.value_depth, o.at[0], o.at[1]);
+        else if constexpr (HAS_O) store_two<O_IS_PAIR>(a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row, a.o_column, column, (int)a.value_depth, o.at[0] * factor, o.at[1] * factor);
+    }
+}
+
+/* ---- The kernel ---- */
+
+template <class P> DEVICE void attend(const P& a, memory& shared) {
+    const position at = locate(a);
+    const int warp = (int)threadIdx.x / 32, group = warp / ROW_WARPS, first_row = warp % ROW_WARPS * 16;
+    begin_overlapped();
+    const lengths used = lengths_of(a, at.batch);
+    const span keys = seen_by_any(a, used, 0, (int)a.queries), common = seen_by_each(a, used, 0, (int)a.queries);
+    const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
+    const int from = min(begin + at.split * (int)a.split_slices, end), until = min(from + (int)a.split_slices, end);
+
+    const key_loader load_keys(a.k + at.batch * a.k_batch + at.key_head * a.k_head, a.k_row, (int)a.depth);
+    const value_loader load_values(a.v + at.batch * a.v_batch + at.key_head * a.v_head, a.v_row, (int)a.value_depth);
+    const auto load_slice = [&](int i, int stage) {
+        if (i < until) {
+            load_keys.load(shared.slices[group][stage].k, keys, i * KEYS);
+            load_values.load(shared.slices[group][stage].v, keys, i * KEYS);
+        }
+        commit_tiles();
+    };
+
+    if (from < until) load_queries(a, at, used, shared.q);
+    commit_tiles();
+    #pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) load_slice(from + group + i * KEY_GROUPS, i);
+    row_state rows;
+    clear_rows(a, at, used, at.first + first_row, rows);
+    sum_t o[1][VALUES / 8][4] = {};
+    const sum_t scale = in_units(scale_of(a));
+    for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS) (&shared.spoiled[0][0][0])[i] = -1;
+    await_copies<STAGES - 1>();
+    __syncthreads();
+    tiles::rows<DEPTH, 1, IS_HELD> q;
+    q.point(shared.q + first_row * (DEPTH + PAD));
+    q.load();
+
+    int stage = 0, before = STAGES - 1;
+    #pragma unroll 1
+    for (int i = from + group; i < until; i += KEY_GROUPS) {
+        slice& now = shared.slices[group][stage];
+        int* spoiled = shared.spoiled[group][stage];
+        const bool is_whole = BIAS == 0 && common.covers(i * KEYS, (i + 1) * KEYS);
+        await_copies<STAGES - 2>();
+        if (!is_whole) value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
+        sync_group(group);
+        load_slice(i + (STAGES - 1) * KEY_GROUPS, before);
+        if (is_whole) add_slice<true>(a, q, now, i * KEYS, spoiled, scale, rows, o);
+        else add_slice<false>(a, q, now, i * KEYS, spoiled, scale, rows, o);
+        before = stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    __syncthreads();
+    keep_sums(shared.sums[group], first_row, rows, o[0]);
+    __syncthreads();
+    for (int row = warp; row < ROWS && at.first + row < a.rows; row += WARPS) store_row(a, at, used, shared.sums, row);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS) attention_decode(const __grid_constant__ arguments a) {
+    extern __shared__ __align__(16) u8 shared[];
+    attend(a, *(memory*)shared);
+}

@@ -1,0 +1,236 @@
+"""Attention, forward and backward, in NumPy's float64: cases, what they give, and the graphs that make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import checks
+import numpy as np
+import weft
+
+INF = np.inf
+TOP_LEFT, BOTTOM_RIGHT = weft.diagonal_alignment.TOP_LEFT, weft.diagonal_alignment.BOTTOM_RIGHT
+
+
+# ---- The oracle --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """Sizes and options of one attention."""
+
+    batch: int = 2
+    heads: tuple[int, int, int] = (2, 2, 2)  # of q, k and v
+    rows: int = 7
+    columns: int = 9
+    depth: int = 5
+    value_depth: int = 3
+    scale: float = 0.5
+    bias: tuple[int, int, int, int] | None = None  # its dims
+    is_mask: bool = False  # the bias is boolean
+    left: int | None = None
+    right: int | None = None
+    alignment: int = TOP_LEFT
+    seq_len_q: list[int] | None = None
+    seq_len_kv: list[int] | None = None
+    alibi: bool = False
+    sink: bool = False
+    dropout: float = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self, dtype: str = "f64") -> dict[str, Any]:
+        """Random operands by their names in the graph."""
+        b, (hq, hk, hv) = self.batch, self.heads
+        found = {
+            "q": checks.random((b, hq, self.rows, self.depth), dtype),
+            "k": checks.random((b, hk, self.columns, self.depth), dtype, seed=1),
+            "v": checks.random((b, hv, self.columns, self.value_depth), dtype, seed=2),
+        }
+        if self.bias:
+            found["bias"] = checks.random(self.bias, "bool8" if self.is_mask else dtype, seed=3)
+        for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
+            if lengths is not None:
+                found[name] = np.array(lengths, np.int32).reshape(b, 1, 1, 1)
+        if self.sink:
+            found["sink_token"] = checks.random((1, hq, 1, 1), "f64" if dtype == "f64" else "f32", seed=4)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """The options of the graph's method."""
+        found: dict[str, Any] = {"attn_scale_value": self.scale, "diagonal_alignment": self.alignment}
+        found |= {"diagonal_band_left_bound": self.left, "diagonal_band_right_bound": self.right}
+        found |= {"use_alibi_mask": self.alibi or None, "dropout_probability": self.dropout or None}
+        return {key: value for key, value in found.items() if value is not None} | self.options
+
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and keys in use, [B, 1, 1, 1]."""
+        used = [self.seq_len_q or [self.rows] * self.batch, self.seq_len_kv or [self.columns] * self.batch]
+        rows, columns = (np.array(each).reshape(self.batch, 1, 1, 1) for each in used)
+        return np.clip(rows, 0, self.rows), np.clip(columns, 0, self.columns)
+
+    def visible(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, Skv]: whether a query sees a key."""
+        row, column = np.arange(self.rows)[:, None], np.arange(self.columns)
+        rows_used, columns_used = self.lengths()
+        seen = (row < rows_used) & (column < columns_used)
+        shift = columns_used - rows_used if self.alignment == BOTTOM_RIGHT else 0
+        if self.right is not None:
+            seen = seen & (column <= row + shift + self.right)
+        if self.left is not None:
+            seen = seen & (column > row + shift - self.left)
+        if self.is_mask:
+            seen = seen & inputs["bias"]
+        return np.broadcast_to(seen, (self.batch, self.heads[0], self.rows, self.columns))
+
+    def scores(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, Skv], -inf where nothing is seen."""
+        q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
+        s = self.scale * np.einsum("bhid,bhjd->bhij", q, k)
+        if self.bias and not self.is_mask:
+            s = s + checks.exact(inputs["bias"])
+        if self.alibi:
+            distance = np.arange(self.columns) - np.arange(self.rows)[:, None]
+            s = s + slopes(self.heads[0]).reshape(1, -1, 1, 1) * distance
+        return np.where(self.visible(inputs), s, -INF)
+
+    def sinks(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B, Hq, Sq, 1]: the sink of each row, -inf where it has none."""
+        sink = checks.exact(inputs["sink_token"]) if self.sink else -INF
+        used = np.arange(self.rows)[:, None] < self.lengths()[0]
+        return np.broadcast_to(np.where(used, sink, -INF), (self.batch, self.heads[0], self.rows, 1))
+
+
+def repeat(array: np.ndarray, heads: int) -> np.ndarray:
+    """Key or value heads as many as query heads."""
+    return np.repeat(checks.exact(array), heads // array.shape[1], axis=1)
+
+
+def gather(gradient: np.ndarray, heads: int) -> np.ndarray:
+    """Its transpose: the sum over the query heads that share a head."""
+    b, h, s, d = gradient.shape
+    return gradient.reshape(b, heads, h // heads, s, d).sum(2)
+
+
+def slopes(heads: int) -> np.ndarray:
+    """ALiBi's slopes: the series of the power of two below, then every other one of twice that."""
+    power = 2 ** int(np.log2(heads))
+    series = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    finer = [2.0 ** (-8 * (i + 1) / (2 * power)) for i in range(2 * power)]
+    return np.array(series + finer[::2][: heads - power])
+
+
+def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Weights, stats, max and sum of rows; a row without anything gives 0, -inf, -inf, 0."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        top = np.maximum(s.max(-1, keepdims=True, initial=-INF), sink)
+        finite = np.where(np.isinf(top), 0, top)
+        weights = np.exp(s - finite)
+        total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
+        stats = np.where(total > 0, top + np.log(total), -INF)
+    return weights / np.where(total > 0, total, 1), stats, top, total
+
+
+def forward(case: Case, inputs: dict[str, Any], kept: Any = 1.0) -> list[np.ndarray]:
+    """o, stats, max, sum_exp. kept: what dropout multiplies the weights by."""
+    weights, *statistics = softmax(case.scores(inputs), case.sinks(inputs))
+    return [np.einsum("bhij,bhjd->bhid", weights * kept, repeat(inputs["v"], case.heads[0])), *statistics]
+
+
+def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.0) -> dict[str, np.ndarray]:
+    """All gradients, by the softmax's own Jacobian: no use is made of o."""
+    hq, hk, hv = case.heads
+    sink = case.sinks(inputs)
+    weights, stats, _, _ = softmax(case.scores(inputs), sink)
+    d_o = np.where(np.arange(case.rows)[:, None] < case.lengths()[0], checks.exact(d_o), 0)
+    d_weights = np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], hq)) * kept
+    mean = (weights * d_weights).sum(-1, keepdims=True)
+    ds = weights * (d_weights - mean)
+    found = {
+        "dQ": case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], hq)),
+        "dK": gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), hk),
+        "dV": gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
+    }
+    if case.bias and not case.is_mask:
+        axes = tuple(i for i in range(4) if case.bias[i] == 1)
+        found["dBias"] = ds.sum(axes, keepdims=True)
+    if case.sink:
+        with np.errstate(invalid="ignore"):
+            share = np.where(np.isinf(stats), 0, np.exp(sink - stats))
+        found["dSink_token"] = -(share * mean).sum((0, 2), keepdims=True)
+    return found
+
+
+# ---- Graphs ------------------------------------------------------------------------------------------------
+
+
+def run_forward(case: Case) -> Any:
+    """A graph with all four outputs."""
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {key: g.tensor(name=key) for key in ("score_max", "score_sum_exp")}
+        o, stats = g._sdpa_fwd(**tensors, **case.values(), **extra, name="a")
+        return o, stats, *extra.values()
+
+    return build
+
+
+def run_backward(case: Case) -> Any:
+    """A graph with all gradients that the case has."""
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {}
+        if case.bias and not case.is_mask:
+            extra["dBias"] = g.tensor(name="dBias")
+        if case.sink:
+            extra["dSink_token"] = g.tensor(name="dSink_token")
+        return *g._sdpa_bwd(**tensors, **case.values(), **extra, name="a"), *extra.values()
+
+    return build
+
+
+def backward_inputs(
+    case: Case, inputs: dict[str, Any], dtype: str = "f64", kept: Any = 1.0
+) -> dict[str, Any]:
+    """The operands of the backward pass: the forward pass's and what it wrote."""
+    o, stats, _, _ = forward(case, inputs, kept)
+    d_o = checks.random(o.shape, dtype, seed=5)
+    statistics = stats if dtype == "f64" else stats.astype(np.float32)
+    return inputs | {"o": checks.narrow(o, dtype), "dO": d_o, "stats": statistics}
+
+
+def by_definition(
+    case: Case, operands: dict[str, Any], kept: Any = 1.0
+) -> tuple[list[np.ndarray], list[Any]]:
+    """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
+    is given; and of each what is summed in magnitude, where its factors may be rounded. kept: what dropout
+    multiplies the weights by."""
+    hq, hk, hv = case.heads
+    s, sink = case.scores(operands), case.sinks(operands)
+    stats, d_o = checks.exact(operands["stats"]), checks.exact(operands["dO"])
+    q, k, v = checks.exact(operands["q"]), repeat(operands["k"], hq), repeat(operands["v"], hq)
+    with np.errstate(invalid="ignore"):
+        weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
+        share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
+    mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
+
+    def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
+        return [
+            scale * np.einsum("bhij,bhjd->bhid", ds, k),
+            gather(scale * np.einsum("bhij,bhid->bhjd", ds, q), hk),
+            gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
+        ]
+
+    want = products(ds, q, k, d_o, case.scale)
+    lost = products(np.abs(ds), np.abs(q), np.abs(k), np.abs(d_o), abs(case.scale))
+    if case.bias and not case.is_mask:
+        want.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
+    if case.sink:
+        want.append(-(share * mean).sum((0, 2), keepdims=True))
+    return want, lost + [None] * (len(want) - len(lost))
+
+
+def rounded_factors(lost: list[Any], dtype: str) -> list[Any]:
+    """What rounding factors to 16 bits may make of each result."""
+    return [None if each is None else checks.roundoff(dtype) * each for each in lost]
