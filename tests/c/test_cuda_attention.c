@@ -382,8 +382,7 @@ static void decoding_declines(void) {
          "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 60, 64, .dropout = 0},
          "sdpa_fwd: tensor (uid 2) is not of type bf16 with rows side by side in memory of whole 16 bytes; the "
-         "portable "
-         "attention family takes it."},
+         "portable attention family takes it."},
         {{"", F32, F32, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0},
          "sdpa_fwd: decoding multiplies f16 or bf16 on compute capability 8.0 or newer; the portable attention family "
          "takes it."},

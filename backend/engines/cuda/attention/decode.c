@@ -124,8 +124,7 @@ static weftStatus_t check_operand(const struct cuda_attention *c, const struct t
     if (type != c->arithmetic->staged || attention_run(tensor) * dtype_bytes(type, 1) < RUN_BYTES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s is not of type %s with rows side by side in memory of whole %d bytes; the portable attention "
-             "family "
-             "takes it.",
+             "family takes it.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              c->arithmetic->staged_name, RUN_BYTES);
     return WEFT_STATUS_SUCCESS;
