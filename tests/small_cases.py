@@ -569,7 +569,7 @@ CASES = {
         "decode merge_splits", "attention_decode", attention(dims=(2, 1, 4096, 64))
     ),
     "attention decoding, no keys": Case(
-        "forward merge_splits", "attention",
+        "decode merge_splits", "attention_decode",
         attention(
             dims=(2, 1, 4096, 64),
             use_padding_mask=True,
