@@ -256,6 +256,16 @@ def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
     return build
 
 
+def attention_gradient_of_sink(t: Maker) -> None:
+    q, o, d_o = (t(2, 4, 200, 64) for _ in range(3))
+    k, v, stats = t(2, 4, 150, 64), t(2, 4, 150, 64), t(2, 4, 200, 1, dtype="f32", low=9)
+    sink, d_sink = t(1, 4, 1, 1, dtype="f32"), t.g.tensor(name="dSink")
+    more = {"sink_token": sink, "dSink_token": d_sink, "attn_scale_value": 1 / 32}
+    for grad in t.g._sdpa_bwd(q, k, v, o, d_o, stats, **more):
+        t.out(grad)
+    t.out(d_sink, dtype="f32")
+
+
 def attention_dropout(t: Maker) -> None:
     one, dump = np.full((1, 1, 1, 1), 3, "i4"), t.g.tensor(name="dump")
     drawn = {f"dropout_{name}": t(1, 1, 1, 1, dtype="i32", values=one) for name in ("seed", "offset")}
@@ -585,6 +595,9 @@ CASES = {
         "backward_rows_sm90 backward_sm90",
         "attention_hopper",
         attention_gradient_of_boxes(128, "f16", use_causal_mask=True),
+    ),
+    "attention gradient on Hopper, sink": Case(
+        "backward_rows_sm90 backward_sm90 backward_sink_sm90", "attention_hopper", attention_gradient_of_sink
     ),
     "attention gradient on Hopper, padded": Case(
         "backward_rows_sm90 backward_sm90",
