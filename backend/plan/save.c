@@ -15,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32, DESCRIPTORS_MAX = 65536, CODES_MAX = 4096, BODY_MAX = 256 << 20 };
+enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32 };
+/* The fewest bytes that these take. What is saved is as large as it is; a reader bounds counts by the bytes that are left. */
+enum { KNOB_BYTES = 4 + 8, DESCRIPTOR_BYTES = 4 + 4, CODE_BYTES = 32 + 1 + 8 };
 static const uint32_t INFERRED = UINT32_C(1) << 31; /* in a row's type */
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
 
@@ -25,15 +27,52 @@ static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR *
 
 struct listing {
     const struct descriptor **items;
-    int64_t count, capacity;
+    int64_t count;
+    size_t bytes;    /* of items */
+    int64_t *places; /* a hash table with linear probing: an item's index + 1, 0 where nothing is; at most half full */
+    size_t place_count; /* a power of two */
     bool failed;
 };
 
+/* Where a descriptor's index stands, or would. */
+static int64_t *place_of(const struct listing *listing, const struct descriptor *descriptor) {
+    uint64_t hash = (uint64_t)(uintptr_t)descriptor * UINT64_C(0x9E3779B97F4A7C15); /* 2^64 over the golden ratio */
+    for (size_t at = hash >> 32;; at++) {
+        int64_t *place = &listing->places[at & (listing->place_count - 1)];
+        if (*place == 0 || listing->items[*place - 1] == descriptor)
+            return place;
+    }
+}
+
 static int64_t find_listed(const struct listing *listing, const struct descriptor *descriptor) {
+    return listing->count ? *place_of(listing, descriptor) - 1 : -1;
+}
+
+/* Makes the table twice as large. */
+static bool grow_places(struct listing *listing) {
+    size_t wanted = listing->place_count ? 2 * listing->place_count : 64;
+    int64_t *places = calloc(wanted, sizeof *places);
+    if (!places)
+        return false;
+    free(listing->places);
+    listing->places = places;
+    listing->place_count = wanted;
     for (int64_t i = 0; i < listing->count; i++)
-        if (listing->items[i] == descriptor)
-            return i;
-    return -1;
+        *place_of(listing, listing->items[i]) = i + 1;
+    return true;
+}
+
+static bool add_listed(struct listing *listing, const struct descriptor *descriptor) {
+    size_t count = (size_t)listing->count + 1;
+    void *grown = bytes_grow(listing->items, &listing->bytes, count * sizeof *listing->items);
+    if (!grown)
+        return false;
+    listing->items = grown;
+    if (2 * count > listing->place_count && !grow_places(listing))
+        return false;
+    listing->items[listing->count++] = descriptor;
+    *place_of(listing, descriptor) = listing->count;
+    return true;
 }
 
 static int64_t held_count(const struct descriptor *descriptor, const struct row *row, struct descriptor *const **held) {
@@ -54,15 +93,7 @@ static void list_descriptors(struct listing *listing, const struct descriptor *d
         for (int64_t k = 0; k < count; k++)
             list_descriptors(listing, held[k]);
     }
-    size_t bytes = (size_t)listing->capacity * sizeof *listing->items;
-    void *grown = bytes_grow(listing->items, &bytes, (size_t)(listing->count + 1) * sizeof *listing->items);
-    if (!grown) {
-        listing->failed = true;
-        return;
-    }
-    listing->items = grown;
-    listing->capacity = (int64_t)(bytes / sizeof *listing->items);
-    listing->items[listing->count++] = descriptor;
+    listing->failed = listing->failed || !add_listed(listing, descriptor);
 }
 
 static void put_row_head(struct byte_writer *writer, const struct row *row, int64_t count, bool is_set) {
@@ -171,6 +202,7 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
     for (int64_t i = 0; i < listing.count && !listing.failed; i++)
         put_descriptor(writer, &listing, graph, listing.items[i], overrides);
     free(listing.items);
+    free(listing.places);
     return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
 }
 
@@ -204,11 +236,6 @@ static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan)
         byte_put_block(body, codes[i].image, codes[i].bytes);
     }
     free(codes);
-    if (!status && (count > CODES_MAX || body->length > BODY_MAX))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: saved with its code it would take %zu bytes in %lld pieces; at most %d in %d are read. Save it "
-             "without (attribute with_code).",
-             descriptor_label(&plan->base), body->length, (long long)count, BODY_MAX, CODES_MAX);
     return status;
 }
 
@@ -254,6 +281,12 @@ weftStatus_t plan_save(struct plan *plan) {
 
 static weftStatus_t fail_damaged(const char *what) {
     FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", what);
+}
+
+/* A count of what takes at least so many bytes each. */
+static int64_t get_count(struct byte_reader *reader, size_t least_bytes) {
+    size_t left = reader->length - reader->position, taken = left < sizeof(int64_t) ? left : sizeof(int64_t);
+    return byte_get_count(reader, (int64_t)((left - taken) / least_bytes));
 }
 
 static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *descriptor, const struct row *row,
@@ -302,7 +335,7 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
         weftBackendAttributeName_t name = (weftBackendAttributeName_t)byte_get_u32(reader);
         uint32_t marked_type = byte_get_u32(reader);
         weftBackendAttributeType_t type = (weftBackendAttributeType_t)(marked_type & ~INFERRED);
-        int64_t count = byte_get_count(reader, BODY_MAX);
+        int64_t count = get_count(reader, 1);
         const struct row *row = NULL;
         for (int k = 0; k < schema->row_count && !row; k++)
             if (schema->rows[k].name == name && schema->rows[k].type == type)
@@ -322,7 +355,7 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
 }
 
 weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
-    int64_t count = byte_get_count(reader, DESCRIPTORS_MAX);
+    int64_t count = get_count(reader, DESCRIPTOR_BYTES);
     struct descriptor **made = calloc((size_t)count + 1, sizeof *made);
     weftStatus_t status = made ? WEFT_STATUS_SUCCESS : status_no_memory((size_t)count * sizeof *made);
     for (int64_t i = 0; i < count && !status; i++)
@@ -345,7 +378,7 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
     byte_reader_init(&header, blob->items, (size_t)blob->count);
     byte_get_raw(&header, magic, sizeof magic);
     uint32_t format = byte_get_u32(&header), version = byte_get_u32(&header);
-    int64_t length = byte_get_count(&header, BODY_MAX);
+    int64_t length = byte_get_count(&header, INT64_MAX);
     byte_get_raw(&header, digest, sizeof digest);
     if (header.bad || memcmp(magic, MAGIC, sizeof MAGIC) != 0)
         return fail_damaged("it does not begin as one");
@@ -369,9 +402,9 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
 /* Checked always, used only where the user asked for it: images stay where they lie. */
 static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     struct carried_code *codes;
-    int count = (int)byte_get_count(body, CODES_MAX);
+    int64_t count = get_count(body, CODE_BYTES);
     TRY(arena_alloc(&plan->base.arena, &codes, (size_t)count * sizeof *codes));
-    for (int i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         byte_get_raw(body, codes[i].identity, sizeof codes[i].identity);
         codes[i].is_ptx = byte_get_u8(body) != 0;
         const char *image = (const char *)byte_get_block(body, &codes[i].bytes);
@@ -386,17 +419,16 @@ static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-enum { KNOBS_MAX = 256 };
-
 /* Reads knob choices; the caller releases those made, also after a failure. */
-static weftStatus_t load_knobs(struct byte_reader *body, struct descriptor **settings, int64_t *count) {
-    int64_t most = byte_get_count(body, KNOBS_MAX);
-    for (*count = 0; *count < most;) {
+static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, struct arena *arena) {
+    int64_t most = get_count(body, KNOB_BYTES);
+    TRY(arena_alloc(arena, &settings->items, (size_t)most * sizeof *settings->descriptors));
+    while (settings->count < most) {
         int32_t type = (int32_t)byte_get_u32(body);
         int64_t value = byte_get_i64(body);
         struct descriptor *setting;
         TRY(descriptor_make(&knob_setting_schema, &setting));
-        settings[(*count)++] = setting;
+        settings->descriptors[settings->count++] = setting;
         TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type));
         TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, 1, &value));
         TRY(descriptor_finalize(setting));
@@ -416,12 +448,12 @@ static weftStatus_t find_engine(struct byte_reader *body, int64_t *index) {
 weftStatus_t plan_load(struct plan *plan) {
     struct byte_reader body;
     struct graph *graph = NULL;
-    struct descriptor *settings[KNOBS_MAX];
-    struct list knobs = {.items = settings};
+    struct arena arena = {0};
+    struct list knobs = {0};
     int64_t index;
     TRY(open_body(&body, &plan->blob));
     TRY(find_engine(&body, &index));
-    weftStatus_t status = load_knobs(&body, settings, &knobs.count);
+    weftStatus_t status = load_knobs(&body, &knobs, &arena);
     if (!status)
         status = graph_load(&graph, &body);
     if (!status)
@@ -431,7 +463,8 @@ weftStatus_t plan_load(struct plan *plan) {
         status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);
     }
     for (int64_t i = 0; i < knobs.count; i++)
-        descriptor_release(settings[i]);
+        descriptor_release(knobs.descriptors[i]);
+    arena_free(&arena);
     descriptor_release(graph ? &graph->base : NULL);
     return status;
 }

@@ -15,7 +15,7 @@ struct carried_code {
 };
 
 struct carried_codes {
-    int count;
+    int64_t count;
     const struct carried_code *items;
 };
 
