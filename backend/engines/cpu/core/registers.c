@@ -22,6 +22,18 @@ static void store_directly(struct program *program) {
 /* Whether an instruction may write where it reads. */
 static bool works_in_place(const struct instruction *instruction) { return instruction->verb != VERB_CONVERT; }
 
+/* Gives all registers as many elements as they have room for together, in whole vectors. */
+static void share_memory(struct program *program) {
+    enum { VECTOR = 16 };
+    bool is_wide = false;
+    for (int i = 0; i < program->instruction_count; i++)
+        is_wide = is_wide || program->instructions[i].is_wide;
+    int bytes = is_wide ? (int)sizeof(double) : (int)sizeof(float);
+    int room = PROGRAM_BYTES / (bytes * (program->register_count ? program->register_count : 1));
+    program->block = room < PROGRAM_BLOCK ? room / VECTOR * VECTOR : PROGRAM_BLOCK;
+    program->register_bytes = program->block * bytes;
+}
+
 bool program_assign_registers(struct program *program) {
     int last_reader[PROGRAM_INSTRUCTIONS + 1] = {0};
     unsigned char home[PROGRAM_INSTRUCTIONS + 1];
@@ -60,5 +72,6 @@ bool program_assign_registers(struct program *program) {
         for (int r = 0; r < PROGRAM_REGISTERS; r++)
             is_taken[r] = is_taken[r] && (!frees[r] || r == instruction->dst);
     }
+    share_memory(program);
     return true;
 }

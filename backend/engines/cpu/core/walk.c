@@ -65,7 +65,7 @@ static int block_columns_of(const struct walk *walk, const struct program *progr
     for (int a = 0; a < program->access_count; a++)
         if (program->accesses[a].value >= 0 && walk->strides[a][column] > 1 && walk->strides[a][column - 1] == 1)
             return 32;
-    return PROGRAM_BLOCK;
+    return program->block;
 }
 
 void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,

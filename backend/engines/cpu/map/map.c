@@ -97,7 +97,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(threads_start());
     step->state = map;
     return arena_print(arena, &step->detail, "%d operations as %d instructions on blocks of %d", step->region.count,
-                       map->program.instruction_count, PROGRAM_BLOCK);
+                       map->program.instruction_count, map->program.block);
 }
 
 struct job {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fused pointwise operations: a region's nodes as a short list of instructions over registers, each a block of up to
-   PROGRAM_BLOCK elements that stays in the L1 cache. Values that live inside the region never reach memory.
+   PROGRAM_BLOCK elements; together they stay in the L1 cache. Values that live inside the region never reach memory.
    A program knows the index space of its values, not the order in which it is walked (walk.h). */
 #ifndef WEFT_ENGINES_CPU_PROGRAM_H
 #define WEFT_ENGINES_CPU_PROGRAM_H
@@ -9,8 +9,9 @@
 #include "engines/engine.h"
 
 enum {
-    PROGRAM_BLOCK = 1024,   /* elements of a register: 4 KiB in float, 8 KiB in double */
-    PROGRAM_REGISTERS = 12, /* in use at a time */
+    PROGRAM_BLOCK = 1024,     /* elements of a register at most: 4 KiB in float, 8 KiB in double */
+    PROGRAM_REGISTERS = 12,   /* in use at a time */
+    PROGRAM_BYTES = 32 << 10, /* of all registers, on the stack of the thread that runs them */
     PROGRAM_INSTRUCTIONS = 96,
     PROGRAM_ACCESSES = 40,
     PROGRAM_NO_REGISTER = 255,
@@ -48,6 +49,7 @@ struct access {
 
 struct program {
     int instruction_count, access_count, register_count;
+    int block, register_bytes; /* elements of a register; its bytes */
     struct instruction instructions[PROGRAM_INSTRUCTIONS];
     struct access accesses[PROGRAM_ACCESSES];
     bool shares_bytes;  /* stores elements below 8 bits: one thread only */

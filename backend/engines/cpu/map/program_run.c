@@ -21,8 +21,10 @@ struct run {
     int rows, columns;
     int64_t indices[PROGRAM_ACCESSES];  /* of the block's corner */
     void *registers[PROGRAM_REGISTERS]; /* own memory, or that of a tensor */
-    double memory[PROGRAM_REGISTERS][PROGRAM_BLOCK] __attribute__((aligned(64)));
+    unsigned char memory[PROGRAM_BYTES] __attribute__((aligned(64)));
 };
+
+static void *memory_of(struct run *run, int reg) { return run->memory + reg * run->program->register_bytes; }
 
 static int64_t bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
 
@@ -220,7 +222,7 @@ static void round_to(bool is_wide, int64_t count, void *dst, const void *src, we
 static void apply(struct run *run, const struct instruction *instruction, int64_t count) {
     const void *x = run->registers[instruction->x], *b = run->registers[instruction->b];
     const void *t = run->registers[instruction->t];
-    void *dst = run->memory[instruction->dst];
+    void *dst = memory_of(run, instruction->dst);
     if (instruction->access >= 0) {
         struct place place = place_of(run, instruction->access);
         void *dense = find_dense(run, &place, instruction->is_wide);
@@ -236,7 +238,7 @@ static void execute(struct run *run, const struct instruction *instruction) {
     const void *x = instruction->x == PROGRAM_NO_REGISTER ? NULL : run->registers[instruction->x];
     void *dst = NULL;
     if (instruction->dst != PROGRAM_NO_REGISTER && instruction->verb != VERB_APPLY)
-        dst = run->registers[instruction->dst] = run->memory[instruction->dst];
+        dst = run->registers[instruction->dst] = memory_of(run, instruction->dst);
     switch (instruction->verb) {
     case VERB_LOAD:
         load(run, instruction);
@@ -293,7 +295,7 @@ void program_run(const struct program *program, const struct walk *walk, void *c
     run.program = program, run.walk = walk, run.values = values, run.given = block;
     int64_t inner = walk->extents[walk->rank - 2];
     int64_t widest = columns < walk->block_columns ? columns : walk->block_columns;
-    int64_t most = widest > 0 ? PROGRAM_BLOCK / widest : 1;
+    int64_t most = widest > 0 ? program->block / widest : 1;
     for (int64_t done = 0; done < rows; done += run.rows) {
         int64_t position[WALK_AXES], rest = row + done;
         for (int i = walk->rank - 2; i >= 0; i--) {
