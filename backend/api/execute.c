@@ -48,10 +48,7 @@ weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint
     if (count && !pointers)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftExecute: pointers is NULL. Give an array of %lld addresses.",
              (long long)count);
-    void *slots[count + 1];
-    for (int64_t i = 0; i < count; i++)
-        slots[i] = (void *)(uintptr_t)pointers[i];
-    return trace_failure(plan_run(ours, slots, workspace, -1, stream));
+    return trace_failure(plan_run(ours, pointers, workspace, stream));
 }
 
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,

@@ -109,14 +109,11 @@ bool region_has(const struct region *region, int node) {
 }
 
 bool region_exports(const struct region *region, int value) {
-    const struct graph *graph = region->graph;
-    int inside = 0;
-    if (value_is_slot(&graph->values[value]))
+    const struct value *read = &region->graph->values[value];
+    if (value_is_slot(read))
         return true;
-    for (int i = 0; i < region->count; i++) {
-        const struct node *node = region_node(region, i);
-        for (int k = 0; k < node->operand_count; k++)
-            inside += node->operands[k] == value && !node->is_output[k];
-    }
-    return inside < graph->values[value].readers;
+    for (int i = 0; i < read->readers; i++)
+        if (!region_has(region, read->read_by[i]))
+            return true;
+    return false;
 }

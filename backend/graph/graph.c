@@ -42,8 +42,7 @@ static weftStatus_t count_operand(void *context, const struct row *row, struct t
 static weftStatus_t collect_value(void *context, const struct row *row, struct tensor *tensor) {
     (void)row;
     struct graph *graph = context;
-    graph->values[graph->value_count++] =
-        (struct value){.tensor = tensor, .producer = -1, .first_reader = -1, .last_reader = -1};
+    graph->values[graph->value_count++] = (struct value){.tensor = tensor, .producer = -1};
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -121,16 +120,29 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
+static int by_address(const void *a, const void *b) {
+    const struct descriptor *left = *(struct descriptor *const *)a, *right = *(struct descriptor *const *)b;
+    return (left > right) - (left < right);
+}
+
+static weftStatus_t check_listed_once(const struct graph *graph, struct arena *scratch) {
+    const struct descriptor **sorted;
+    size_t count = (size_t)graph->ops.count;
+    TRY(arena_copy(scratch, &sorted, graph->ops.descriptors, count * sizeof *sorted));
+    qsort(sorted, count, sizeof *sorted, by_address);
+    for (size_t i = 1; i < count; i++)
+        if (sorted[i] == sorted[i - 1])
+            FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: %s is listed twice. List each operation once.",
+                 descriptor_label(&graph->base), descriptor_label(sorted[i]));
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t make_nodes(struct graph *graph) {
     graph->node_count = (int)graph->ops.count;
     TRY(arena_alloc(&graph->base.arena, &graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
     for (int i = 0; i < graph->node_count; i++) {
         struct node *node = &graph->nodes[i];
         node->op = graph->ops.descriptors[i];
-        for (int k = 0; k < i; k++)
-            if (graph->nodes[k].op == node->op)
-                FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: %s is listed twice. List each operation once.",
-                     descriptor_label(&graph->base), descriptor_label(node->op));
         int operands = 0;
         TRY(op_each_operand(node->op, count_operand, &operands));
         TRY(arena_alloc(&graph->base.arena, &node->operands, (size_t)operands * sizeof *node->operands));
@@ -141,46 +153,72 @@ static weftStatus_t make_nodes(struct graph *graph) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static bool node_is_ready(const struct graph *graph, const struct node *node, const bool *done) {
-    for (int i = 0; i < node->operand_count; i++) {
-        int producer = graph->values[node->operands[i]].producer;
-        if (!node->is_output[i] && producer >= 0 && !done[producer])
-            return false;
+/* ---- Order ------------------------------------------------------------------------------------------------------- */
+
+enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being placed */ };
+
+struct sorting {
+    const struct graph *graph;
+    int *place;   /* of each node in the new order, or one of the above */
+    int *waiting; /* nodes that wait, each for one that the next one makes */
+    int *looked;  /* of each node that waits, how many of its operands are made */
+    struct node *sorted;
+    int placed;
+};
+
+/* The next producer that a waiting node needs and that is not placed; -1: none, it is ready. */
+static int next_missing(struct sorting *sorting, int n) {
+    const struct node *node = &sorting->graph->nodes[n];
+    for (int i; (i = sorting->looked[n]) < node->operand_count; sorting->looked[n]++) {
+        int producer = sorting->graph->values[node->operands[i]].producer;
+        if (!node->is_output[i] && producer >= 0 && sorting->place[producer] < 0)
+            return producer;
     }
-    return true;
+    return -1;
 }
 
-/* Kahn's sort, keeping the user's order among nodes that are ready. */
-static weftStatus_t sort_nodes(struct graph *graph) {
-    bool *done;
-    int *place; /* of each node in the new order */
-    struct node *sorted;
-    size_t count = (size_t)graph->node_count;
-    TRY(arena_alloc(&graph->base.arena, &done, count * sizeof *done));
-    TRY(arena_alloc(&graph->base.arena, &place, count * sizeof *place));
-    TRY(arena_alloc(&graph->base.arena, &sorted, count * sizeof *sorted));
-    int placed = 0;
-    while (placed < graph->node_count) {
-        int next = 0;
-        while (next < graph->node_count && (done[next] || !node_is_ready(graph, &graph->nodes[next], done)))
-            next++;
-        if (next == graph->node_count) {
-            for (next = 0; done[next];)
-                next++;
+/* Places a node behind all that it needs. */
+static weftStatus_t place_node(struct sorting *sorting, int node) {
+    int depth = 0;
+    for (sorting->waiting[0] = node; depth >= 0;) {
+        int n = sorting->waiting[depth], missing = next_missing(sorting, n);
+        if (missing < 0) {
+            sorting->place[n] = sorting->placed;
+            sorting->sorted[sorting->placed++] = sorting->graph->nodes[n];
+            depth--;
+            continue;
+        }
+        sorting->place[n] = WAITS;
+        if (missing == n || sorting->place[missing] == WAITS)
             FAIL(WEFT_STATUS_BAD_PARAM_CYCLE_EXT,
                  "%s has a cycle through %s: its inputs depend on its outputs. Break it by writing to another tensor.",
-                 descriptor_label(&graph->base), descriptor_label(graph->nodes[next].op));
-        }
-        done[next] = true;
-        place[next] = placed;
-        sorted[placed++] = graph->nodes[next];
+                 descriptor_label(&sorting->graph->base), descriptor_label(sorting->graph->nodes[missing].op));
+        sorting->waiting[++depth] = missing;
     }
-    graph->nodes = sorted;
-    for (int i = 0; i < graph->value_count; i++)
-        if (graph->values[i].producer >= 0)
-            graph->values[i].producer = place[graph->values[i].producer];
     return WEFT_STATUS_SUCCESS;
 }
+
+/* The user's order, but with producers before their readers. */
+static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
+    struct sorting sorting = {.graph = graph};
+    size_t count = (size_t)graph->node_count;
+    TRY(arena_alloc(scratch, &sorting.place, count * sizeof *sorting.place));
+    TRY(arena_alloc(scratch, &sorting.waiting, count * sizeof *sorting.waiting));
+    TRY(arena_alloc(scratch, &sorting.looked, count * sizeof *sorting.looked));
+    TRY(arena_alloc(&graph->base.arena, &sorting.sorted, count * sizeof *sorting.sorted));
+    for (int n = 0; n < graph->node_count; n++)
+        sorting.place[n] = NOT_PLACED;
+    for (int n = 0; n < graph->node_count; n++)
+        if (sorting.place[n] < 0)
+            TRY(place_node(&sorting, n));
+    graph->nodes = sorting.sorted;
+    for (int i = 0; i < graph->value_count; i++)
+        if (graph->values[i].producer >= 0)
+            graph->values[i].producer = sorting.place[graph->values[i].producer];
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
 bool graph_needs(const struct graph *graph, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
@@ -193,20 +231,36 @@ bool graph_needs(const struct graph *graph, const struct node *node) {
 
 /* A node that nobody needs does not run, and so reads nothing. From the last node on, all readers of what a node makes
    are known before it. */
-static void note_readers(struct graph *graph) {
+static int count_readers(struct graph *graph) {
+    int count = 0;
     for (int n = graph->node_count; n-- > 0;) {
         const struct node *node = &graph->nodes[n];
         bool runs = graph_needs(graph, node);
-        for (int i = 0; i < node->operand_count && runs; i++) {
-            struct value *value = &graph->values[node->operands[i]];
-            if (node->is_output[i])
-                continue;
-            value->readers++;
-            value->first_reader = n;
-            if (value->last_reader < 0)
-                value->last_reader = n;
-        }
+        for (int i = 0; i < node->operand_count; i++)
+            if (runs && !node->is_output[i]) {
+                graph->values[node->operands[i]].readers++;
+                count++;
+            }
     }
+    return count;
+}
+
+static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
+    int *all, **ends;
+    TRY(arena_alloc(&graph->base.arena, &all, (size_t)count_readers(graph) * sizeof *all));
+    TRY(arena_alloc(scratch, &ends, (size_t)graph->value_count * sizeof *ends));
+    for (int v = 0; v < graph->value_count; v++) {
+        graph->values[v].read_by = ends[v] = all;
+        all += graph->values[v].readers;
+    }
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct node *node = &graph->nodes[n];
+        bool runs = graph_needs(graph, node);
+        for (int i = 0; i < node->operand_count; i++)
+            if (runs && !node->is_output[i])
+                *ends[node->operands[i]]++ = n;
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t check_values(const struct graph *graph) {
@@ -220,16 +274,24 @@ static weftStatus_t check_values(const struct graph *graph) {
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t make_graph(struct graph *graph, struct arena *scratch) {
+    TRY(check_listed_once(graph, scratch));
+    TRY(collect_values(graph));
+    TRY(make_nodes(graph));
+    TRY(sort_nodes(graph, scratch));
+    TRY(note_readers(graph, scratch));
+    return check_values(graph);
+}
+
 static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     struct graph *graph = (struct graph *)descriptor;
+    struct arena scratch = {0};
     if (graph->ops.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s has no operations. Set at least one in attribute ops.",
              descriptor_label(descriptor));
-    TRY(collect_values(graph));
-    TRY(make_nodes(graph));
-    TRY(sort_nodes(graph));
-    note_readers(graph);
-    return check_values(graph);
+    weftStatus_t status = make_graph(graph, &scratch);
+    arena_free(&scratch);
+    return status;
 }
 
 static weftStatus_t copy_graph(struct descriptor *target, const struct descriptor *source) {

@@ -8,10 +8,9 @@
 /* A tensor's place in a graph. */
 struct value {
     struct tensor *tensor;
-    int producer;     /* node, or -1 for an input of the graph */
-    int readers;      /* how many operands of nodes that are needed read it */
-    int first_reader; /* node, or -1 */
-    int last_reader;  /* node, or -1 */
+    int producer;       /* node, or -1 for an input of the graph */
+    int readers;        /* how many operands of nodes that are needed read it */
+    const int *read_by; /* these nodes in order, one per operand */
 };
 
 struct node {

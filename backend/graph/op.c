@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all operations share: finalize (resolve, infer, check), shared checks, and element access for references. */
-#include "graph/op.h"
+#include "graph/graph.h"
 
 #include "base/number.h"
 
@@ -277,9 +277,8 @@ struct view view_of(const struct bindings *bindings, const struct tensor *tensor
     view.strides = tensor->strides.at;
     view.vector_count = tensor->vector_count;
     view.vector_dim = tensor->vector_dim;
-    for (int i = 0; i < bindings->count && !view.data; i++)
-        if (bindings->items[i].tensor == tensor)
-            view.data = bindings->items[i].data;
+    int value = bindings->graph ? graph_find_value(bindings->graph, tensor) : -1;
+    view.data = value < 0 ? NULL : bindings->values[value];
     return view;
 }
 

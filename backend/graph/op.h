@@ -33,15 +33,12 @@ struct view {
     int64_t vector_count, vector_dim;
 };
 
-struct bound {
-    const struct tensor *tensor;
-    void *data;
-};
+struct graph;
 
-/* The operands of one operation with their memory, and scratch memory of the size the op asked for. */
+/* The memory of a graph's values, and scratch memory of the size that the operation asked for. */
 struct bindings {
-    int count;
-    const struct bound *items;
+    const struct graph *graph;
+    void *const *values;
     void *scratch;
 };
 

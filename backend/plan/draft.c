@@ -5,100 +5,187 @@
 #include "base/number.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* Steps in which a value must keep its memory: from the one that makes it to the last one that reads it. */
+/* ---- The workspace ----------------------------------------------------------------------------------------------- */
+
+/* Steps in which a value must keep its memory. */
 struct life {
     int value;
     int first, last;
-    bool crosses; /* another step than the first reads it */
     int64_t bytes;
 };
 
+/* Memory that no value has. */
+struct hole {
+    int64_t offset, bytes;
+};
+
+struct layout {
+    struct draft *draft;
+    bool *crosses; /* of each value: a step other than the one that makes it reads it */
+    struct life *lives;
+    int count;
+    struct hole *holes; /* by offset; the last one has no end */
+    int hole_count;
+};
+
+#define WORKSPACE_MOST (INT64_C(1) << 62)
+
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
-/* The lives of all virtual values that are read in another step than the one that makes them. Reads of a view are reads of
-   the memory that it looks at. */
-static int find_lives(const struct draft *draft, struct life *lives) {
-    const struct graph *graph = draft->graph;
-    const int *memory = draft->cover.memory, *step = draft->cover.part_of_node;
-    int count = 0;
-    for (int v = 0; v < graph->value_count; v++) {
-        int producer = graph->values[v].producer;
-        lives[v] = (struct life){.value = v, .first = producer < 0 ? -1 : step[producer], .last = -1};
-    }
-    for (int n = 0; n < graph->node_count; n++)
-        for (int i = 0; i < graph->nodes[n].operand_count; i++) {
-            struct life *life = &lives[memory[graph->nodes[n].operands[i]]];
-            if (graph->nodes[n].is_output[i] || step[n] < 0)
-                continue;
-            life->crosses = life->crosses || step[n] != life->first;
-            life->last = step[n] > life->last ? step[n] : life->last;
-        }
-    for (int v = 0; v < graph->value_count; v++)
-        if (graph->values[v].tensor->is_virtual && memory[v] == v && lives[v].crosses)
-            lives[count++] = lives[v];
-    return count;
+static int making_step(const struct draft *draft, int value) {
+    int producer = draft->graph->values[value].producer;
+    return producer < 0 ? -1 : draft->cover.part_of_node[producer];
 }
 
-static int compare_lives(const void *a, const void *b) {
-    const struct life *one = a, *other = b;
-    return one->first != other->first ? one->first - other->first : one->value - other->value;
+static void note_reading(struct layout *layout, int step, int operand) {
+    struct draft *draft = layout->draft;
+    int value = draft->cover.memory[operand];
+    if (step > draft->last_reading[value])
+        draft->last_reading[value] = step;
+    if (value != operand)
+        draft->is_viewed[value] = true;
+    if (step != making_step(draft, value))
+        layout->crosses[value] = true;
 }
 
-/* The lowest offset where a value meets none of those that are alive. */
-static int64_t place(const struct draft *draft, const struct life *alive, int count, const struct life *life) {
-    int64_t offset = 0;
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int i = 0; i < count; i++) {
-            int64_t other = draft->value_offset[alive[i].value];
-            if (offset < other + alive[i].bytes && other < offset + life->bytes) {
-                offset = other + alive[i].bytes;
-                moved = true;
-            }
-        }
+static void note_readings(struct layout *layout) {
+    const struct draft *draft = layout->draft;
+    for (int v = 0; v < draft->graph->value_count; v++)
+        draft->last_reading[v] = -1;
+    for (int n = 0; n < draft->graph->node_count; n++) {
+        const struct node *node = &draft->graph->nodes[n];
+        for (int i = 0; i < node->operand_count && draft->cover.part_of_node[n] >= 0; i++)
+            if (!node->is_output[i])
+                note_reading(layout, draft->cover.part_of_node[n], node->operands[i]);
     }
+}
+
+static void list_lives(struct layout *layout) {
+    const struct draft *draft = layout->draft;
+    for (int v = 0; v < draft->graph->value_count; v++) {
+        const struct tensor *tensor = draft->graph->values[v].tensor;
+        if (tensor->is_virtual && draft->cover.memory[v] == v && layout->crosses[v])
+            layout->lives[layout->count++] = (struct life){.value = v,
+                                                           .first = making_step(draft, v),
+                                                           .last = draft->last_reading[v],
+                                                           .bytes = align_up(tensor_bytes(tensor))};
+    }
+}
+
+/* The lowest offset at which there is room; -1: nowhere. */
+static int64_t take_room(struct layout *layout, int64_t bytes) {
+    int at = 0;
+    while (at < layout->hole_count && layout->holes[at].bytes < bytes)
+        at++;
+    if (at == layout->hole_count)
+        return -1;
+    struct hole *hole = &layout->holes[at];
+    int64_t offset = hole->offset;
+    hole->offset += bytes;
+    hole->bytes -= bytes;
+    if (hole->bytes == 0)
+        memmove(hole, hole + 1, (size_t)(--layout->hole_count - at) * sizeof *hole);
     return offset;
 }
 
-/* Leaves those that a step, or one behind it, still reads. */
-static int keep_alive(struct life *alive, int count, int step) {
-    int kept = 0;
-    for (int i = 0; i < count; i++)
-        if (alive[i].last >= step)
-            alive[kept++] = alive[i];
-    return kept;
+static void give_room(struct layout *layout, int64_t offset, int64_t bytes) {
+    int low = 0, high = layout->hole_count - 1; /* the first hole behind is one of these */
+    if (bytes == 0)
+        return;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (layout->holes[middle].offset < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    struct hole *behind = &layout->holes[low], *before = behind - 1;
+    bool meets_behind = offset + bytes == behind->offset,
+         meets_before = low && before->offset + before->bytes == offset;
+    if (meets_behind && meets_before) {
+        before->bytes += bytes + behind->bytes;
+        memmove(behind, behind + 1, (size_t)(--layout->hole_count - low) * sizeof *behind);
+    } else if (meets_behind) {
+        *behind = (struct hole){offset, bytes + behind->bytes};
+    } else if (meets_before) {
+        before->bytes += bytes;
+    } else {
+        memmove(behind + 1, behind, (size_t)(layout->hole_count++ - low) * sizeof *behind);
+        *behind = (struct hole){offset, bytes};
+    }
 }
 
-static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
-    size_t values = (size_t)draft->graph->value_count;
-    struct life *lives, *alive;
-    int alive_count = 0;
-    TRY(arena_alloc(arena, &draft->value_offset, values * sizeof *draft->value_offset));
-    TRY(arena_alloc(arena, &lives, values * sizeof *lives));
-    TRY(arena_alloc(arena, &alive, values * sizeof *alive));
-    for (size_t v = 0; v < values; v++)
-        draft->value_offset[v] = -1;
-    int count = find_lives(draft, lives);
-    qsort(lives, (size_t)count, sizeof *lives, compare_lives);
-    for (int i = 0; i < count; i++) {
-        struct life *life = &lives[i];
-        life->bytes = align_up(tensor_bytes(draft->graph->values[life->value].tensor));
-        alive_count = keep_alive(alive, alive_count, life->first);
-        int64_t offset = draft->value_offset[life->value] = place(draft, alive, alive_count, life);
-        draft->scratch_offset = max64(draft->scratch_offset, offset + life->bytes);
-        alive[alive_count++] = *life;
+static int by_first(const void *a, const void *b) {
+    const struct life *left = a, *right = b;
+    return left->first != right->first ? left->first - right->first : left->value - right->value;
+}
+
+static int by_last(const void *a, const void *b) {
+    const struct life *left = a, *right = b;
+    return left->last != right->last ? left->last - right->last : left->value - right->value;
+}
+
+/* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read goes. */
+static weftStatus_t place_lives(struct layout *layout, struct arena *scratch) {
+    struct draft *draft = layout->draft;
+    struct life *ending;
+    int ended = 0;
+    qsort(layout->lives, (size_t)layout->count, sizeof *layout->lives, by_first);
+    TRY(arena_copy(scratch, &ending, layout->lives, (size_t)layout->count * sizeof *ending));
+    qsort(ending, (size_t)layout->count, sizeof *ending, by_last);
+    TRY(arena_alloc(scratch, &layout->holes, (size_t)(layout->count + 1) * sizeof *layout->holes));
+    layout->holes[0].bytes = WORKSPACE_MOST;
+    layout->hole_count = 1;
+    for (int i = 0; i < layout->count; i++) {
+        const struct life *life = &layout->lives[i];
+        for (; ending[ended].last < life->first; ended++)
+            give_room(layout, draft->value_offset[ending[ended].value], ending[ended].bytes);
+        int64_t offset = take_room(layout, life->bytes);
+        if (offset < 0)
+            FAIL(
+                WEFT_STATUS_NOT_SUPPORTED,
+                "engine %s: the graph's intermediate tensors take more than 2^62 bytes of workspace. Use smaller ones.",
+                draft->engine->name);
+        draft->value_offset[life->value] = offset;
+        if (offset + life->bytes > draft->scratch_offset)
+            draft->scratch_offset = offset + life->bytes;
     }
-    int64_t scratch = 0;
-    for (int s = 0; s < draft->cover.count; s++)
-        if (draft->steps[s].workspace_bytes > scratch)
-            scratch = draft->steps[s].workspace_bytes;
-    draft->workspace_bytes = draft->scratch_offset + align_up(scratch);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Bytes that a step moves: each memory that it reads or writes once. counted: per value, the last step + 1 that was asked. */
-static int64_t bytes_of(const struct draft *draft, int step, int *counted) {
+static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
+    struct layout layout = {.draft = draft};
+    size_t values = (size_t)draft->graph->value_count;
+    TRY(arena_alloc(scratch, &layout.crosses, values * sizeof *layout.crosses));
+    TRY(arena_alloc(scratch, &layout.lives, values * sizeof *layout.lives));
+    note_readings(&layout);
+    list_lives(&layout);
+    return place_lives(&layout, scratch);
+}
+
+static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
+    struct arena scratch = {0};
+    int64_t most = 0;
+    size_t values = (size_t)draft->graph->value_count;
+    TRY(arena_alloc(arena, &draft->last_reading, values * sizeof *draft->last_reading));
+    TRY(arena_alloc(arena, &draft->is_viewed, values * sizeof *draft->is_viewed));
+    TRY(arena_alloc(arena, &draft->value_offset, values * sizeof *draft->value_offset));
+    for (size_t v = 0; v < values; v++)
+        draft->value_offset[v] = -1;
+    weftStatus_t status = lay_out_values(draft, &scratch);
+    arena_free(&scratch);
+    for (int s = 0; s < draft->cover.count; s++)
+        most = draft->steps[s].workspace_bytes > most ? draft->steps[s].workspace_bytes : most;
+    draft->workspace_bytes = add_sizes(draft->scratch_offset, align_up(most));
+    return status;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+/* Counts the memory that a step reads and writes; counted: of each value, the step that counted it last. */
+static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     const struct region *region = &draft->steps[step].region;
     int64_t bytes = 0;
     for (int k = 0; k < region->count; k++)
@@ -106,18 +193,23 @@ static int64_t bytes_of(const struct draft *draft, int step, int *counted) {
             int value = draft->cover.memory[region_node(region, k)->operands[i]];
             const struct tensor *tensor = draft->graph->values[value].tensor;
             bool in_memory = !tensor->is_virtual || draft->value_offset[value] >= 0;
-            bytes += in_memory && counted[value] != step + 1 ? tensor_bytes(tensor) : 0;
+            if (in_memory && counted[value] != step + 1)
+                bytes = add_sizes(bytes, tensor_bytes(tensor));
             counted[value] = step + 1;
         }
     return bytes;
 }
 
-static weftStatus_t count_bytes(struct draft *draft, struct arena *arena) {
+static weftStatus_t count_moved(struct draft *draft, struct arena *arena) {
+    struct arena scratch = {0};
     int *counted;
     TRY(arena_alloc(arena, &draft->step_bytes, (size_t)draft->cover.count * sizeof *draft->step_bytes));
-    TRY(arena_alloc(arena, &counted, (size_t)draft->graph->value_count * sizeof *counted));
-    for (int s = 0; s < draft->cover.count; s++)
-        draft->moved_bytes += draft->step_bytes[s] = bytes_of(draft, s, counted);
+    TRY(arena_alloc(&scratch, &counted, (size_t)draft->graph->value_count * sizeof *counted));
+    for (int s = 0; s < draft->cover.count; s++) {
+        draft->step_bytes[s] = count_bytes(draft, s, counted);
+        draft->moved_bytes = add_sizes(draft->moved_bytes, draft->step_bytes[s]);
+    }
+    arena_free(&scratch);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -133,7 +225,7 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
     }
     status_clear(); /* of those that a family asked before the one that serves it */
     TRY(lay_out_workspace(draft, arena));
-    return count_bytes(draft, arena);
+    return count_moved(draft, arena);
 }
 
 /* A draft whose steps each take no more scratch than the limit. */

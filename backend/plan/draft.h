@@ -14,12 +14,14 @@ struct draft {
     struct device device;
     struct cover cover;
     struct step *steps;     /* one per part */
+    int *last_reading;      /* of each value: the last step that reads its memory, under whatever name; -1: none */
+    bool *is_viewed;        /* of each value: something reads its memory under another name */
     int64_t *value_offset;  /* in the workspace, of each value; -1: not there */
     int64_t scratch_offset; /* of the steps' scratch, which they use in turn */
     int64_t workspace_bytes;
     double seconds;      /* predicted */
     int64_t *step_bytes; /* that each step reads and writes in memory */
-    int64_t moved_bytes; /* of all steps */
+    int64_t moved_bytes; /* all of these */
 };
 
 /* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of the

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots and what their memory must
-   satisfy. */
+/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots. */
 #include "plan/plan.h"
 #include "base/trace.h"
 #include "graph/descriptor.h"
+#include "plan/overlap.h"
 #include "plan/save.h"
 
 #include <stdio.h>
@@ -49,7 +49,7 @@ static const struct row rows[] = {
                   "true: json carries the machine code of the plan's kernels; set with json, what it carries is used"),
 };
 
-/* ---- Slots and conflicts ----------------------------------------------------------------------------------------- */
+/* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t list_slots(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
@@ -62,65 +62,13 @@ static weftStatus_t list_slots(struct plan *plan) {
         if (!value_is_slot(&graph->values[v]))
             continue;
         uids[plan->slot_count] = tensor->uid;
-        plan->slots[plan->slot_count++] = (struct slot){
-            .value = v, .uid = tensor->uid, .bytes = tensor_bytes(tensor), .alignment = tensor->alignment};
+        plan->slots[plan->slot_count++] = (struct slot){.value = v,
+                                                        .uid = tensor->uid,
+                                                        .bytes = tensor_bytes(tensor),
+                                                        .alignment = tensor->alignment,
+                                                        .is_written = graph->values[v].producer >= 0};
     }
     plan->slot_uids = (struct list){.count = plan->slot_count, .i64 = uids};
-    return WEFT_STATUS_SUCCESS;
-}
-
-/* Whether output `out` may lie exactly where `in` lies: all who read `in` are done before, or read it element by
-   element in the step that writes `out`. */
-static bool may_share(const struct draft *draft, int in, int out) {
-    const struct graph *graph = draft->graph;
-    int writer = draft->cover.part_of_node[graph->values[out].producer];
-    bool reads_it = false;
-    if (graph->values[in].producer >= 0 || !tensor_same_layout(graph->values[in].tensor, graph->values[out].tensor))
-        return false;
-    for (int n = 0; n < graph->node_count; n++)
-        for (int i = 0; i < graph->nodes[n].operand_count; i++) {
-            if (draft->cover.memory[graph->nodes[n].operands[i]] != in || graph->nodes[n].is_output[i] ||
-                draft->cover.part_of_node[n] < 0)
-                continue;
-            if (graph->nodes[n].operands[i] != in) /* through a view: at other places than its own */
-                return false;
-            if (draft->cover.part_of_node[n] > writer)
-                return false;
-            reads_it = reads_it || draft->cover.part_of_node[n] == writer;
-        }
-    const struct step *step = &draft->steps[writer];
-    return !reads_it || (step->family->may_alias && step->family->may_alias(step, in, out));
-}
-
-/* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */
-static int64_t place_in_output(const struct draft *draft, int in, int out) {
-    const struct graph *graph = draft->graph;
-    const struct descriptor *op = graph->nodes[graph->values[out].producer].op;
-    bool only_reader = graph->values[in].readers == 1 && graph->values[in].first_reader == graph->values[out].producer;
-    return only_reader && op_of(op)->place_in
-               ? op_of(op)->place_in(op, graph->values[in].tensor, graph->values[out].tensor)
-               : -1;
-}
-
-static int64_t allowed_overlap(const struct draft *draft, int in, int out) {
-    if (draft->graph->values[in].producer >= 0)
-        return -1;
-    return may_share(draft, in, out) ? 0 : place_in_output(draft, in, out);
-}
-
-static weftStatus_t list_conflicts(struct plan *plan) {
-    const struct graph *graph = plan->draft.graph;
-    size_t most = (size_t)plan->slot_count * (size_t)plan->slot_count;
-    TRY(arena_alloc(&plan->base.arena, &plan->conflicts, most * sizeof *plan->conflicts));
-    for (int a = 0; a < plan->slot_count; a++)
-        for (int b = 0; b < plan->slot_count; b++) {
-            bool a_written = graph->values[plan->slots[a].value].producer >= 0;
-            bool b_written = graph->values[plan->slots[b].value].producer >= 0;
-            if (!a_written || a == b || (b_written && b < a) || !plan->slots[a].bytes || !plan->slots[b].bytes)
-                continue;
-            plan->conflicts[plan->conflict_count++] = (struct conflict){
-                .a = a, .b = b, .allowed = allowed_overlap(&plan->draft, plan->slots[b].value, plan->slots[a].value)};
-        }
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -230,12 +178,13 @@ static void release_steps(struct plan *plan) {
 }
 
 static weftStatus_t build(struct plan *plan) {
-    plan->slot_count = plan->conflict_count = 0;
+    plan->slot_count = 0;
     TRY(make_draft(plan));
     plan->workspace_bytes = plan->draft.workspace_bytes;
     TRY(load_steps(plan));
     TRY(list_slots(plan));
-    TRY(list_conflicts(plan));
+    TRY(overlap_list(plan));
+    TRY(plan_make_frame(plan));
     TRY(write_tag(plan));
     TRY(plan_write_report(plan));
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
@@ -311,6 +260,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
 static void release(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     plan_free_overrides(plan);
+    plan_free_frame(plan);
     release_steps(plan);
 }
 

@@ -12,12 +12,14 @@
 struct slot {
     int value;
     int64_t uid, bytes, alignment;
+    bool is_written;
+    int first_permission, permission_count; /* of a written slot, in the plan's list */
 };
 
-/* Two slots whose memory must not overlap, at least one of them written. */
-struct conflict {
-    int a, b;        /* a is written */
-    int64_t allowed; /* b may begin exactly so many bytes after a; -1: nowhere */
+/* What the step that writes a slot allows an input that it reads. */
+struct permission {
+    int in;         /* value */
+    int64_t offset; /* it may begin exactly so many bytes after the output; -1: it may not overlap */
 };
 
 struct plan {
@@ -40,17 +42,16 @@ struct plan {
     struct draft draft;
     int slot_count;
     struct slot *slots; /* by uid */
-    int conflict_count;
-    struct conflict *conflicts;
+    struct permission *permissions;
+    _Atomic(void *) spare_frame; /* see run.c */
     pthread_mutex_t override_lock;
     struct plan_override *overrides; /* plans for overridden shapes, made on demand */
 };
 
 extern const struct schema plan_schema;
 
-/* Runs with one pointer per slot. workspace_bytes: what is at workspace, or -1 when the caller did not tell. */
-weftStatus_t plan_run(const struct plan *plan, void *const *pointers, void *workspace, int64_t workspace_bytes,
-                      weftStream_t stream);
+/* Runs with one address per slot; how large the workspace is, the caller knows. */
+weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream);
 
 /* The same with a pack: looks the pointers up, and plans anew where shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
@@ -58,6 +59,10 @@ weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, w
 /* The plan that serves a pack: `plan` itself, or one for the overridden shapes; the caller releases it. */
 weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);
+
+/* Makes ready what executions need beyond the plan itself, so that they allocate nothing. */
+weftStatus_t plan_make_frame(struct plan *plan);
+void plan_free_frame(struct plan *plan);
 
 /* report.c: what runs where and why, as JSON in the plan's arena. */
 weftStatus_t plan_write_report(struct plan *plan);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hot path: check the pointers, put every value's address in a table on the stack, run the steps. Allocates nothing,
-   takes no lock, formats nothing unless it fails. */
+/* The hot path: put every value's address in a table, check the pointers, run the steps. Allocates nothing, takes no lock,
+   formats nothing unless it fails. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
-#include "plan/plan.h"
+#include "plan/overlap.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, const void *pointer) {
     const char *label = descriptor_label(&plan->draft.graph->values[slot->value].tensor->base);
@@ -18,30 +20,19 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
          label, pointer, (long long)slot->alignment);
 }
 
-static weftStatus_t fail_conflict(const struct plan *plan, const struct conflict *conflict) {
-    const struct value *values = plan->draft.graph->values;
-    FAIL(WEFT_STATUS_BAD_PARAM, "output %s and %s overlap in memory. Give the output memory of its own%s.",
-         descriptor_label(&values[plan->slots[conflict->a].value].tensor->base),
-         descriptor_label(&values[plan->slots[conflict->b].value].tensor->base),
-         conflict->allowed == 0 ? ", or exactly the same memory" : "");
-}
-
-static weftStatus_t check_pointers(const struct plan *plan, void *const *pointers, const void *workspace,
-                                   int64_t workspace_bytes) {
+static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     for (int i = 0; i < plan->slot_count; i++) {
         const struct slot *slot = &plan->slots[i];
-        if (slot->bytes && (!pointers[i] || (uintptr_t)pointers[i] & (uintptr_t)(slot->alignment - 1)))
-            if (!pointers[i] || !plan->draft.graph->values[slot->value].tensor->is_by_value)
-                return fail_slot(plan, slot, pointers[i]);
+        const void *pointer = values[slot->value];
+        bool is_aligned = !((uintptr_t)pointer & (uintptr_t)(slot->alignment - 1));
+        if (slot->bytes && (!pointer || (!is_aligned && !plan->draft.graph->values[slot->value].tensor->is_by_value)))
+            return fail_slot(plan, slot, pointer);
     }
-    for (int i = 0; i < plan->conflict_count; i++) {
-        const struct conflict *conflict = &plan->conflicts[i];
-        uintptr_t a = (uintptr_t)pointers[conflict->a], b = (uintptr_t)pointers[conflict->b];
-        bool apart =
-            a + (uintptr_t)plan->slots[conflict->a].bytes <= b || b + (uintptr_t)plan->slots[conflict->b].bytes <= a;
-        if (!apart && !(conflict->allowed >= 0 && b == a + (uintptr_t)conflict->allowed))
-            return fail_conflict(plan, conflict);
-    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* workspace_bytes: what is there, or -1 when the caller did not tell. */
+static weftStatus_t check_workspace(const struct plan *plan, const void *workspace, int64_t workspace_bytes) {
     if (plan->workspace_bytes && !workspace)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the workspace is NULL. Give %lld bytes, aligned to %d.",
              descriptor_label(&plan->base), (long long)plan->workspace_bytes, WORKSPACE_ALIGNMENT);
@@ -62,34 +53,64 @@ static weftStatus_t fail_elsewhere(const struct plan *plan) {
          descriptor_label(&plan->base), device_label(label, &plan->draft.device));
 }
 
-weftStatus_t plan_run(const struct plan *plan, void *const *pointers, void *workspace, int64_t workspace_bytes,
-                      weftStream_t stream) {
-    const struct draft *draft = &plan->draft;
-    const struct graph *graph = draft->graph;
-    if (draft->device.is_described)
-        return fail_elsewhere(plan);
-    TRY(check_pointers(plan, pointers, workspace, workspace_bytes));
-    void *values[graph->value_count];
-    for (int v = 0; v < graph->value_count; v++) {
-        struct tensor *tensor = graph->values[v].tensor;
-        values[v] = tensor->is_constant ? tensor->constant : NULL;
-        if (draft->value_offset[v] >= 0)
-            values[v] = (char *)workspace + draft->value_offset[v];
-    }
-    for (int i = 0; i < plan->slot_count; i++)
-        values[plan->slots[i].value] = pointers[i];
-    for (int v = 0; v < graph->value_count; v++)
-        values[v] = values[draft->cover.memory[v]];
-    if (trace_exec_on())
-        trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&graph->base), draft->engine->name,
-              draft->cover.count);
-    for (int s = 0; s < draft->cover.count; s++)
-        TRY(draft->steps[s].family->run(&draft->steps[s], values, (char *)workspace + draft->scratch_offset, stream));
+/* ---- Frames ------------------------------------------------------------------------------------------------------ */
+
+/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next execution; who
+   finds it taken, by another thread, makes one. */
+enum { VALUES_ON_STACK = 256, SLOTS_BY_PAIRS = 64 };
+
+struct frame {
+    void **values;      /* the memory of each value */
+    struct span *spans; /* room for one per slot; NULL: few slots */
+};
+
+static bool has_small_frame(const struct plan *plan) {
+    return plan->draft.graph->value_count <= VALUES_ON_STACK && plan->slot_count <= SLOTS_BY_PAIRS;
+}
+
+static weftStatus_t make_frame(struct frame **made, const struct plan *plan) {
+    size_t values = (size_t)plan->draft.graph->value_count, spans = (size_t)plan->slot_count;
+    size_t bytes = sizeof **made + values * sizeof *(*made)->values + spans * sizeof *(*made)->spans;
+    struct frame *frame = malloc(bytes);
+    if (!frame)
+        return status_no_memory(bytes);
+    frame->values = (void **)(frame + 1);
+    frame->spans = (struct span *)(frame->values + values);
+    *made = frame;
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t take_frame(struct frame **frame, struct plan *plan) {
+    *frame = atomic_exchange(&plan->spare_frame, NULL);
+    return *frame ? WEFT_STATUS_SUCCESS : make_frame(frame, plan);
+}
+
+static void give_frame(struct plan *plan, struct frame *frame) { free(atomic_exchange(&plan->spare_frame, frame)); }
+
+weftStatus_t plan_make_frame(struct plan *plan) {
+    struct frame *frame;
+    if (has_small_frame(plan))
+        return WEFT_STATUS_SUCCESS;
+    TRY(take_frame(&frame, plan));
+    give_frame(plan, frame);
+    return WEFT_STATUS_SUCCESS;
+}
+
+void plan_free_frame(struct plan *plan) { free(atomic_exchange(&plan->spare_frame, NULL)); }
+
+/* ---- Executions -------------------------------------------------------------------------------------------------- */
+
+struct execution {
+    struct plan *plan;
+    const uint64_t *addresses; /* one per slot; NULL: */
+    const struct variant_pack *pack;
+    void *workspace;
+    int64_t workspace_bytes;
+    weftStream_t stream;
+};
+
 /* One pointer per slot, looked up in the pack by walking both sorted lists. */
-static weftStatus_t find_pointers(const struct plan *plan, const struct variant_pack *pack, void **pointers) {
+static weftStatus_t find_pointers(const struct plan *plan, const struct variant_pack *pack, void **values) {
     int64_t at = 0;
     for (int i = 0; i < plan->slot_count; i++) {
         while (at < pack->uids.count && pack->sorted[at].uid < plan->slots[i].uid)
@@ -98,18 +119,78 @@ static weftStatus_t find_pointers(const struct plan *plan, const struct variant_
             FAIL(WEFT_STATUS_BAD_PARAM, "%s has no pointer for %s. Add its uid and address.",
                  descriptor_label(&pack->base),
                  descriptor_label(&plan->draft.graph->values[plan->slots[i].value].tensor->base));
-        pointers[i] = pack->sorted[at].pointer;
+        values[plan->slots[i].value] = pack->sorted[at].pointer;
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t set_pointers(const struct execution *execution, void **values) {
+    const struct plan *plan = execution->plan;
+    if (execution->pack)
+        return find_pointers(plan, execution->pack, values);
+    for (int i = 0; i < plan->slot_count; i++)
+        values[plan->slots[i].value] = (void *)(uintptr_t)execution->addresses[i];
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The memory of all that is no slot; then views have that of what they show. */
+static void set_memory(const struct draft *draft, void **values, void *workspace) {
+    const struct graph *graph = draft->graph;
+    for (int v = 0; v < graph->value_count; v++) {
+        struct tensor *tensor = graph->values[v].tensor;
+        if (draft->value_offset[v] >= 0)
+            values[v] = (char *)workspace + draft->value_offset[v];
+        else if (!value_is_slot(&graph->values[v]))
+            values[v] = tensor->is_constant ? tensor->constant : NULL;
+    }
+    for (int v = 0; v < graph->value_count; v++)
+        values[v] = values[draft->cover.memory[v]];
+}
+
+static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {
+    const struct draft *draft = &execution->plan->draft;
+    void **values = frame->values;
+    TRY(set_pointers(execution, values));
+    TRY(check_slots(execution->plan, values));
+    TRY(overlap_check(execution->plan, values, frame->spans));
+    TRY(check_workspace(execution->plan, execution->workspace, execution->workspace_bytes));
+    set_memory(draft, values, execution->workspace);
+    if (trace_exec_on())
+        trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&draft->graph->base), draft->engine->name,
+              draft->cover.count);
+    void *scratch = (char *)execution->workspace + draft->scratch_offset;
+    for (int s = 0; s < draft->cover.count; s++)
+        TRY(draft->steps[s].family->run(&draft->steps[s], values, scratch, execution->stream));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t execute(const struct execution *execution) {
+    struct plan *plan = execution->plan;
+    void *few[VALUES_ON_STACK];
+    struct frame small = {.values = few}, *frame = &small;
+    if (plan->draft.device.is_described)
+        return fail_elsewhere(plan);
+    if (!has_small_frame(plan))
+        TRY(take_frame(&frame, plan));
+    weftStatus_t status = execute_in(execution, frame);
+    if (frame != &small)
+        give_frame(plan, frame);
+    return status;
+}
+
+weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream) {
+    return execute(&(struct execution){
+        .plan = plan, .addresses = addresses, .workspace = workspace, .workspace_bytes = -1, .stream = stream});
 }
 
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream) {
     struct plan *found;
     TRY(plan_for_pack(&found, plan, pack));
-    void *pointers[found->slot_count + 1];
-    weftStatus_t status = find_pointers(found, pack, pointers);
-    if (!status)
-        status = plan_run(found, pointers, pack->workspace, pack->workspace_bytes, stream);
+    weftStatus_t status = execute(&(struct execution){.plan = found,
+                                                      .pack = pack,
+                                                      .workspace = pack->workspace,
+                                                      .workspace_bytes = pack->workspace_bytes,
+                                                      .stream = stream});
     descriptor_release(&found->base);
     return status;
 }

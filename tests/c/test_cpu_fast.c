@@ -228,16 +228,17 @@ static struct memory *allocate(const struct graph *graph, const struct region *r
 }
 
 static void run_reference(const struct graph *graph, const struct memory *memories) {
+    void **values = malloc((size_t)graph->value_count * sizeof *values);
+    for (int v = 0; v < graph->value_count; v++)
+        values[v] = memories[v].expected;
     for (int n = 0; n < graph->node_count; n++) {
-        const struct node *node = &graph->nodes[n];
-        struct bound items[16];
-        for (int i = 0; i < node->operand_count; i++)
-            items[i] = (struct bound){graph->values[node->operands[i]].tensor, memories[node->operands[i]].expected};
-        int64_t scratch = op_of(node->op)->scratch_bytes ? op_of(node->op)->scratch_bytes(node->op) : 0;
-        struct bindings bindings = {node->operand_count, items, malloc((size_t)scratch + 1)};
-        op_of(node->op)->reference(node->op, &bindings);
+        const struct descriptor *op = graph->nodes[n].op;
+        int64_t scratch = op_of(op)->scratch_bytes ? op_of(op)->scratch_bytes(op) : 0;
+        struct bindings bindings = {graph, values, malloc((size_t)scratch + 1)};
+        op_of(op)->reference(op, &bindings);
         free(bindings.scratch);
     }
+    free(values);
 }
 
 /* Lets outputs take the place of inputs where the family allows it. */

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { ELEMENTS_MAX = 16384, VALUES_MAX = 6, OPERANDS_MAX = 4 };
+enum { ELEMENTS_MAX = 16384, VALUES_MAX = 6 };
 
 /* ---- Running a copy ---------------------------------------------------------------------------------------------- */
 
@@ -19,14 +19,13 @@ static float memory[VALUES_MAX][ELEMENTS_MAX];
 static void run(const struct region *region, void *from, void *to) {
     for (int n = 0; n < region->count; n++) {
         const struct node *node = region_node(region, n);
-        struct bound items[OPERANDS_MAX];
-        for (int k = 0; k < node->operand_count; k++) {
-            int value = node->operands[k];
-            const struct tensor *tensor = region->graph->values[value].tensor;
-            CHECK(tensor_bytes(tensor) <= (int64_t)sizeof *memory, "%lld bytes", (long long)tensor_bytes(tensor));
-            items[k] = (struct bound){tensor, value == COPY_FROM ? from : value == COPY_TO ? to : memory[value]};
+        void *values[VALUES_MAX];
+        for (int v = 0; v < region->graph->value_count; v++) {
+            int64_t bytes = tensor_bytes(region->graph->values[v].tensor);
+            CHECK(bytes <= (int64_t)sizeof *memory, "%lld bytes", (long long)bytes);
+            values[v] = v == COPY_FROM ? from : v == COPY_TO ? to : memory[v];
         }
-        op_of(node->op)->reference(node->op, &(struct bindings){.count = node->operand_count, .items = items});
+        op_of(node->op)->reference(node->op, &(struct bindings){.graph = region->graph, .values = values});
     }
 }
 
@@ -197,13 +196,10 @@ static void fill(char *bytes, int type, int64_t elements) {
 
 static void calculate(const struct region *region, char (*places)[ELEMENTS_MAX * 4], int exchanged) {
     const struct node *node = region_node(region, 0);
-    struct bound items[OPERANDS_MAX];
-    for (int k = 0; k < node->operand_count; k++) {
-        int value = node->operands[k];
-        items[k].tensor = region->graph->values[value].tensor;
-        items[k].data = exchanged >> value & 1 ? packed[value] : places[value];
-    }
-    op_of(node->op)->reference(node->op, &(struct bindings){.count = node->operand_count, .items = items});
+    void *values[VALUES_MAX];
+    for (int v = 0; v < region->graph->value_count; v++)
+        values[v] = exchanged >> v & 1 ? packed[v] : places[v];
+    op_of(node->op)->reference(node->op, &(struct bindings){.graph = region->graph, .values = values});
 }
 
 static void calculate_on_copies(const struct wishes *wishes, const struct region *region, struct arena *arena) {

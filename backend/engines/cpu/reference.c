@@ -24,13 +24,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
-    const struct node *node = region_node(&step->region, 0);
-    struct bound items[node->operand_count];
-    for (int i = 0; i < node->operand_count; i++)
-        items[i] = (struct bound){.tensor = step->region.graph->values[node->operands[i]].tensor,
-                                  .data = values[node->operands[i]]};
-    struct bindings bindings = {.count = node->operand_count, .items = items, .scratch = workspace};
-    op_of(node->op)->reference(node->op, &bindings);
+    const struct descriptor *op = region_node(&step->region, 0)->op;
+    struct bindings bindings = {.graph = step->region.graph, .values = values, .scratch = workspace};
+    op_of(op)->reference(op, &bindings);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -13,6 +13,7 @@ struct small_graph {
     struct node nodes[NODES_MAX];
     int numbers[NODES_MAX], operands[NODES_MAX][OPERANDS_MAX];
     bool is_output[NODES_MAX][OPERANDS_MAX];
+    int readers[VALUES_MAX][NODES_MAX * OPERANDS_MAX];
     struct transpose_op move;
     struct pointwise_op ops[NODES_MAX];
     struct pointwise modes[NODES_MAX];
@@ -23,7 +24,8 @@ static int add_value(struct small_graph *small, const struct tensor *tensor) {
     int value = small->graph.value_count++;
     small->tensors[value] = tensor_mirror(tensor);
     small->tensors[value].uid = value + 1;
-    small->values[value] = (struct value){.tensor = &small->tensors[value], .producer = -1};
+    small->values[value] =
+        (struct value){.tensor = &small->tensors[value], .producer = -1, .read_by = small->readers[value]};
     return value;
 }
 
@@ -46,9 +48,8 @@ static void add_node(struct small_graph *small, const struct descriptor *op, int
         small->is_output[n][k] = k == count - 1;
         if (k == count - 1)
             value->producer = n;
-        else if (value->readers++ == 0)
-            value->first_reader = n;
-        value->last_reader = n;
+        else
+            small->readers[operands[k]][value->readers++] = n;
     }
 }
 

@@ -165,10 +165,9 @@ static void find_brought(struct patch *h) {
 static bool is_totalled(const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct value *value = &graph->values[h->store->value];
-    for (int m = value->first_reader; m >= 0 && m <= value->last_reader; m++)
-        for (int k = 0; k < graph->nodes[m].operand_count; k++)
-            if (graph->nodes[m].operands[k] == h->store->value && totals_serve(&graph->nodes[m]))
-                return true;
+    for (int i = 0; i < value->readers; i++)
+        if (totals_serve(&graph->nodes[value->read_by[i]]))
+            return true;
     return false;
 }
 

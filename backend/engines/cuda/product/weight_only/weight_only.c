@@ -45,7 +45,7 @@ static const struct node *find_weights(const struct region *region) {
 static int find_reader(const struct graph *graph, const struct block_scale_dequantize_op *op) {
     const struct value *value = &graph->values[graph_find_value(graph, op->y)];
     bool is_one = !value_is_slot(value) && value->readers == 1;
-    return is_one && op_of(graph->nodes[value->first_reader].op) == &matmul_op ? value->first_reader : -1;
+    return is_one && op_of(graph->nodes[value->read_by[0]].op) == &matmul_op ? value->read_by[0] : -1;
 }
 
 /* The region without its weights. A region of nothing else is judged by the product that it shall grow to. */

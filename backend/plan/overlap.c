@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An output may overlap nothing, but an input that nobody reads any more, or one that the writing step reads where it
+   writes. What a step allows is asked of its family once, when the plan is made. */
+#include "plan/overlap.h"
+#include "graph/descriptor.h"
+
+/* ---- What is allowed --------------------------------------------------------------------------------------------- */
+
+static int writing_step(const struct draft *draft, int out) {
+    return draft->cover.part_of_node[draft->graph->values[out].producer];
+}
+
+/* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind it
+   are concerned. */
+static bool may_share(const struct draft *draft, int in, int out) {
+    const struct value *values = draft->graph->values;
+    return tensor_same_layout(values[in].tensor, values[out].tensor) &&
+           !draft->is_viewed[in] && /* a view is read at other places than its own */
+           draft->last_reading[in] <= writing_step(draft, out);
+}
+
+/* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */
+static int64_t place_in_output(const struct graph *graph, int in, int out) {
+    const struct descriptor *op = graph->nodes[graph->values[out].producer].op;
+    bool only_reader = graph->values[in].readers == 1 && graph->values[in].read_by[0] == graph->values[out].producer;
+    return only_reader && op_of(op)->place_in
+               ? op_of(op)->place_in(op, graph->values[in].tensor, graph->values[out].tensor)
+               : -1;
+}
+
+/* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. */
+static int64_t ask_step(const struct draft *draft, int in, int out) {
+    const struct step *step = &draft->steps[writing_step(draft, out)];
+    bool may_alias = may_share(draft, in, out) && step->family->may_alias && step->family->may_alias(step, in, out);
+    return may_alias ? 0 : place_in_output(draft->graph, in, out);
+}
+
+static const struct permission *find_permission(const struct plan *plan, const struct slot *out, int in) {
+    for (int i = out->first_permission; i < out->first_permission + out->permission_count; i++)
+        if (plan->permissions[i].in == in)
+            return &plan->permissions[i];
+    return NULL;
+}
+
+/* Calls visit for each input of the graph that the step reads which writes a slot. */
+static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct plan *plan, struct slot *out, int in)) {
+    const struct graph *graph = plan->draft.graph;
+    const struct region *region = &plan->draft.steps[writing_step(&plan->draft, out->value)].region;
+    int count = 0;
+    for (int n = 0; n < region->count; n++)
+        for (int k = 0; k < region_node(region, n)->operand_count; k++) {
+            int value = region_node(region, n)->operands[k];
+            bool is_input = graph->values[value].producer < 0 && value_is_slot(&graph->values[value]);
+            count += is_input;
+            if (is_input && visit)
+                visit(plan, out, value);
+        }
+    return count;
+}
+
+static void add_permission(struct plan *plan, struct slot *out, int in) {
+    if (find_permission(plan, out, in))
+        return;
+    plan->permissions[out->first_permission + out->permission_count++] =
+        (struct permission){.in = in, .offset = ask_step(&plan->draft, in, out->value)};
+}
+
+weftStatus_t overlap_list(struct plan *plan) {
+    size_t most = 0;
+    int count = 0;
+    for (int s = 0; s < plan->slot_count; s++)
+        if (plan->slots[s].is_written)
+            most += (size_t)each_input(plan, &plan->slots[s], NULL);
+    TRY(arena_alloc(&plan->base.arena, &plan->permissions, most * sizeof *plan->permissions));
+    for (int s = 0; s < plan->slot_count; s++) {
+        struct slot *slot = &plan->slots[s];
+        slot->first_permission = count;
+        if (slot->is_written)
+            each_input(plan, slot, add_permission);
+        count += slot->permission_count;
+    }
+    status_clear(); /* of families that decline */
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* How many bytes after output `a` slot b may begin; -1: it may not overlap. */
+static int64_t allowed_offset(const struct plan *plan, int a, int b) {
+    const struct slot *out = &plan->slots[a], *in = &plan->slots[b];
+    const struct draft *draft = &plan->draft;
+    if (in->is_written)
+        return -1;
+    const struct permission *permission = find_permission(plan, out, in->value);
+    if (permission)
+        return permission->offset;
+    return may_share(draft, in->value, out->value) ? 0 : -1; /* what other steps read, which are all done */
+}
+
+static weftStatus_t fail_overlap(const struct plan *plan, int a, int b) {
+    const struct value *values = plan->draft.graph->values;
+    FAIL(WEFT_STATUS_BAD_PARAM, "output %s and %s overlap in memory. Give the output memory of its own%s.",
+         descriptor_label(&values[plan->slots[a].value].tensor->base),
+         descriptor_label(&values[plan->slots[b].value].tensor->base),
+         allowed_offset(plan, a, b) == 0 ? ", or exactly the same memory" : "");
+}
+
+/* ---- A few slots ------------------------------------------------------------------------------------------------- */
+
+static struct span span_of(const struct plan *plan, void *const *values, int slot) {
+    uintptr_t begin = (uintptr_t)values[plan->slots[slot].value];
+    return (struct span){begin, begin + (uintptr_t)plan->slots[slot].bytes, slot};
+}
+
+static weftStatus_t check_pair(const struct plan *plan, const struct span *a, const struct span *b) {
+    bool apart = a->end <= b->begin || b->end <= a->begin;
+    if (apart || a->begin == a->end || b->begin == b->end)
+        return WEFT_STATUS_SUCCESS;
+    int64_t allowed = allowed_offset(plan, a->slot, b->slot);
+    return allowed >= 0 && b->begin == a->begin + (uintptr_t)allowed ? WEFT_STATUS_SUCCESS
+                                                                     : fail_overlap(plan, a->slot, b->slot);
+}
+
+static weftStatus_t check_pairs(const struct plan *plan, void *const *values) {
+    for (int a = 0; a < plan->slot_count; a++) {
+        const struct span out = span_of(plan, values, a);
+        for (int b = 0; plan->slots[a].is_written && b < plan->slot_count; b++) {
+            const struct span other = span_of(plan, values, b);
+            bool was_seen = plan->slots[b].is_written && b <= a;
+            if (!was_seen)
+                TRY(check_pair(plan, &out, &other));
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Many -------------------------------------------------------------------------------------------------------- */
+
+/* By begin; of those that begin together, outputs first, in the order of the slots. */
+static bool stands_before(const struct plan *plan, const struct span *a, const struct span *b) {
+    if (a->begin != b->begin)
+        return a->begin < b->begin;
+    if (plan->slots[a->slot].is_written != plan->slots[b->slot].is_written)
+        return plan->slots[a->slot].is_written;
+    return a->slot < b->slot;
+}
+
+static void sift_down(const struct plan *plan, struct span *spans, int at, int count) {
+    for (int child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && stands_before(plan, &spans[child], &spans[child + 1]))
+            child++;
+        if (!stands_before(plan, &spans[at], &spans[child]))
+            return;
+        struct span moved = spans[at];
+        spans[at] = spans[child];
+        spans[child] = moved;
+    }
+}
+
+/* A heap sort, as the C library's sort may allocate. */
+static void sort_spans(const struct plan *plan, struct span *spans, int count) {
+    for (int i = count / 2; i-- > 0;)
+        sift_down(plan, spans, i, count);
+    for (int left = count - 1; left > 0; left--) {
+        struct span last = spans[left];
+        spans[left] = spans[0];
+        spans[0] = last;
+        sift_down(plan, spans, 0, left);
+    }
+}
+
+/* What overlaps an output began before it, or begins inside it. */
+static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
+    const struct span *farthest = NULL; /* of those before */
+    int count = 0;
+    for (int i = 0; i < plan->slot_count; i++)
+        if (spans[i].begin != spans[i].end)
+            spans[count++] = spans[i];
+    sort_spans(plan, spans, count);
+    for (int i = 0; i < count; i++) {
+        const struct span *here = &spans[i];
+        bool is_written = plan->slots[here->slot].is_written;
+        if (is_written && farthest && farthest->end > here->begin)
+            return fail_overlap(plan, here->slot, farthest->slot);
+        for (int k = i + 1; is_written && k < count && spans[k].begin < here->end; k++)
+            TRY(check_pair(plan, here, &spans[k]));
+        if (!farthest || here->end > farthest->end)
+            farthest = here;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t overlap_check(const struct plan *plan, void *const *values, struct span *spans) {
+    if (!spans)
+        return check_pairs(plan, values);
+    for (int i = 0; i < plan->slot_count; i++)
+        spans[i] = span_of(plan, values, i);
+    return check_sorted(plan, spans);
+}
