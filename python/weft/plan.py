@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from weft_cffi._weft import ffi
@@ -62,6 +61,9 @@ class Plan:
         self.descriptor, self.descriptor_with_code = descriptor, with_code or (lambda: descriptor)
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
+        # Read at once: Python's cached_property takes a lock, which a forked child may find taken for good.
+        report = descriptor.get_text(attribute_name.EXECUTION_PLAN_REPORT_EXT)
+        self._report: dict[str, Any] = json.loads(report)
         tensors = {tensor["uid"]: tensor for tensor in self.report["tensors"]}
         uids = descriptor.get(attribute_name.EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "INT64")
         self.slots = [slots.slot_of(tensors[uid]) for uid in uids]
@@ -104,11 +106,10 @@ class Plan:
         self._handle = default_handle(self.device, self.ordinal)
         return self._handle
 
-    @cached_property
+    @property
     def report(self) -> dict[str, Any]:
         """What runs where and why."""
-        found: dict[str, Any] = json.loads(self.descriptor.get_text(attribute_name.EXECUTION_PLAN_REPORT_EXT))
-        return found
+        return self._report
 
     # ---- Running ----
 

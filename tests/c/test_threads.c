@@ -6,7 +6,7 @@
 #include <math.h>
 #include <pthread.h>
 
-enum { THREADS = 8, ROUNDS = 12, ROWS = 6, MORE_ROWS = 9, WIDTH = 5, LARGE = 192 };
+enum { THREADS = 12, ROUNDS = 12, ROWS = 6, MORE_ROWS = 9, WIDTH = 5, LARGE = 192 };
 
 static desc shared_plan, shared_graph, shared_x, large_plan;
 static weftHandle_t shared_handle;
