@@ -567,7 +567,7 @@ CASES = {
     "experts wgrad": Case("product_sm90", "grouped_sm90", experts_gradient),
     "experts f32": Case("tile_list portable_fma", "grouped", experts("f32", 40)),
     # attention
-    "attention": Case("forward", "attention", attention(use_causal_mask=True)),
+    "attention": Case("forward", "attention", attention(dims=(2, 70, 96, 68), use_causal_mask=True)),
     "attention, scale and bias": Case(
         "forward", "attention",
         attention(
@@ -588,7 +588,26 @@ CASES = {
         ),
     ),
     "attention of long rows": Case(
-        "forward", "attention", attention(dims=(1, 65, 70, 192), dtype="f16")
+        "forward", "attention", attention(dims=(1, 33, 70, 196), dtype="f16")
+    ),
+    "attention on Hopper": Case(
+        "forward_sm90", "attention_hopper", attention(dims=(3, 200, 300, 128), use_causal_mask=True)
+    ),
+    "attention on Hopper, padded window": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 400, 300, 40),
+            dtype="f16",
+            diagonal_band_left_bound=70,
+            use_causal_mask_bottom_right=True,
+            use_padding_mask=True,
+            seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[400]]]])),
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[300]]], [[[77]]]])),
+        ),
+    ),
+    "attention on Hopper, heads of 256": Case(
+        "forward_sm90", "attention_hopper", attention(dims=(1, 70, 150, 256), use_causal_mask=True)
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
     "attention gradient on Hopper": Case(

@@ -465,6 +465,141 @@ def test_gradients_by_torch(name: str) -> None:
     checks.check(run_backward(case), operands, want, magnitude=1000)
 
 
+# ---- Forward in large tiles ----------------------------------------------------------------------------------
+
+# Rows that Hopper's copy engine takes: tiles of 128 or 192 queries, 64 of them for each consumer, and blocks of
+# 128 keys: one row, ends of tiles and blocks, a tile and a half.
+QUERY_ENDS = [(1, 1), (63, 129), (64, 127), (65, 1), (129, 128), (191, 256), (193, 192), (320, 300), (130, 1500)]
+LARGE_FORWARD = {
+    "plain": Case(batch=1),
+    "causal": Case(batch=1, heads=(3, 1, 1), right=0),
+    "causal at the end": Case(batch=1, heads=(4, 2, 2), right=0, alignment=BOTTOM_RIGHT),
+    "window": Case(batch=2, heads=(1, 1, 1), left=40, right=7),
+    "narrow window": Case(batch=1, heads=(2, 2, 1), left=2, right=1),
+    "left bound": Case(batch=1, heads=(1, 1, 1), left=70),
+    "future only": Case(batch=1, right=-70),
+    "empty window": Case(batch=1, left=0, right=0),
+    "sink": Case(batch=1, sink=True, right=0),
+    "negative scale": Case(batch=1, scale=-0.2, right=0),
+    "no scale": Case(batch=1, scale=0, right=0),
+    "padding": Case(batch=3, heads=(2, 1, 1), seq_len_q=[1, 0, 63], seq_len_kv=[63, 60, 1]),
+    "padding, causal": Case(
+        batch=3, heads=(2, 1, 1), right=0, seq_len_q=[200, 129, 64], seq_len_kv=[128, 129, 290]
+    ),
+    "padding, causal at the end": Case(
+        batch=3, heads=(2, 1, 1), right=0, alignment=BOTTOM_RIGHT, seq_len_q=[60, 1, 9], seq_len_kv=[1, 64, 0]
+    ),
+}
+
+
+def check_large_forward(case: Case, dtype: str, outputs: int = 2, magnitude: float = 100) -> None:
+    """o, stats and, of 4 outputs, max and sum_exp; what lies beyond the lengths in use is NaN."""
+    inputs = case.inputs(dtype)
+    want = forward(case, inputs)[:outputs]
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    rows, columns = (each.reshape(-1) for each in case.lengths())
+    for b in range(case.batch):
+        inputs["q"][b, :, rows[b] :] = np.nan
+        for key in ("k", "v"):
+            inputs[key][b, :, columns[b] :] = np.nan
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        made = run_forward(case)(g, **tensors) if outputs == 4 else g._sdpa_fwd(**tensors, **case.values())
+        return made[:outputs]
+
+    rounded = [checks.roundoff(dtype) * lost, None, None, None][:outputs]
+    checks.check(build, inputs, want, magnitude=magnitude, rounded=rounded, layouts=["packed"])
+
+
+@pytest.mark.parametrize(("rows", "columns"), QUERY_ENDS)
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", LARGE_FORWARD)
+def test_forward_at_the_ends_of_tiles(name: str, depth: int, rows: int, columns: int) -> None:
+    case = replace(LARGE_FORWARD[name], rows=rows, columns=columns, depth=depth, value_depth=depth)
+    case.scale = depth**-0.5 if case.scale == Case.scale else case.scale
+    number = rows + depth + len(name)
+    check_large_forward(case, ["bf16", "f16"][number % 3 == 0], [2, 4][number % 2])
+
+
+PADDED_FORWARD = [(8, 8), (40, 64), (64, 72), (72, 64), (80, 80), (96, 96), (104, 128), (128, 8), (192, 128), (136, 120)]
+PADDED_FORWARD += [(200, 192), (160, 256), (256, 256), (248, 16)]
+
+
+@pytest.mark.parametrize(("depth", "value_depth"), PADDED_FORWARD)
+def test_forward_of_heads_that_are_padded(depth: int, value_depth: int) -> None:
+    case = Case(1, (2, 1, 1), 200, 210, depth, value_depth, depth**-0.5, right=0)
+    check_large_forward(case, "bf16")
+    case = Case(2, (1, 1, 1), 70, 300, depth, value_depth, depth**-0.5, seq_len_q=[70, 3], seq_len_kv=[100, 300])
+    check_large_forward(case, "f16", 4)
+
+
+@pytest.mark.parametrize("heads", range(1, 8))
+def test_forward_of_so_many_key_heads(heads: int) -> None:
+    check_large_forward(Case(1, (2 * heads, heads, heads), 70, 140, 64, 64, 0.1, right=5), "bf16")
+
+
+@pytest.mark.parametrize("logits", [1e-3, 120.0, -120.0, 1e4, -1e4])
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_forward_of_extreme_scores(dtype: str, depth: int, logits: float) -> None:
+    """Exponents are relative to no maximum as long as that loses nothing. Sums of 1e4 are known to 1e-3."""
+    case = Case(1, (2, 1, 1), 200, 300, depth, depth, 1)
+    inputs = case.inputs(dtype)
+    case = replace(case, scale=logits / np.abs(case.scores(inputs)).max(), right=0)
+    check_large_forward(case, dtype, magnitude=max(100, 2 * abs(logits)))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("first", [0, 150, 280])
+def test_forward_of_scores_that_rise_and_fall(dtype: str, first: int) -> None:
+    """Keys up to `first`, which come last, have scores far above those of the others, or far below."""
+    for factor in (30, -30):
+        case = Case(1, (1, 1, 1), 70, 300, 64, 64, 1, options={"attn_scale_value": 1.0})
+        inputs = case.inputs(dtype)
+        inputs["q"][...] = checks.narrow(np.full(inputs["q"].shape, 0.25), dtype)
+        inputs["k"][:, :, :first] = checks.narrow(np.full((1, 1, first, 64), factor / 16), dtype)
+        weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+        lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 1)))
+        rounded = [checks.roundoff(dtype) * lost, None]
+        want = forward(case, inputs)[:2]
+        checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values()), inputs, want, magnitude=40, rounded=rounded)
+
+
+def test_forward_of_values_that_are_not_finite() -> None:
+    """They spoil the rows that see them, and no other head."""
+    case = Case(1, (2, 2, 2), 70, 130, 64, 64, 0.1)
+    inputs = case.inputs("bf16")
+    inputs["v"][0, 1, 40] = np.nan
+    inputs["k"][0, 0, 129] = np.nan
+    found = checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values())[0], inputs, [None])
+    for arrays in found.values():
+        assert np.isnan(checks.exact(arrays[0])).all()
+    inputs = case.inputs("bf16")
+    inputs["v"][0, 1, 40] = np.nan
+    found = checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values())[0], inputs, [None])
+    for arrays in found.values():
+        assert np.isfinite(checks.exact(arrays[0])[0, 0]).all()
+
+
+def test_forward_of_strided_rows() -> None:
+    """Batch, rows and heads in other orders in memory, with gaps of whole 16 bytes; also Q, K and V packed in one."""
+    case = Case(2, (4, 2, 2), 70, 130, 64, 64, 0.1, right=0)
+    inputs = case.inputs("bf16")
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 4)))
+    rounded = [checks.roundoff("bf16") * lost, None]
+    strided: dict[str, Any] = {}
+    for i, (key, array) in enumerate(inputs.items()):
+        _, h, s, d = array.shape
+        width = d + 8 * (i % 3)
+        by_rows = (s * h * width + 8, width, h * width, 1)
+        by_heads = (h * (s * width + 16), s * width + 16, width, 1)
+        strided[key] = (array, by_rows if i % 2 else by_heads)
+    want = forward(case, inputs)[:2]
+    checks.check(lambda g, **t: g._sdpa_fwd(**t, **case.values()), strided, want, magnitude=20, rounded=rounded)
+
+
 # ---- Gradients in large tiles ------------------------------------------------------------------------------
 
 # Rows that Hopper's copy engine takes, tiles of 64 or 128 queries and 128 keys: one row, ends of tiles, and a

@@ -4,19 +4,17 @@ cores."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cubins
 import pytest
 import weft
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
 TILES = 31
-FRAME = b"\x04\x11\x08\x00"  # begins a record: the number of a function follows, then the size of its frame
-SERIALISED = "(C75"  # of the compiler's advisories about wgmma
 
 Build = Callable[[weft.Graph], Any]
 
@@ -173,32 +171,6 @@ def compile_for_h200(build: Build, knobs: dict[int | str, int]) -> str:
     return str(g.plan.report)
 
 
-def frames(code: bytes) -> list[int]:
-    """The bytes of local memory that functions of a cubin take: records of its .nv.info sections."""
-    table, size, count, names = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HHH", code, 58)
-    sections = [struct.unpack_from("<IIQQQQ", code, table + i * size) for i in range(count)]
-    found = []
-    for name, _, _, _, start, length in sections:
-        at = sections[names][4] + name
-        if code[at : code.index(b"\0", at)].startswith(b".nv.info"):
-            info = code[start : start + length]
-            found += [
-                struct.unpack_from("<I", info, i + 8)[0]
-                for i in range(0, length, 4)
-                if info[i : i + 4] == FRAME
-            ]
-    return found
-
-
-def check_dumped(folder: Path) -> None:
-    """Of each program: no frame in local memory, no word of serialised products."""
-    for image in folder.glob("*/*.cubin"):
-        sizes = frames(image.read_bytes())
-        assert len(sizes) > 0
-        assert not any(sizes), f"{image.parent.name}: {sizes} bytes of registers spilled"
-        assert SERIALISED not in (image.parent / "log.txt").read_text()
-
-
 BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, data_statistics, totals]
 PREPARED = [prepared_forward, prepared_data, prepared_filter]
 BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
@@ -216,7 +188,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
     assert served >= (5 if build in (block_scaled, totals) else 8)
-    check_dumped(tmp_path)
+    cubins.check_dumped(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +207,7 @@ def test_tiles_in_two_parts(
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")
     assert "in two parts" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
-    check_dumped(tmp_path)
+    cubins.check_dumped(tmp_path)
 
 
 # ---- Patches -----------------------------------------------------------------------------------------------
@@ -310,4 +282,4 @@ def test_tiles_of_patches(build: Build, says: str, tmp_path: Path, monkeypatch: 
         except weft.NotSupportedError:  # not every tile leaves room for all
             continue
     assert served >= 2
-    check_dumped(tmp_path)
+    cubins.check_dumped(tmp_path)

@@ -25,6 +25,15 @@
     FILE(attention_hopper_backward_sink_sm90, "attention/hopper/backward_sink_sm90.cuh",                               \
          "attention/hopper/backward_sink_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_sm90, "attention/hopper/backward_sm90.cuh", "attention/hopper/backward_sm90.cuh")   \
+    FILE(attention_hopper_forward_counter_sm90, "attention/hopper/forward_counter_sm90.cuh",                           \
+         "attention/hopper/forward_counter_sm90.cuh")                                                                  \
+    FILE(attention_hopper_forward_epilogue_sm90, "attention/hopper/forward_epilogue_sm90.cuh",                         \
+         "attention/hopper/forward_epilogue_sm90.cuh")                                                                 \
+    FILE(attention_hopper_forward_sm90, "attention/hopper/forward_sm90.cuh", "attention/hopper/forward_sm90.cuh")      \
+    FILE(attention_hopper_forward_softmax_sm90, "attention/hopper/forward_softmax_sm90.cuh",                           \
+         "attention/hopper/forward_softmax_sm90.cuh")                                                                  \
+    FILE(attention_hopper_forward_tiles_sm90, "attention/hopper/forward_tiles_sm90.cuh",                               \
+         "attention/hopper/forward_tiles_sm90.cuh")                                                                    \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
     FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \

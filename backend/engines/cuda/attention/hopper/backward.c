@@ -206,11 +206,11 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name((weftDataType_t)b->c->a->q->type);
     const struct attention_product products[] = {
-        {"multiply_scores", type, t->block_pass, .adds = true},
+        {"multiply_scores", type, t->block_pass, .adds = PRODUCT_ADDS},
         {"multiply_scores_first", type, t->block_pass, .is_fresh = true},
-        {"multiply_first", type, t->head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = true},
-        {"multiply_second", type, t->value_head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = true},
-        {"multiply_sums", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true, .adds = true},
+        {"multiply_first", type, t->head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
+        {"multiply_second", type, t->value_head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
+        {"multiply_sums", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true, .adds = PRODUCT_ADDS},
         {"multiply_sums_first", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)

@@ -4,10 +4,11 @@
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
-static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
+static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device,
+                            bool is_unordered) {
     TRY(attention_hopper_check_device(device));
     TRY(attention_analyse(c, region, device));
-    if (!c->backward)
+    if (is_unordered && !c->backward)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
              descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
@@ -16,18 +17,20 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
 static weftStatus_t accepts_either(const struct region *region, const struct device *device, bool is_unordered,
                                    double *seconds) {
     struct cuda_attention c;
-    TRY(analyse(&c, region, device));
-    return attention_hopper_backward_accepts(&c, is_unordered, seconds);
+    TRY(analyse(&c, region, device, is_unordered));
+    return c.forward ? attention_hopper_forward_accepts(&c, seconds)
+                     : attention_hopper_backward_accepts(&c, is_unordered, seconds);
 }
 
 static weftStatus_t build_either(struct step *step, const struct device *device, bool is_unordered,
                                  struct arena *arena) {
     struct cuda_attention c;
     struct cuda_step *state;
-    TRY(analyse(&c, &step->region, device));
+    TRY(analyse(&c, &step->region, device, is_unordered));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    return attention_hopper_backward_build(step, &c, is_unordered, state, arena);
+    return c.forward ? attention_hopper_forward_build(step, &c, state, arena)
+                     : attention_hopper_backward_build(step, &c, is_unordered, state, arena);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -54,7 +57,7 @@ static bool reorders(const struct graph *graph, int node) { return op_of(graph->
 
 const struct family cuda_attention_hopper = {
     .name = "cuda.attention_hopper",
-    .doc = "scaled dot-product attention's gradients on Hopper, by its copy engine and wgmma",
+    .doc = "scaled dot-product attention of 16 bits and its gradients on Hopper, by its copy engine and wgmma",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,
@@ -64,7 +67,7 @@ const struct family cuda_attention_hopper = {
 
 const struct family cuda_attention_hopper_unordered = {
     .name = "cuda.attention_hopper_unordered",
-    .doc = "the same, gradients of queries summed by blocks in any order",
+    .doc = "its gradients, those of queries summed by blocks in any order",
     .accepts = accepts_unordered,
     .build = build_unordered,
     .load = cuda_load,

@@ -25,7 +25,12 @@ struct attention_product {
     const char *name, *type;
     int columns;
     enum { PRODUCT_A_K, PRODUCT_A_MN, PRODUCT_A_REGISTERS } a; /* K-major, MN-major, or four registers */
-    bool b_is_mn, adds, is_fresh;
+    bool b_is_mn, is_fresh;
+    enum {
+        PRODUCT_REPLACES,
+        PRODUCT_ADDS,
+        PRODUCT_ADDS_AT_RUN_TIME
+    } adds; /* the last one: as NAME(d, a, b, adds) says */
 };
 void attention_hopper_print_product(struct text *code, const struct attention_product *product);
 
@@ -34,5 +39,11 @@ void attention_hopper_print_product(struct text *code, const struct attention_pr
 weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds);
 weftStatus_t attention_hopper_backward_build(struct step *step, const struct cuda_attention *c, bool has_sums,
                                              struct cuda_step *state, struct arena *arena);
+
+/* ---- forward.c ---- */
+
+weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds);
+weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                            struct arena *arena);
 
 #endif

@@ -75,12 +75,15 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
 }
 
 void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
-    bool in_registers = product->a == PRODUCT_A_REGISTERS;
+    bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
-    text_add(code,
-             "DEVICE void %s(float (&d)[%d], %s a, u32 b) {\n    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %d, 0; "
-             ".reg .b64 %sb; ",
-             product->name, count, in_registers ? "const u32*" : "u32", product->adds, in_registers ? "" : "a, ");
+    text_add(
+        code, "DEVICE void %s(float (&d)[%d], %s a, u32 b%s) {\n    asm volatile(\"{ .reg .pred p; .reg .b64 %sb; ",
+        product->name, count, in_registers ? "const u32*" : "u32", asks ? ", u32 adds" : "", in_registers ? "" : "a, ");
+    if (asks)
+        text_add(code, "setp.ne.b32 p, %%%d, 0; ", b + 1);
+    else
+        text_add(code, "setp.ne.b32 p, %d, 0; ", product->adds == PRODUCT_ADDS);
     if (!in_registers)
         text_add(code, "mov.b64 a, {%%%d, 0x40000040}; ", count);
     text_add(code, "mov.b64 b, {%%%d, 0x40000040};\"\n        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {", b,
@@ -99,6 +102,7 @@ void attention_hopper_print_product(struct text *code, const struct attention_pr
              product->b_is_mn);
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"%sf\"(d[%d])", i ? ", " : "", product->is_fresh ? "=" : "+", i);
-    text_add(code, "\n        : %s\"r\"(b));\n}\n\n",
-             in_registers ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), " : "\"r\"(a), ");
+    text_add(code, "\n        : %s\"r\"(b)%s);\n}\n\n",
+             in_registers ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), " : "\"r\"(a), ",
+             asks ? ", \"r\"(adds)" : "");
 }

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sdpa_fwd on Hopper: forward_sm90.cuh, and before it, where whoever is free takes the next tile, what resets the
+   counter of tiles. */
+#include "base/number.h"
+#include "engines/cuda/attention/hopper/hopper.h"
+#include "engines/cuda/families.h"
+
+enum {
+    WARPGROUP = 128,
+    GROUP_QUERIES = 64,
+    ROW_BYTES = 128, /* of a slab of 64 columns */
+    DEPTH_MAX = 256,
+    SHARED_MAX = 232448, /* all that a block can have */
+    TILES_IN_FLIGHT = 2,
+    TILE_BYTES = 32,
+    BARRIER_BYTES = 8,
+    DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
+    DECODE_KEYS = 1024,
+    DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
+};
+
+static const double DYNAMIC_SECONDS = 100e-6; /* from which on it pays for the launch that resets its counter */
+static const double RASTER_BYTES = 24e6;      /* of K and V that stay in L2 */
+static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
+
+/* By the padded depths, narrowest first. Registers: what consumers and the producer move to. */
+static const struct forward_tile {
+    int depth, value_depth; /* most */
+    int keys, groups, stages, o_stages, consumer_registers, producer_registers;
+    bool ping_pong;
+} tiles[] = {
+    {64, 64, 128, 3, 4, 0, 160, 32, false},  {128, 128, 128, 2, 2, 0, 232, 40, true},
+    {192, 128, 128, 2, 2, 1, 232, 40, true}, {192, 192, 96, 2, 2, 1, 232, 40, true},
+    {256, 256, 64, 2, 2, 2, 232, 40, true},
+};
+
+struct forward {
+    const struct cuda_attention *c;
+    const struct sdpa_fwd_op *op;
+    const struct forward_tile *tile;
+    int depth, value_depth; /* padded */
+    int q_stages, o_stages; /* 2 and 0: O leaves through the Q that is done with */
+    int64_t tiles, all_tiles, raster_heads;
+    bool is_dynamic;
+    double seconds;
+};
+
+/* ---- Accepting ---- */
+
+static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
+         descriptor_label(region_node(c->region, 0)->op), what);
+}
+
+static weftStatus_t check_features(const struct cuda_attention *c) {
+    const struct sdpa_fwd_op *op = c->forward;
+    if (c->a->bias)
+        return refuse(c, "Hopper's forward kernel adds no bias");
+    if (c->a->alibi)
+        return refuse(c, "Hopper's forward kernel adds no ALiBi slopes");
+    if (c->a->dropout_probability > 0 || attention_wants(c, op->rng_dump))
+        return refuse(c, "Hopper's forward kernel drops no weights");
+    if (!attention_wants(c, op->o))
+        return refuse(c, "Hopper's forward kernel makes o, which is not wanted");
+    if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
+        return refuse(c, "Hopper's forward kernel has heads of up to 256");
+    if (!c->lines || !c->keys || !c->depth || !c->value_depth)
+        return refuse(c, "there is nothing to multiply");
+    if (c->queries <= DECODE_QUERIES && c->keys > DECODE_KEYS)
+        return refuse(c, "few queries of many keys are better split by keys");
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_all(const struct cuda_attention *c) {
+    const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
+    TRY(check_features(c));
+    for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
+        TRY(attention_hopper_check_boxed(c, boxed[i]));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Planning ---- */
+
+static int slabs(int depth) { return (int)divide_up(depth, 64); }
+
+static int64_t shared_bytes(const struct forward *f) {
+    const struct forward_tile *t = f->tile;
+    int64_t q = (int64_t)slabs(f->depth) * GROUP_QUERIES * t->groups * ROW_BYTES;
+    int64_t kv = (int64_t)(slabs(f->depth) + slabs(f->value_depth)) * t->keys * ROW_BYTES;
+    int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
+    int64_t barriers = 4 * t->stages + 2 * f->q_stages * t->groups;
+    return f->q_stages * q + t->stages * kv + o + TILES_IN_FLIGHT * t->groups * TILE_BYTES + barriers * BARRIER_BYTES;
+}
+
+/* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. */
+static int64_t raster_heads(const struct cuda_attention *c) {
+    bool is_bounded =
+        c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED || c->a->seq_len_kv;
+    int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
+    double bytes = 2.0 * (double)c->keys * (double)(c->depth + c->value_depth);
+    int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
+    return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
+}
+
+static double predict(const struct forward *f, int64_t multiprocessors) {
+    const struct cuda_attention *c = f->c;
+    const struct node *node = region_node(c->region, 0);
+    double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * EFFICIENCY, bytes = 0;
+    double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
+    double rounds = (double)divide_up(f->all_tiles, multiprocessors) / (double)f->all_tiles;
+    for (int i = 0; i < node->operand_count; i++)
+        bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
+    double moving = bytes / (double)c->device->cuda.bandwidth, computing = op_flops(node->op) * rows * rounds / rate;
+    return START_SECONDS + (moving > computing ? moving : computing);
+}
+
+static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
+    int64_t multiprocessors = c->device->cuda.multiprocessors;
+    *f = (struct forward){.c = c, .op = c->forward, .tile = tiles};
+    f->depth = (int)round_up(c->depth, 16);
+    f->value_depth = (int)round_up(c->value_depth, 16);
+    while (f->tile->depth < f->depth || f->tile->value_depth < f->value_depth)
+        f->tile++;
+    f->o_stages = f->tile->o_stages == 0 && slabs(f->value_depth) > slabs(f->depth) ? 1 : f->tile->o_stages;
+    f->q_stages = f->o_stages == 0 ? 2 : 1;
+    f->tiles = divide_up(c->queries, GROUP_QUERIES * f->tile->groups);
+    f->all_tiles = c->batches * c->heads * f->tiles;
+    f->raster_heads = raster_heads(c);
+    if (f->all_tiles > INT32_MAX / 2)
+        return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
+    f->seconds = predict(f, multiprocessors);
+    f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors && f->seconds > DYNAMIC_SECONDS;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds) {
+    struct forward f;
+    TRY(check_all(c));
+    TRY(plan_forward(&f, c));
+    *seconds = f.seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ---- */
+
+static void print_maps(struct kernel_print *print, const struct forward *f) {
+    const struct attention *a = f->c->a;
+    attention_hopper_print_map(print, f->c, a->q, GROUP_QUERIES, "q_map");
+    attention_hopper_print_map(print, f->c, a->k, f->tile->keys, "k_map");
+    attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
+    attention_hopper_print_map(print, f->c, f->op->o, 16, "o_map");
+}
+
+static void print_tile(struct kernel_print *print, const struct forward *f) {
+    const struct forward_tile *t = f->tile;
+    print_type(print, "in_t", (weftDataType_t)f->c->a->q->type);
+    print_constant(print, "IS_BF16", f->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_constant(print, "HEAD_QK", f->depth);
+    print_constant(print, "HEAD_V", f->value_depth);
+    print_constant(print, "BLOCK_K", t->keys);
+    print_constant(print, "GROUPS", t->groups);
+    print_constant(print, "STAGES", t->stages);
+    print_constant(print, "Q_STAGES", f->q_stages);
+    print_constant(print, "O_STAGES", f->o_stages);
+    print_constant(print, "PING_PONG", t->ping_pong);
+    print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
+    print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
+    print_constant(print, "SHARED_BYTES", shared_bytes(f));
+}
+
+static void print_outputs(struct kernel_print *print, const struct forward *f) {
+    const struct tensor *sink = f->c->a->sink;
+    attention_print_wanted(print, f->c, f->op->stats, "stats", "HAS_STATS");
+    attention_print_wanted(print, f->c, f->op->max, "max", "HAS_MAX");
+    attention_print_wanted(print, f->c, f->op->sum_exp, "sum_exp", "HAS_SUM_EXP");
+    print_constant(print, "HAS_SINK", sink != NULL);
+    if (!sink)
+        return;
+    print_pointer(print, (weftDataType_t)sink->type, graph_find_value(f->c->graph, sink), 0, "sink");
+    print_number(print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
+}
+
+static void print_schedule(struct kernel_print *print, const struct forward *f) {
+    const struct cuda_attention *c = f->c;
+    print_number(print, c->heads, "heads");
+    print_number(print, c->heads / c->key_heads, "key_share");
+    print_number(print, c->heads / c->value_heads, "value_share");
+    print_number(print, f->tiles, "tiles");
+    print_number(print, f->all_tiles, "all_tiles");
+    print_number(print, c->batches * c->heads, "all_heads");
+    print_number(print, f->raster_heads, "raster_heads");
+    print_number(print, f->is_dynamic, "is_dynamic");
+    print_scratch(print, "u32", 0, "counter");
+}
+
+static void print_products(struct text *code, const struct forward *f) {
+    const char *type = cuda_type_name((weftDataType_t)f->c->a->q->type);
+    struct attention_product scores = {"multiply_scores", type, f->tile->keys, .adds = PRODUCT_ADDS};
+    struct attention_product first = {"multiply_scores_first", type, f->tile->keys, .is_fresh = true};
+    struct attention_product values = {"multiply_values", type,
+                                       f->value_depth,    .a = PRODUCT_A_REGISTERS,
+                                       .b_is_mn = true,   .adds = PRODUCT_ADDS_AT_RUN_TIME};
+    attention_hopper_print_product(code, &scores);
+    attention_hopper_print_product(code, &first);
+    attention_hopper_print_product(code, &values);
+}
+
+static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
+    struct kernel_print print;
+    int64_t multiprocessors = f->c->device->cuda.multiprocessors;
+    kernel_print_init(&print, f->c->graph);
+    print_maps(&print, f);
+    attention_hopper_print_scores(&print, f->c);
+    print_tile(&print, f);
+    print_outputs(&print, f);
+    print_schedule(&print, f);
+    print_products(&print.code, f);
+    TRY(kernel_finish(&print, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
+    kernel->shared_bytes = (uint32_t)shared_bytes(f);
+    kernel->is_dependent = true;
+    return attention_grid(kernel, f->c, f->all_tiles < multiprocessors ? f->all_tiles : multiprocessors,
+                          (f->tile->groups + 1) * WARPGROUP / 32);
+}
+
+static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, f->c->graph);
+    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
+    print_scratch(&print, "u32", 0, "counter");
+    TRY(kernel_finish(&print, kernel, "attention/hopper/forward_counter_sm90.cuh", "attention_forward_counter_sm90",
+                      arena));
+    kernel->is_dependent = true;
+    return attention_grid(kernel, f->c, 1, 1);
+}
+
+weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+                                            struct arena *arena) {
+    struct forward f;
+    TRY(plan_forward(&f, c));
+    if (f.is_dynamic)
+        TRY(build_counter(&f, &state->kernels[state->count++], arena));
+    TRY(build_main(&f, &state->kernels[state->count++], arena));
+    step->workspace_bytes = f.is_dynamic ? 64 : 0;
+    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",
+                       cuda_type_name((weftDataType_t)c->a->q->type), f.depth, f.value_depth,
+                       GROUP_QUERIES * f.tile->groups, f.tile->keys, f.is_dynamic ? "dynamic" : "static");
+}

@@ -1,0 +1,382 @@
+/* forward_sm90: O = softmax(scale Q K^T) V of attention               bf16 and f16, float sums, wgmma; sm_90a
+   Formula   p_j = 2^(scale2 s_j - m), scale2 = scale log2(e), o = sum p_j v_j / sum p_j; m: see forward_softmax
+   Tile      a block makes BLOCK_Q queries of one head, each consumer warpgroup 64 of them; keys in blocks of BLOCK_K,
+             from the last one that is seen to the first; persistent, see forward_tiles for the order of tiles
+   Roles     warpgroup 0: one thread loads (producer); warpgroups 1 .. GROUPS (consumers): products and softmax
+   Pipeline  producer  |Q|K 3|K 2|V 3|K 1|V 2|...   STAGES of k_full, k_empty, v_full, v_empty
+             consumer      |S 3|  softmax 3  |S 2, O 3|  softmax 2  |S 1, O 2|...   O b: adds P V of block b
+             The last step of a tile also makes the first scores of the next one: tensor cores see no end of a tile.
+             Q and the tile's coordinates: Q_STAGES of q_full, q_empty for each consumer
+   PING_PONG two consumers issue products in turn, and one's softmax runs under the other's products. Without it, each
+             passes over blocks that its own queries do not see
+   Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
+   Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
+             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA)
+   Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
+   Params    in_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
+             PRODUCER_REGISTERS SHARED_BYTES, those of the scores and of outputs; printed products:
+             multiply_scores(_first), multiply_values
+   Measured  tools/bench/results/h200-attention.csv
+   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
+             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower */
+
+constexpr u32 ROW_BYTES = 128; /* of a slab: 64 columns, swizzled */
+constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
+constexpr int QK_SLABS = (HEAD_QK + 63) / 64, V_SLABS = (HEAD_V + 63) / 64;
+constexpr u32 Q_SLAB = BLOCK_Q * ROW_BYTES, KV_SLAB = BLOCK_K * ROW_BYTES, WARP_SLAB = 16 * ROW_BYTES;
+constexpr u32 Q_BYTES = QK_SLABS * Q_SLAB, K_BYTES = QK_SLABS * KV_SLAB, V_BYTES = V_SLABS * KV_SLAB;
+constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
+constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
+constexpr u32 TILES_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_SLAB, TILE_BYTES = 32;
+constexpr u32 BARRIERS_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, BARRIERS = 4 * STAGES + 2 * Q_STAGES * GROUPS;
+
+/* ---- What this kernel demands ---- */
+
+static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
+              "the host asks for as much; 227 KB is all a block can have");
+static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8),
+              "growing beyond what the launch gave would hang");
+static_assert(BLOCK_K % 16 == 0 && HEAD_QK % 16 == 0 && HEAD_V % 16 == 0, "products go by 16");
+static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && V_SLABS <= QK_SLABS : Q_STAGES == 1,
+              "O fits where Q was, while the next Q is there; two tiles are known at a time");
+static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
+
+#include "attention/hopper/forward_tiles_sm90.cuh"
+#include "attention/hopper/forward_softmax_sm90.cuh"
+#include "attention/hopper/forward_epilogue_sm90.cuh"
+
+extern __shared__ __align__(1024) unsigned char s_memory[];
+
+/* The first two of another number for each consumer. */
+enum named_barrier : u32 { ALL_THREADS, TURN, VALUES_CLEARED = 4 };
+
+DEVICE u32 barrier_at(u32 i) { return shared_address(s_memory) + BARRIERS_AT + i * 8; }
+DEVICE u32 k_full(u32 stage) { return barrier_at(stage); }
+DEVICE u32 k_empty(u32 stage) { return barrier_at(STAGES + stage); }
+DEVICE u32 v_full(u32 stage) { return barrier_at(2 * STAGES + stage); }
+DEVICE u32 v_empty(u32 stage) { return barrier_at(3 * STAGES + stage); }
+DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(4 * STAGES + stage * GROUPS + group); }
+DEVICE u32 q_empty(u32 stage, u32 group) { return barrier_at(4 * STAGES + (Q_STAGES + stage) * GROUPS + group); }
+DEVICE u32 q_at(u32 stage) { return shared_address(s_memory) + stage * Q_BYTES; }
+DEVICE u32 k_at(u32 stage) { return shared_address(s_memory) + K_AT + stage * K_BYTES; }
+DEVICE u32 v_at(u32 stage) { return shared_address(s_memory) + V_AT + stage * V_BYTES; }
+DEVICE u32 tile_at(u32 parity, u32 group) {
+    return shared_address(s_memory) + TILES_AT + (parity * GROUPS + group) * TILE_BYTES;
+}
+
+/* A stage of a ring, and the parity of its phase. */
+template <u32 COUNT> struct cursor {
+    u32 stage = 0, phase = 0;
+    DEVICE void advance() {
+        if (++stage == COUNT) stage = 0, phase ^= 1;
+    }
+    DEVICE cursor before() const {
+        cursor c = *this;
+        if (c.stage-- == 0) c.stage = COUNT - 1, c.phase ^= 1;
+        return c;
+    }
+};
+
+/* ---- The producer: one thread, in the order of use ---- */
+
+/* Block `block` of K or V. */
+template <int SLABS>
+DEVICE void load_block(const tensor_map& map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head, i32 batch) {
+    wait(empty, phase ^ 1);
+    arrive_expecting(full, SLABS * KV_SLAB);
+    #pragma unroll
+    for (int i = 0; i < SLABS; ++i) load_box(to + i * KV_SLAB, map, full, i * 64, block * BLOCK_K, head, batch);
+}
+
+DEVICE void load_queries(const arguments& a, const tile& t, cursor<Q_STAGES> q, u32 parity) {
+    #pragma unroll
+    for (u32 group = 0; group < GROUPS; ++group) {
+        const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * ROW_BYTES;
+        wait(q_empty(q.stage, group), q.phase ^ 1);
+        send_tile(tile_at(parity, group), t);
+        if (t.blocks.last == 0) {
+            arrive(full);
+            continue;
+        }
+        arrive_expecting(full, QK_SLABS * GROUP_Q * ROW_BYTES);
+        #pragma unroll
+        for (int i = 0; i < QK_SLABS; ++i)
+            load_box(to + i * Q_SLAB, a.q_map, full, i * 64, t.row + (i32)group * GROUP_Q, t.head, t.batch);
+    }
+}
+
+DEVICE void load_tiles(const arguments& a) {
+    cursor<STAGES> k, v;
+    cursor<Q_STAGES> q;
+    u32 parity = 0;
+    for (u32 index = blockIdx.x;; q.advance(), parity ^= 1) {
+        const bool is_tile = index < (u32)a.all_tiles;
+        const u32 next = is_tile ? next_index(a, index) : 0;
+        const tile t = is_tile ? find_tile(a, index) : tile{};
+        load_queries(a, t, q, parity);
+        if (!is_tile) break;
+        const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
+        #pragma unroll 1
+        for (i32 block = t.blocks.last - 1; block >= t.blocks.first - 1; --block) {
+            if (block >= t.blocks.first) {
+                load_block<QK_SLABS>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block, k_head,
+                                     t.batch);
+                k.advance();
+            }
+            if (block + 1 < t.blocks.last) {
+                load_block<V_SLABS>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block + 1,
+                                    v_head, t.batch);
+                v.advance();
+            }
+        }
+        index = next;
+    }
+}
+
+/* ---- Consumers ---- */
+
+/* The low words of the operands' descriptors, to which multiples of 16 bytes may be added. MN-major: slabs of 64
+   columns, so many bytes apart. */
+DEVICE u32 k_major(u32 address) { return address >> 4; }
+DEVICE u32 mn_major(u32 address, u32 slab_bytes) { return address >> 4 | slab_bytes >> 4 << 16; }
+
+struct consumer {
+    u32 group;
+    float scale;          /* times log2(e) */
+    cursor<STAGES> block; /* the next block, whose scores are not made yet */
+    cursor<Q_STAGES> q;   /* the next tile */
+    u32 parity;           /* of the next tile */
+    scores s;
+    weights p;
+    results o;
+    row_pair rows;
+};
+
+DEVICE void take_turn(const consumer& c) {
+    if constexpr (PING_PONG) sync_threads(TURN + c.group, 256);
+}
+DEVICE void pass_turn(const consumer& c) {
+    if constexpr (PING_PONG) arrive_threads(TURN + 1 - c.group, 256);
+}
+
+/* One lane of each warp. */
+DEVICE void release(u32 barrier) {
+    if (lane_index() == 0) arrive(barrier);
+}
+
+DEVICE tile await_tile(const consumer& c) {
+    wait(q_full(c.q.stage, c.group), c.q.phase);
+    return receive_tile(tile_at(c.parity, c.group));
+}
+
+/* S = Q K^T */
+DEVICE void issue_scores(consumer& c) {
+    const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
+    mma_fence();
+    multiply_scores_first(c.s, queries, keys);
+    #pragma unroll
+    for (int k = 1; k < HEAD_QK / 16; ++k)
+        multiply_scores(c.s, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2, keys + k / 4 * (KV_SLAB >> 4) + k % 4 * 2);
+    mma_commit();
+}
+
+/* O += P V, of the block before the next one. */
+DEVICE void issue_values(consumer& c, u32 stage, bool is_first) {
+    const u32 values = mn_major(v_at(stage), KV_SLAB);
+    mma_fence();
+    #pragma unroll
+    for (int k = 0; k < BLOCK_K / 16; ++k)
+        multiply_values(c.o, c.p + 4 * k, values + k * (16 * ROW_BYTES >> 4), !is_first || k > 0);
+    mma_commit();
+}
+
+/* Values past the length in use, by each consumer for itself: zeros over zeros. */
+DEVICE void clear_values(const consumer& c, const tile& t, i32 block) {
+    const cursor<STAGES> at = c.block.before();
+    const i32 used = t.keys - block * BLOCK_K;
+    if (used >= BLOCK_K) return;
+    wait(v_full(at.stage), at.phase);
+    for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)
+        #pragma unroll
+        for (int slab = 0; slab < V_SLABS; ++slab)
+            store_words_of_many(v_at(at.stage) + slab * KV_SLAB + i * 16, words{});
+    publish_to_async_proxy();
+    sync_threads(VALUES_CLEARED + c.group, 128);
+}
+
+/* Whether some query of the group does not see some key of the block. */
+DEVICE bool is_masked(const bounds& b, i32 first_query, i32 block) {
+    const i32 last_query = first_query + GROUP_Q - 1;
+    return b.last_key(first_query) < (block + 1) * BLOCK_K || (HAS_LEFT && last_query + b.low > block * BLOCK_K) ||
+           (HAS_SEQ_LEN_Q && last_query >= b.queries);
+}
+/* `hidden_score` times the scale is -inf. */
+DEVICE void mask(scores& s, const bounds& b, i32 first_query, i32 block, float hidden_score) {
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+        const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+        const i32 first = query + b.low - column,
+                  last = query < b.queries || !HAS_SEQ_LEN_Q ? b.last_key(query) - column : 0;
+        #pragma unroll
+        for (int j = 0; j < BLOCK_K / 8; ++j)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first)) s[4 * j + 2 * h + e] = hidden_score;
+    }
+    settle_all(s);
+}
+
+/* The first scores of a tile. */
+DEVICE void start_tile(consumer& c) {
+    wait(k_full(c.block.stage), c.block.phase);
+    take_turn(c);
+    issue_scores(c);
+    pass_turn(c);
+    c.block.advance();
+    mma_wait<0>();
+    settle_all(c.s);
+}
+
+/* Blocks that this consumer's queries do not see. They are waited for, since a barrier tells only two phases apart. */
+DEVICE void pass_over(consumer& c, i32 blocks) {
+    for (; blocks > 0; --blocks) {
+        wait(k_full(c.block.stage), c.block.phase);
+        release(k_empty(c.block.stage));
+        wait(v_full(c.block.stage), c.block.phase);
+        release(v_empty(c.block.stage));
+        c.block.advance();
+    }
+}
+
+/* Q is free once O, which leaves through it, was read. */
+DEVICE void release_queries(const consumer& c) {
+    const cursor<Q_STAGES> before = c.q.before();
+    if (lane_index() != 0) return;
+    wait_stores_read<0>();
+    arrive(q_empty(before.stage, c.group));
+}
+
+DEVICE void multiply_tiles(const arguments& a, u32 group) {
+    consumer c;
+    c.group = group, c.parity = 0;
+    c.scale = scale_of(a) * 1.44269504f;
+    c.scale = c.scale == 0 ? 1e-45f : c.scale; /* 0 times what hides a score is not -inf */
+    const float hidden_score = c.scale < 0 ? infinity() : -infinity();
+    bool is_scored = false, holds_queries = false;
+    i32 behind = 0; /* blocks to pass over */
+    tile t = await_tile(c);
+    if (group == GROUPS - 1) pass_turn(c);
+    while (t.blocks.last) {
+        const range own = own_blocks(a, t, group);
+        if (!is_scored) {
+            if (holds_queries) release_queries(c);
+            holds_queries = false;
+            pass_over(c, behind + t.blocks.last - own.last);
+            behind = 0;
+            if (own.first == own.last) { /* no queries */
+                release(q_empty(c.q.stage, group));
+                c.q.advance(), c.parity ^= 1;
+                t = await_tile(c);
+                continue;
+            }
+            start_tile(c);
+        }
+        start_rows(c.rows);
+        const bounds b(a, t.queries, t.keys);
+        const i32 first_query = t.row + (i32)group * GROUP_Q;
+        bool is_first = true;
+        i32 block = own.last - 1;
+        if constexpr (HAS_SEQ_LEN_KV) clear_values(c, t, block);
+        #pragma unroll 1
+        for (;; --block) {
+            release(k_empty(c.block.before().stage));
+            if (is_masked(b, first_query, block)) mask(c.s, b, first_query, block, hidden_score);
+            mma_wait<0>();
+            if (!is_first) release(v_empty(c.block.before().before().stage));
+            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first);
+            if (O_LEAVES_THROUGH_Q && is_first && holds_queries) release_queries(c);
+            if (block == own.first) break;
+            const cursor<STAGES> now = c.block.before();
+            wait(k_full(c.block.stage), c.block.phase);
+            wait(v_full(now.stage), now.phase);
+            take_turn(c);
+            issue_scores(c);
+            issue_values(c, now.stage, is_first);
+            pass_turn(c);
+            c.block.advance();
+            mma_wait<1>();
+            settle_all(c.s);
+            is_first = false;
+        }
+        if (!O_LEAVES_THROUGH_Q) release(q_empty(c.q.stage, group));
+        const cursor<STAGES> now = c.block.before();
+        const u32 o_at = O_LEAVES_THROUGH_Q
+                             ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_SLAB
+                             : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_SLAB;
+        const u32 t_at = tile_at(c.parity, group);
+        c.q.advance(), c.parity ^= 1;
+        behind = own.first - t.blocks.first;
+        t = await_tile(c);
+        is_scored = t.blocks.last && behind == 0 && own_blocks(a, t, group).last == t.blocks.last;
+        wait(v_full(now.stage), now.phase);
+        if (is_scored) {
+            wait(k_full(c.block.stage), c.block.phase);
+            take_turn(c);
+            issue_scores(c);
+            issue_values(c, now.stage, is_first);
+            pass_turn(c);
+            c.block.advance();
+            mma_wait<0>();
+            settle_all(c.s);
+        } else {
+            take_turn(c);
+            issue_values(c, now.stage, is_first);
+            if (group + 1 < GROUPS) pass_turn(c);
+            mma_wait<0>();
+        }
+        settle_all(c.o);
+        release(v_empty(now.stage));
+        store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
+                   O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB);
+        holds_queries = O_LEAVES_THROUGH_Q;
+    }
+    if (lane_index() == 0) wait_stores_read<0>(); /* shared memory must outlive its last reader */
+}
+
+/* ---- The kernel ---- */
+
+DEVICE void init_barriers() {
+    for (u32 i = 0; i < STAGES; ++i) {
+        barrier_init(k_full(i), 1);
+        barrier_init(v_full(i), 1);
+        barrier_init(k_empty(i), 4 * GROUPS);
+        barrier_init(v_empty(i), 4 * GROUPS);
+    }
+    for (u32 i = 0; i < Q_STAGES; ++i)
+        for (u32 group = 0; group < GROUPS; ++group) {
+            barrier_init(q_full(i, group), 1);
+            barrier_init(q_empty(i, group), 4);
+        }
+    barrier_init_fence();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(const __grid_constant__ arguments a) {
+    if (threadIdx.x == 0) {
+        prefetch_map(a.q_map);
+        prefetch_map(a.k_map);
+        prefetch_map(a.v_map);
+        prefetch_map(a.o_map);
+        init_barriers();
+    }
+    __syncthreads();
+    wait_for_previous_kernel();
+    const u32 warp = warp_index();
+    if (warp < 4) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        if (warp == 0 && elect_one()) load_tiles(a);
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        multiply_tiles(a, warp / 4 - 1);
+    }
+}

@@ -1,0 +1,118 @@
+/* forward_softmax: scores of a block of keys become weights, for the forward kernel of sm_90.
+   No maximum is looked for: exponents are relative to 0, or to the maximum of an earlier block. Floating point loses
+   nothing by that while weights fit their type; whether they do, the sums tell, which are made anyway. Where a weight
+   may be too large, or the first sum of a row is so small that weights were lost, the warp takes the usual way for the
+   block: finds the maximum, rescales what was summed, and keeps that maximum.
+   Layout    [4j + 2h + e] of any accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
+
+using scores = float[BLOCK_K / 2];
+using weights = u32[BLOCK_K / 4]; /* pairs, as A operands of 16 keys lie */
+using results = float[HEAD_V / 2];
+
+/* Sums of a block's weights within these bounds were made of weights that fit. */
+constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
+constexpr bool ALWAYS_FINDS_MAXIMUM = HAS_MAX || HAS_SUM_EXP;
+
+template <class P> DEVICE float scale_of(const P& a) {
+    if constexpr (HAS_SCALE)
+        return to_float(*a.scale);
+    else
+        return (float)__longlong_as_double(a.scale);
+}
+
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+/* A thread's two rows. Scores are times log2(e). */
+struct row_pair {
+    float maximum[2]; /* what exponents are relative to; -inf: no key was seen */
+    float sum[2];     /* of this thread's columns */
+    bool finds_maximum;
+};
+
+template <int N> DEVICE void settle_all(float (&r)[N]) {
+    #pragma unroll
+    for (int i = 0; i < N; ++i) settle(r[i]);
+}
+
+/* Else the compiler makes a copy of the loop for each value that it knows at the loop's start. */
+DEVICE bool hidden(bool x) {
+    i32 y = x;
+    settle(y);
+    return y;
+}
+
+DEVICE float sum_of_quad(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+DEVICE float maximum_of_quad(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* Weights, and their sums by rows. */
+DEVICE void exponentiate(weights& p, float (&sum)[2], const scores& s, float scale, const float (&maximum)[2]) {
+    sum[0] = sum[1] = 0;
+    #pragma unroll
+    for (int i = 0; i < BLOCK_K / 2; i += 2) {
+        const int h = i / 2 % 2;
+        const float low = exp2_approx(fmaf(s[i], scale, -maximum[h]));
+        const float high = exp2_approx(fmaf(s[i + 1], scale, -maximum[h]));
+        sum[h] += low;
+        sum[h] += high;
+        p[i / 2] = rounded_pair<in_t>(low, high);
+    }
+}
+
+/* Whether any row of the warp has a sum beyond the bounds. */
+DEVICE bool is_beyond(const float (&sum)[2], bool is_first) {
+    bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
+    if (is_first) beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
+    return __any_sync(~0u, beyond);
+}
+
+/* Moves to the maximum so far; `rescale`: what is summed is to be multiplied by it. */
+DEVICE void find_maximum(row_pair& rows, float (&maximum)[2], float (&rescale)[2], const scores& s, float scale) {
+    float largest[2] = {-infinity(), -infinity()};
+    #pragma unroll
+    for (int i = 0; i < BLOCK_K / 2; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i] * scale);
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]));
+        maximum[h] = now == -infinity() ? 0.0f : now;
+        rescale[h] = exp2_approx(rows.maximum[h] - maximum[h]);
+        rows.maximum[h] = now;
+        rows.sum[h] *= rescale[h];
+    }
+}
+
+DEVICE void start_rows(row_pair& rows) {
+    rows.finds_maximum = hidden(ALWAYS_FINDS_MAXIMUM);
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) rows.maximum[h] = ALWAYS_FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = 0;
+}
+
+/* No product may be under way. */
+DEVICE void softmax(weights& p, row_pair& rows, results& o, const scores& s, float scale, bool is_first) {
+    float sum[2];
+    if (!rows.finds_maximum) {
+        exponentiate(p, sum, s, scale, rows.maximum);
+        rows.finds_maximum = is_beyond(sum, is_first);
+        if (rows.finds_maximum && is_first) rows.maximum[0] = rows.maximum[1] = -infinity();
+        if (!rows.finds_maximum) rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+    }
+    if (rows.finds_maximum) {
+        float maximum[2], rescale[2];
+        find_maximum(rows, maximum, rescale, s, scale);
+        exponentiate(p, sum, s, scale, maximum);
+        rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+        if (!is_first) {
+            settle_all(o);
+            #pragma unroll
+            for (int i = 0; i < HEAD_V / 2; ++i) o[i] *= rescale[i / 2 % 2];
+            settle_all(o);
+        }
+        const bool is_unseen = rows.maximum[0] == -infinity() || rows.maximum[1] == -infinity();
+        rows.finds_maximum = ALWAYS_FINDS_MAXIMUM || __any_sync(~0u, is_unseen);
+    }
+}

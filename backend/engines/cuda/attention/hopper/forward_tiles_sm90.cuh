@@ -1,0 +1,101 @@
+/* forward_tiles: which queries a block works on and in which order, and which keys they see, for the forward kernel of
+   sm_90. A tile is BLOCK_Q queries of one head, GROUP_Q for each consumer warpgroup; keys go by blocks of BLOCK_K.
+   Order     heads in raster groups whose K and V fit L2; within one, the tiles that see most keys first, heads
+             innermost
+   Schedule  static (every gridDim.x-th tile) or, with a counter that is zero at the start, whoever is free takes the
+             next one */
+
+/* ---- Which keys a query sees ---- */
+
+/* Query i sees keys i + low .. min(i + high, keys) - 1; none from `queries` on. */
+struct bounds {
+    i32 queries, keys; /* in use */
+    i32 low = 0, high = 0;
+
+    DEVICE bounds(const arguments& a, i32 queries_used, i32 keys_used) : queries(queries_used), keys(keys_used) {
+        const i64 shift = IS_BOTTOM_RIGHT ? keys - queries : 0;
+        if constexpr (HAS_LEFT) low = clamp(shift - a.left + 1, -LIMIT, LIMIT);
+        if constexpr (HAS_RIGHT) high = clamp(shift + a.right + 1, -LIMIT, LIMIT);
+    }
+    DEVICE i32 first_key(i32 query) const { return HAS_LEFT ? max(query + low, 0) : 0; }
+    DEVICE i32 last_key(i32 query) const { return HAS_RIGHT ? min(query + high, keys) : keys; }
+
+    static constexpr i32 LIMIT = 1 << 30; /* more than any extent, and still adds up */
+    static DEVICE i32 clamp(i64 x, i32 least, i32 most) { return (i32)min(max(x, (i64)least), (i64)most); }
+};
+
+/* Blocks of keys, first .. last - 1. */
+struct range {
+    i32 first, last;
+};
+
+/* Those that queries from .. until - 1 see; one where they see none, so that results of 0 come of the same code. */
+DEVICE range blocks_seen(const bounds& b, i32 from, i32 until) {
+    const i32 first = b.first_key(from) / BLOCK_K, last = (b.last_key(until - 1) + BLOCK_K - 1) / BLOCK_K;
+    return from < until && first < last ? range{first, last} : range{0, 1};
+}
+
+/* ---- Tiles ---- */
+
+struct tile {
+    i32 row, head, batch;
+    range blocks; /* that any of its queries sees; last is 0 where there are no more tiles */
+    i32 queries, keys;
+};
+
+/* The blocks that a consumer's own queries see: none where it has no queries. Those that take turns stay together. */
+DEVICE range own_blocks(const arguments& a, const tile& t, u32 group) {
+    const i32 from = t.row + (i32)group * GROUP_Q;
+    if constexpr (PING_PONG) return t.blocks;
+    if (from >= (i32)a.queries) return range{t.blocks.first, t.blocks.first};
+    const range seen = blocks_seen(bounds(a, t.queries, t.keys), from, min(from + GROUP_Q, t.queries));
+    const i32 last = min(max(seen.last, t.blocks.first + 1), t.blocks.last);
+    return range{min(max(seen.first, t.blocks.first), last - 1), last};
+}
+
+/* Lengths in use. Templates, so that what was not printed is not looked up. */
+template <class P> DEVICE i32 queries_of(const P& a, i32 batch) {
+    if constexpr (HAS_SEQ_LEN_Q)
+        return bounds::clamp(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0, (i32)a.queries);
+    else
+        return (i32)a.queries;
+}
+template <class P> DEVICE i32 keys_of(const P& a, i32 batch) {
+    if constexpr (HAS_SEQ_LEN_KV)
+        return bounds::clamp(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0, (i32)a.keys);
+    else
+        return (i32)a.keys;
+}
+
+DEVICE tile find_tile(const arguments& a, u32 index) {
+    const u32 group_tiles = (u32)a.raster_heads * (u32)a.tiles, group = index / group_tiles;
+    const u32 within = index - group * group_tiles, first_head = group * (u32)a.raster_heads;
+    const u32 heads = min((u32)a.raster_heads, (u32)a.all_heads - first_head), down = within / heads;
+    const u32 outer = first_head + within - down * heads, batch = outer / (u32)a.heads;
+    tile t{(i32)((u32)a.tiles - 1 - down) * BLOCK_Q,
+           (i32)(outer - batch * (u32)a.heads),
+           (i32)batch,
+           {0, 0},
+           queries_of(a, (i32)batch),
+           keys_of(a, (i32)batch)};
+    t.blocks = blocks_seen(bounds(a, t.queries, t.keys), t.row, min(t.row + BLOCK_Q, t.queries));
+    return t;
+}
+
+/* The number of the tile after this one. */
+DEVICE u32 next_index(const arguments& a, u32 index) {
+    return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
+}
+
+/* The producer tells consumers of a tile through shared memory. */
+DEVICE void send_tile(u32 address, const tile& t) {
+    store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
+    store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, 0}});
+}
+/* The shuffles tell the compiler: one number per warp. */
+DEVICE i32 uniform(u32 x) { return (i32)__shfl_sync(~0u, x, 0); }
+DEVICE tile receive_tile(u32 address) {
+    const words a = load_words(address), b = load_words(address + 16);
+    return tile{uniform(a.at[0]), uniform(a.at[1]), uniform(a.at[2]), {uniform(b.at[0]), uniform(b.at[1])},
+                uniform(a.at[3]), uniform(b.at[2])};
+}
