@@ -36,8 +36,8 @@ def frames(code: bytes) -> list[int]:
 
 
 def divergent_branches(code: bytes) -> int:
-    """How often the assembler (sm_70 and newer: 16 bytes an instruction) did not see that a warp stays together,
-    and guards what warps do together by BRA.DIV. A main loop of wgmma with such guards is 5 % slower or more."""
+    """How often the assembler (sm_70 and newer: 16 bytes an instruction) did not see that a warp stays
+    together, and guards what its lanes do together by BRA.DIV: a main loop of wgmma is 5 % slower then."""
     return sum(
         lower & 0xFFF == BRANCH and upper & DIVERGES != 0
         for text in sections(code, b".text.")

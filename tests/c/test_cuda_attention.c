@@ -330,6 +330,32 @@ static void build_decode_cases(void) {
     family = &cuda_attention;
 }
 
+/* ---- Hopper's forward pass --------------------------------------------------------------------------------------- */
+
+static const struct attention_case hopper_forward_cases[] = {
+    {"64", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .forward_kernels = 1,
+     .forward = "wgmma of bf16, heads of 64 and 64, 192 queries x 128 keys, static"},
+    {"64, long", F16, F16, 0, 4, 32, 8, 4, 4096, 4096, 40, 64, .is_causal = true, .is_padded = true,
+     .forward_kernels = 2, .forward = "wgmma of f16, heads of 48 and 64, 192 queries x 128 keys, dynamic"},
+    {"128, sink", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .has_sink = true, .forward_kernels = 1,
+     .forward = "wgmma of f16, heads of 128 and 128, 128 queries x 128 keys"},
+    {"96 and 128", BF16, BF16, 0, 2, 8, 1, 1, 500, 700, 96, 128, .is_causal = true, .forward_kernels = 1,
+     .forward = "wgmma of bf16, heads of 96 and 128, 128 queries x 128 keys"},
+    {"192 and 128", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 192, 128, .is_causal = true, .forward_kernels = 1,
+     .forward = "wgmma of bf16, heads of 192 and 128, 128 queries x 128 keys"},
+    {"256", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 256, 256, .is_causal = true, .is_padded = true, .forward_kernels = 1,
+     .forward = "wgmma of bf16, heads of 256 and 256, 128 queries x 64 keys"},
+};
+
+static void build_hopper_forward_cases(void) {
+    struct device device;
+    MUST(device_describe_cuda(&device, 9, 0));
+    family = &cuda_attention_hopper;
+    for (int i = 0; i < COUNT(hopper_forward_cases); i++)
+        check_case(&hopper_forward_cases[i], true, &device, -1);
+    family = &cuda_attention;
+}
+
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* Sequences twice as long take twice the workspace, not four times. */
@@ -403,7 +429,36 @@ static void decoding_declines(void) {
     }
 }
 
+static void wide_result(struct model *m) {
+    struct attention_case c = {"wide result", BF16, F32, 0, 1, 1, 1, 1, 64, 64, 64, 64, .dropout = 0};
+    add(m, forward_of(&c));
+}
+
+static void odd_strides(struct model *m) {
+    struct attention_case c = {"odd strides", BF16, BF16, 0, 1, 2, 2, 2, 64, 64, 64, 64, .is_odd = true};
+    add(m, forward_of(&c));
+}
+
+static void biased(struct model *m) {
+    struct attention_case c = {"biased", BF16, BF16, BF16, 1, 1, 1, 1, 64, 64, 64, 64, .bias = {1, 1, 64, 64}};
+    add(m, forward_of(&c));
+}
+
+static void decode(struct model *m) {
+    struct attention_case c = {"decode", BF16, BF16, 0, 4, 32, 8, 8, 1, 32768, 128, 128, .dropout = 0};
+    add(m, forward_of(&c));
+}
+
 static const struct refused_case refusals[] = {
+    {&cuda_attention_hopper, wide_result,
+     "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
+    {&cuda_attention_hopper, odd_strides,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, biased,
+     "sdpa_fwd: Hopper's forward kernel adds no bias; the portable attention family takes it."},
+    {&cuda_attention_hopper, decode,
+     "sdpa_fwd: few queries of many keys are better split by keys; the portable attention family takes it."},
     {&cuda_attention, four_bits, "sdpa_fwd: tensor (uid 1) has data type i4, which kernels cannot store."},
     {&cuda_attention, addition, "pointwise: this family serves one sdpa_fwd or sdpa_bwd at a time."},
 };
@@ -438,6 +493,7 @@ int main(void) {
     allowed_spills = spills;
     forbids_advice = true;
     build_attention_cases();
+    build_hopper_forward_cases();
     build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
     build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 3); /* not the last ones */
     build_decode_cases();
