@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +82,7 @@ class Case(NamedTuple):
     build: Callable[[Maker], Any]
     engine: str = "cuda"
     is_read_again: bool = False  # what the copy engine wrote for a kernel, unseen by initcheck, another reads
+    knobs: Mapping[str, int] | None = None
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -593,6 +594,12 @@ CASES = {
     "attention on Hopper": Case(
         "forward_sm90", "attention_hopper", attention(dims=(3, 200, 300, 128), use_causal_mask=True)
     ),
+    "attention on Hopper, dynamic": Case(
+        "forward_counter_sm90 forward_sm90",
+        "attention_hopper",
+        attention(dims=(3, 200, 300, 64), use_causal_mask=True),
+        knobs={"KERNEL_CFG": 2},
+    ),
     "attention on Hopper, padded window": Case(
         "forward_sm90",
         "attention_hopper",
@@ -706,7 +713,8 @@ def build(case: Case, index_of: str, **where: Any) -> Maker:
     """The case planned on one engine, and built."""
     made = Maker(**where)
     case.build(made)
-    made.g.create_execution_plan([answer["engine"] for answer in made.g.support()].index(index_of))
+    engines = [answer["engine"] for answer in made.g.support()]
+    made.g.create_execution_plan(engines.index(index_of), case.knobs if index_of == case.engine else None)
     made.g.build_plan_at_index(0)
     return made
 

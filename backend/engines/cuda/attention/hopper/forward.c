@@ -141,6 +141,14 @@ weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, do
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The plan with the tile scheduler that was chosen. */
+static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention *c, const struct knob_choices *knobs) {
+    int64_t schedule = knob_value(knobs, WEFT_KNOB_TYPE_KERNEL_CFG);
+    TRY(plan_forward(f, c));
+    f->is_dynamic = schedule == ATTENTION_SCHEDULE_CHOSEN ? f->is_dynamic : schedule == ATTENTION_SCHEDULE_DYNAMIC;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* ---- Printing ---- */
 
 static void print_maps(struct kernel_print *print, const struct forward *f) {
@@ -233,10 +241,11 @@ static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *k
     return attention_grid(kernel, f->c, 1, 1);
 }
 
-weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c,
+                                            const struct knob_choices *knobs, struct cuda_step *state,
                                             struct arena *arena) {
     struct forward f;
-    TRY(plan_forward(&f, c));
+    TRY(plan_schedule(&f, c, knobs));
     if (f.is_dynamic)
         TRY(build_counter(&f, &state->kernels[state->count++], arena));
     TRY(build_main(&f, &state->kernels[state->count++], arena));

@@ -22,14 +22,14 @@ static weftStatus_t accepts_either(const struct region *region, const struct dev
                      : attention_hopper_backward_accepts(&c, is_unordered, seconds);
 }
 
-static weftStatus_t build_either(struct step *step, const struct device *device, bool is_unordered,
-                                 struct arena *arena) {
+static weftStatus_t build_either(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                                 bool is_unordered, struct arena *arena) {
     struct cuda_attention c;
     struct cuda_step *state;
     TRY(analyse(&c, &step->region, device, is_unordered));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    return c.forward ? attention_hopper_forward_build(step, &c, state, arena)
+    return c.forward ? attention_hopper_forward_build(step, &c, knobs, state, arena)
                      : attention_hopper_backward_build(step, &c, is_unordered, state, arena);
 }
 
@@ -39,8 +39,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    (void)knobs;
-    return build_either(step, device, false, arena);
+    return build_either(step, device, knobs, false, arena);
 }
 
 static weftStatus_t accepts_unordered(const struct region *region, const struct device *device, double *seconds) {
@@ -49,15 +48,21 @@ static weftStatus_t accepts_unordered(const struct region *region, const struct 
 
 static weftStatus_t build_unordered(struct step *step, const struct device *device, const struct knob_choices *knobs,
                                     struct arena *arena) {
-    (void)knobs;
-    return build_either(step, device, true, arena);
+    return build_either(step, device, knobs, true, arena);
 }
 
 static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
 
+static const struct knob knobs[] = {
+    {WEFT_KNOB_TYPE_KERNEL_CFG, 0, ATTENTION_SCHEDULE_DYNAMIC, 1, 0,
+     "tile scheduler of the forward pass: 1 static, 2 dynamic; 0 chooses"},
+    {0},
+};
+
 const struct family cuda_attention_hopper = {
     .name = "cuda.attention_hopper",
     .doc = "scaled dot-product attention of 16 bits and its gradients on Hopper, by its copy engine and wgmma",
+    .knobs = knobs,
     .accepts = accepts,
     .build = build,
     .load = cuda_load,

@@ -42,8 +42,12 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
 
 /* ---- forward.c ---- */
 
+/* The knob KERNEL_CFG: who takes which tile. Static: fixed beforehand; dynamic: whoever is free takes the next. */
+enum { ATTENTION_SCHEDULE_CHOSEN, ATTENTION_SCHEDULE_STATIC, ATTENTION_SCHEDULE_DYNAMIC };
+
 weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds);
-weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
+weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda_attention *c,
+                                            const struct knob_choices *knobs, struct cuda_step *state,
                                             struct arena *arena);
 
 #endif
