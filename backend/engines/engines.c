@@ -100,20 +100,3 @@ static const struct engine cpu_reference_engine = {
 const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cuda_unordered_engine, &cpu_fast_engine,
                                         &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;
-
-bool region_has(const struct region *region, int node) {
-    for (int i = 0; i < region->count; i++)
-        if (region->nodes[i] == node)
-            return true;
-    return false;
-}
-
-bool region_exports(const struct region *region, int value) {
-    const struct value *read = &region->graph->values[value];
-    if (value_is_slot(read))
-        return true;
-    for (int i = 0; i < read->readers; i++)
-        if (!region_has(region, read->read_by[i]))
-            return true;
-    return false;
-}

@@ -191,13 +191,6 @@ static void put_order(const struct partitioning *p, int *order) {
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
 
-static bool node_writes(const struct node *node, int value) {
-    for (int i = 0; i < node->operand_count; i++)
-        if (node->operands[i] == value && node->is_output[i])
-            return true;
-    return false;
-}
-
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)

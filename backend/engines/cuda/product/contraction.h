@@ -134,7 +134,11 @@ struct contraction {
     double seconds;
 };
 
-/* ---- portable.c: what other families of products share ---- */
+static inline weftDataType_t factor_type(const struct contraction *c, int factor) {
+    return (weftDataType_t)c->factor[factor].tensor->type;
+}
+
+/* ---- find.c: the product of a region, and what goes around it ---- */
 
 /* The one product of a region, with its shape, and pointwise operations behind it. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region);
@@ -145,13 +149,21 @@ bool contraction_is_behind(const struct contraction *c, const struct node *node)
 static inline bool contraction_has_overrides(const struct contraction *c) {
     return c->used[0] || c->used[1] || c->used[2];
 }
-int64_t contraction_elements(const struct contraction *c);
 /* NVIDIA_TF32_OVERRIDE=0 is how users forbid to narrow floats in every library. */
 weftStatus_t contraction_may_narrow(void);
 /* Whether an operation multiplies floats, or halves by bfloat16, which floats hold: what families for tf32 narrow. */
 bool contraction_narrows(const struct graph *graph, int node);
 /* A run is read before it is written, by one thread; what the product and the operations before it read may be read by all. */
 bool contraction_may_alias(const struct step *step, int in, int out);
+
+/* ---- tiles.c: the text that families of products share ---- */
+
+/* What every kernel begins with. */
+void contraction_print_begin(struct kernel_print *print, const struct contraction *c);
+/* The type that numbers tiles or results, of which `most` exist. */
+void contraction_print_position(struct kernel_print *print, int64_t most);
+/* Blocks for so many pieces of work: each takes another one until none is left. */
+uint32_t contraction_grid(int64_t pieces);
 /* A kernel of tiles: what comes before the places of its factors, and the end of its printing. */
 void contraction_print_tile(struct kernel_print *print, const struct contraction *c);
 weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,
@@ -168,6 +180,7 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node);
 /* A and B change places, and with them rows and columns. Before the plan. */
 void contraction_turn(struct contraction *c);
 int64_t digits_extent(const struct digits *digits);
+int64_t contraction_elements(const struct contraction *c); /* of the result */
 /* Makes one digit of neighbours that both factors walk as one. */
 void digits_merge(struct digits *digits);
 /* Moves rows and columns into the batch, where the direct kernel counts results, in the order that memory asks for. */
@@ -184,12 +197,6 @@ void finish_print(struct kernel_print *print, const struct contraction *c);
 double finish_instructions(const struct contraction *c);
 /* Registers for the operands of 16 columns of two rows. */
 int finish_fetched_words(const struct finish *finish);
-/* Their parts, for other functions over the same indices: fields of the arguments; digits f<index><d> of z, i, j; the
-   statement `out` where a phase has no such element; the offset of operand k. */
-void finish_print_arguments(struct kernel_print *print, const struct finish *finish);
-void finish_print_digits(struct kernel_print *print, const struct finish *finish);
-void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out);
-void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k);
 /* The one result, if its elements have so many bytes and its rows are whole accesses of 16 bytes, or NULL. */
 const struct finisher *finish_find_staged(const struct contraction *c, int bytes);
 /* One or two results, if all are such, and how many; else 0. */
@@ -199,6 +206,20 @@ static inline const struct finisher *finish_find_half(const struct contraction *
 bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store);
 /* place_of_result(p, z, i, j): the address of an element of store k, nullptr where there is none. After finish_print. */
 void finish_print_place(struct kernel_print *print, const struct contraction *c, int k);
+
+/* ---- places.c: where operands lie, for all functions over the same indices ---- */
+
+/* Whether finisher k is the same in all rows. Of a result whose phases end at different places, in all phases. */
+bool finish_is_of_column(const struct finish *finish, int k);
+/* Fields of the arguments: addresses, bounds, what digits are split by and multiplied with. */
+void finish_print_arguments(struct kernel_print *print, const struct finish *finish);
+/* The digits f<index><d> of z, i, j. */
+void finish_print_digits(struct kernel_print *print, const struct finish *finish);
+/* The statement `out` where a phase has no such element: tests that are the same in all rows, and others. */
+void finish_print_limits(struct kernel_print *print, const struct finish *finish, bool of_column, const char *out);
+void finish_print_all_limits(struct kernel_print *print, const struct finish *finish, const char *out);
+/* The sum of digits times strides of operand k. */
+void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k);
 
 /* ---- reductions.c: reductions behind the product ---- */
 
@@ -224,7 +245,7 @@ void totals_print_parts(struct kernel_print *print, const struct contraction *c,
 weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
                           struct arena *arena);
 
-/* ---- plan.c: arithmetic, tile, splits ---- */
+/* ---- arithmetic.c ---- */
 
 struct arithmetic_row {
     const char *a_staged, *b_staged; /* NULL: by the factor's type */
@@ -234,22 +255,26 @@ struct arithmetic_row {
     int block_depth;
 };
 extern const struct arithmetic_row arithmetic_rows[];
+/* The type to calculate in, as it was set. */
+weftDataType_t contraction_math(const struct node *node);
+/* From the factors' types, the depth and the type to calculate in. */
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
+/* Operations per second of a multiprocessor at full rate. */
+double contraction_rate(enum arithmetic arithmetic, const struct device *device);
+
+/* ---- plan.c: tile and splits ---- */
 
 /* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. */
 weftStatus_t contraction_settle(struct contraction *c, const struct device *device);
 /* The same and the rest. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
-/* The type to calculate in, as it was set. */
-weftDataType_t contraction_math(const struct node *node);
-/* From the factors' types, the depth and the type to calculate in. */
-enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device);
 /* What it takes to move all that a settled contraction reads and writes. */
 double contraction_memory_seconds(const struct contraction *c, const struct device *device);
-/* Operations per second of a multiprocessor at full rate. */
-double contraction_rate(enum arithmetic arithmetic, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
 
 /* ---- print.c: text and arguments of the kernels ---- */
+
+extern const char index_letters[INDICES + 1]; /* zijk, in names of digits and of their divisors */
 
 /* struct batch, find_batch, and the places of A and B. */
 void contraction_print_factors(struct kernel_print *print, const struct contraction *c);

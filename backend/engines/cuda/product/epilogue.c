@@ -235,44 +235,11 @@ weftStatus_t finish_analyse(struct contraction *c) {
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
-static const char letters[] = "zij";
-
 static int lead_digit(const struct finish *finish) { return finish->digit_count[finish->lead] - 1; }
 
 static int64_t lead_stride(const struct finish *finish, const struct finisher *finisher) {
     int last = lead_digit(finish);
     return last < 0 ? 0 : finisher->strides[finish->lead][last];
-}
-
-/* The sum of digits times strides. */
-void finish_print_offset(struct kernel_print *print, const struct finish *finish, int k) {
-    for (int index = BATCH; index < DEPTH; index++)
-        for (int d = 0; d < finish->digit_count[index]; d++)
-            print_term(print, named("f%c%d", letters[index], d).text, finish->at[k].strides[index][d],
-                       named("f%d_%c%d", k, letters[index], d).text);
-}
-
-void finish_print_digits(struct kernel_print *print, const struct finish *finish) {
-    for (int index = BATCH; index < DEPTH; index++) {
-        char prefix[] = {'f', letters[index], 0}, value[] = {letters[index], 0};
-        print_split(print, prefix, finish->digit_count[index], value, NULL);
-    }
-}
-
-static bool is_limited(const struct finish *finish) {
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_LIMIT)
-            return true;
-    return false;
-}
-
-/* Whether finisher k is the same in all rows. Of a result whose phases end at different places, in all phases. */
-static bool is_of_column(const struct finish *finish, int k) {
-    for (int index = is_limited(finish) ? BATCH : ROW; index <= ROW; index++)
-        for (int d = 0; d < finish->digit_count[index]; d++)
-            if (finish->at[k].strides[index][d] != 0)
-                return false;
-    return true;
 }
 
 /* The loads that are the same in all rows, or the others. */
@@ -281,7 +248,8 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
     for (int k = 0; k < finish->count; k++) {
         const struct finisher *finisher = &finish->at[k];
         bool is_old = finisher->role == FINISH_OLD;
-        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought || is_of_column(finish, k) != of_column)
+        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought ||
+            finish_is_of_column(finish, k) != of_column)
             continue;
         const char *type = cuda_type_name(finisher->type);
         int64_t stride = lead_stride(finish, finisher);
@@ -291,7 +259,7 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
             text_add(&print->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
         finish_print_offset(print, finish, k);
         if (stride > 1)
-            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, letters[finish->lead], lead_digit(finish));
+            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, index_letters[finish->lead], lead_digit(finish));
         else
             text_add(&print->code, ");\n");
     }
@@ -358,7 +326,7 @@ static void print_values(struct kernel_print *print, const struct contraction *c
             text_add(&print->code, "        const i64 v%d = 0", finisher->value);
             finish_print_offset(print, finish, k);
             print_term(print, "e", lead_stride(finish, finisher),
-                       named("f%d_%c%d", k, letters[finish->lead], lead_digit(finish)).text);
+                       named("f%d_%c%d", k, index_letters[finish->lead], lead_digit(finish)).text);
             text_add(&print->code, ";\n");
         }
     }
@@ -380,42 +348,9 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
         if (stride <= 1)
             text_add(&print->code, ", out.f%d);\n", k);
         else
-            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, letters[finish->lead], lead_digit(finish),
-                     k);
+            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, index_letters[finish->lead],
+                     lead_digit(finish), k);
     }
-}
-
-/* Fields of the arguments: addresses, bounds, what digits are split by and multiplied with. */
-void finish_print_arguments(struct kernel_print *print, const struct finish *finish) {
-    for (int index = BATCH; index < DEPTH; index++)
-        for (int d = 1; d < finish->digit_count[index]; d++)
-            print_divisor(print, finish->extents[index][d], named("f%c%d", letters[index], d).text);
-    for (int k = 0; k < finish->count; k++) {
-        const struct finisher *finisher = &finish->at[k];
-        if (finisher->role == FINISH_LIMIT)
-            print_number(print, finisher->bound, named("f%d_bound", k).text);
-        else if (finisher->role != FINISH_INDEX)
-            print_pointer(print, finisher->type, finisher->value, 0, named("f%d", k).text);
-        for (int index = BATCH; index < DEPTH; index++)
-            for (int d = 0; d < finish->digit_count[index]; d++)
-                if (finisher->strides[index][d] != 0 && finisher->strides[index][d] != 1)
-                    print_number(print, finisher->strides[index][d], named("f%d_%c%d", k, letters[index], d).text);
-    }
-}
-
-static void print_limits(struct kernel_print *print, const struct finish *finish, bool of_column, const char *out) {
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_LIMIT && is_of_column(finish, k) == of_column) {
-            text_add(&print->code, "    if (0");
-            finish_print_offset(print, finish, k);
-            text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
-        }
-}
-
-/* Out where the result has no such element. */
-void finish_print_limits(struct kernel_print *print, const struct finish *finish, const char *out) {
-    print_limits(print, finish, true, out);
-    print_limits(print, finish, false, out);
 }
 
 double finish_instructions(const struct contraction *c) {
@@ -437,7 +372,7 @@ int finish_fetched_words(const struct finish *finish) {
     int words = 0;
     for (int k = 0; k < finish->count; k++)
         if ((finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD) && !finish->at[k].is_brought)
-            words += (int)divide_up(dtype_bytes(finish->at[k].type, 2), 4) * (is_of_column(finish, k) ? 2 : 4);
+            words += (int)divide_up(dtype_bytes(finish->at[k].type, 2), 4) * (finish_is_of_column(finish, k) ? 2 : 4);
     return words;
 }
 
@@ -457,10 +392,10 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
                  is_below ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
                           : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in;\n");
         finish_print_digits(print, finish);
-        print_limits(print, finish, true, "return in");
+        finish_print_limits(print, finish, true, "return in");
         if (!is_below)
             print_loads(print, c, true);
-        print_limits(print, finish, false, "return in");
+        finish_print_limits(print, finish, false, "return in");
         print_loads(print, c, false);
         text_add(&print->code, "    return in;\n}\n\n");
     }
@@ -472,13 +407,6 @@ static bool is_kept(const struct contraction *c, int k) {
     return keeps_runs(c) && finisher->role == FINISH_STORE && finisher->value == c->result;
 }
 
-static bool reads(const struct node *node, int value) {
-    for (int k = 0; k < node->operand_count; k++)
-        if (node->operands[k] == value && !node->is_output[k])
-            return true;
-    return false;
-}
-
 /* Whether reductions read the value and else only operands in memory, and no other operation reads it. */
 static bool is_only_totalled(const struct contraction *c, int value) {
     bool is_read = false;
@@ -486,12 +414,12 @@ static bool is_only_totalled(const struct contraction *c, int value) {
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_behind(c, node))
             continue;
-        if (!totals_serve(node) && reads(node, value))
+        if (!totals_serve(node) && node_reads(node, value))
             return false;
         for (int k = 0; k < node->operand_count && totals_serve(node); k++)
             if (!node->is_output[k] && node->operands[k] != value && made_inside(c, node->operands[k]))
                 return false;
-        is_read = is_read || (totals_serve(node) && reads(node, value));
+        is_read = is_read || (totals_serve(node) && node_reads(node, value));
     }
     return is_read;
 }
@@ -563,7 +491,7 @@ static void print_evaluate(struct kernel_print *print, const struct contraction 
 static void print_exists(struct kernel_print *print, const struct finish *finish) {
     text_add(&print->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
     finish_print_digits(print, finish);
-    finish_print_limits(print, finish, "return false");
+    finish_print_all_limits(print, finish, "return false");
     text_add(&print->code, "    return true;\n}\n\n");
 }
 
@@ -577,7 +505,7 @@ void finish_print(struct kernel_print *print, const struct contraction *c) {
     text_add(&print->code, "DEVICE finished finish(const arguments& p, index z, index i, index j, "
                            "const run<sum_t, RUN>& sum, const fetched& in) {\n");
     finish_print_digits(print, &c->finish);
-    finish_print_limits(print, &c->finish, "return {}");
+    finish_print_all_limits(print, &c->finish, "return {}");
     text_add(&print->code, "    const finished out = evaluate(p, z, i, j, sum, in);\n");
     print_stores(print, c);
     text_add(&print->code,
@@ -591,7 +519,7 @@ void finish_print_place(struct kernel_print *print, const struct contraction *c,
     const char *type = cuda_type_name(finish->at[k].type);
     text_add(&print->code, "DEVICE %s* place_of_result(const arguments& p, index z, index i, index j) {\n", type);
     finish_print_digits(print, finish);
-    finish_print_limits(print, finish, "return nullptr");
+    finish_print_all_limits(print, finish, "return nullptr");
     text_add(&print->code, "    return p.f%d", k);
     finish_print_offset(print, finish, k);
     text_add(&print->code, ";\n}\n\n");

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char index_letters[] = "zijk", factor_letters[] = "ab";
+const char index_letters[INDICES + 1] = "zijk";
+static const char factor_letters[] = "ab";
 
 struct name named(const char *format, ...) {
     struct name name;

@@ -276,7 +276,7 @@ static void print_conclude(struct kernel_print *print, const struct contraction 
              "(&total)[%d]) {\n",
              finish->totals[span].count);
     finish_print_digits(print, finish);
-    finish_print_limits(print, finish, "return");
+    finish_print_all_limits(print, finish, "return");
     for (int r = 0; r < finish->reducer_count; r++) {
         const struct reducer *reducer = &finish->reducers[r];
         const struct descriptor *node = reducer->node->op;

@@ -385,3 +385,7 @@ void contraction_flatten(struct contraction *c) {
     else
         sort_digits(batch, distance_in_result, c->region->graph->values[c->result].tensor);
 }
+
+int64_t contraction_elements(const struct contraction *c) {
+    return digits_extent(&c->digits[BATCH]) * digits_extent(&c->digits[ROW]) * digits_extent(&c->digits[COLUMN]);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How products are made and summed: by the types of the factors, the type to calculate in, and the chip. */
+#include "engines/cuda/product/contraction.h"
+#include "graph/ops/convolution.h"
+#include "graph/ops/matmul.h"
+#include "graph/ops/moe.h"
+
+const struct arithmetic_row arithmetic_rows[] = {
+    [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
+    [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
+    [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},
+    [MMA_TF32] = {"tf32", "tf32", "float", true, 4, 4, 16},
+    [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
+    [FMA_DOUBLE] = {"double", "double", "double", false, 8, 8, 16},
+    [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},
+    [FMA_INT64] = {"i64", "i64", "i64", false, 8, 8, 16},
+};
+
+static bool is_byte(weftDataType_t type) {
+    return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
+}
+
+static bool is_exact_in_half(weftDataType_t type) {
+    return is_byte(type) || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
+}
+
+static bool is_wide(weftDataType_t type) {
+    return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
+}
+
+weftDataType_t contraction_math(const struct node *node) {
+    const struct op *op = op_of(node->op);
+    return (weftDataType_t)(op == &matmul_op    ? ((const struct matmul_op *)node->op)->parameters->math
+                            : op == &moe_op     ? ((const struct moe_op *)node->op)->math
+                            : op == &moe_bwd_op ? ((const struct moe_bwd_op *)node->op)->math
+                                                : ((const struct conv_op *)node->op)->parameters->math);
+}
+
+enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
+    weftDataType_t a = factor_type(c, FACTOR_A), b = factor_type(c, FACTOR_B),
+                   math = math_type(contraction_math(c->node));
+    bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
+    bool float_math = math != WEFT_DATA_DOUBLE && dtype_is_float(math);
+    if (c->fill != 0)
+        return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
+    if (is_byte(a) && is_byte(b)) {
+        /* Products of two unsigned bytes reach 2^16. */
+        bool fits = c->depth < 32768;
+        return fits ? is_turing ? FMA_INT32 : MMA_INT8 : FMA_INT64;
+    }
+    if (whole && !float_math && math != WEFT_DATA_DOUBLE)
+        return FMA_INT64;
+    if (!float_math || is_wide(a) || is_wide(b))
+        return FMA_DOUBLE;
+    if ((a == WEFT_DATA_HALF || is_exact_in_half(a)) && (b == WEFT_DATA_HALF || is_exact_in_half(b)))
+        return MMA_F16;
+    if ((a == WEFT_DATA_BFLOAT16 || is_exact_in_half(a)) && (b == WEFT_DATA_BFLOAT16 || is_exact_in_half(b)) &&
+        !is_turing)
+        return MMA_BF16;
+    return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
+}
+
+double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
+    int chip = device->cuda.major * 10 + device->cuda.minor;
+    bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;
+    double half = is_server ? 2048 : 1024, clock = (double)device->cuda.clock_khz * 1e3;
+    double per_clock[] = {[MMA_F16] = half,
+                          [MMA_BF16] = half,
+                          [MMA_INT8] = 2 * half,
+                          [MMA_TF32] = half / 2,
+                          [FMA_FLOAT] = chip <= 80 ? 128 : 256,
+                          [FMA_DOUBLE] = is_server ? 64 : 4,
+                          [FMA_INT32] = 128,
+                          [FMA_INT64] = 32};
+    return per_clock[arithmetic] * (clock > 0 ? clock : 1.5e9);
+}

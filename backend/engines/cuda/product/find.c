@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The product of a region, and the operations before it and behind. */
+#include "engines/cuda/product/contraction.h"
+#include "engines/product.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
+
+static bool goes_behind(const struct node *node) { return op_of(node->op) == &pointwise_op; }
+
+static bool goes_around(const struct node *node) { return goes_behind(node) || totals_serve(node) || is_scaling(node); }
+
+static bool is_preparing(const struct node *node) { return goes_behind(node) || is_scaling(node); }
+
+/* Nodes that go around the product may be in front of it. */
+static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct value *value = &region->graph->values[node->operands[i]];
+        const struct tensor *tensor = value->tensor;
+        bool is_made_here = value->producer >= 0 && region_has(region, value->producer);
+        if (!node->is_output[i] && is_made_here &&
+            !(takes_prepared && is_preparing(&region->graph->nodes[value->producer])))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 descriptor_label(region->graph->nodes[value->producer].op));
+        TRY(tensor_check_plain(tensor, node->op));
+        if (!cuda_type_name((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+                 descriptor_label(node->op), descriptor_label(&tensor->base),
+                 dtype_of((weftDataType_t)tensor->type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find(struct contraction *c, const struct region *region,
+                         bool (*goes_with)(const struct node *node)) {
+    const struct node *node;
+    *c = (struct contraction){.region = region};
+    TRY(region_find_product(&node, region, goes_with));
+    TRY(check_operands(region, goes_with == goes_around, node));
+    TRY(contraction_shape(c, node));
+    for (int f = 0; f < FACTORS; f++)
+        c->factor[f].prepared = NOTHING_BEFORE;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
+    return find(c, region, goes_behind);
+}
+
+/* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
+static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, int *count) {
+    const struct graph *graph = c->region->graph;
+    int producer = graph->values[factor->value].producer;
+    if (producer < 0 || !region_has(c->region, producer) || !is_scaling(&graph->nodes[producer]))
+        return WEFT_STATUS_SUCCESS;
+    const struct descriptor *op = graph->nodes[producer].op;
+    const struct block_scale_dequantize_op *scaling = (const struct block_scale_dequantize_op *)op;
+    bool is_alike = scaling->x->vector_count == 1;
+    for (int64_t i = 0; i < scaling->x->dims.count; i++)
+        is_alike = is_alike && scaling->x->strides.at[i] == scaling->y->strides.at[i];
+    if (!is_alike || region_exports(c->region, factor->value))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: %s must have the strides of %s and be read by the product alone, to be scaled within it.",
+             descriptor_label(op), descriptor_label(&scaling->y->base), descriptor_label(&scaling->x->base));
+    factor->scaling = scaling;
+    factor->tensor = scaling->x;
+    factor->value = graph_find_value(graph, scaling->x);
+    ++*count;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool is_before(const struct contraction *c, const struct node *node) {
+    for (int i = 0; i < c->before_count; i++)
+        if (c->before[i] == node)
+            return true;
+    return false;
+}
+
+/* Whether what a pointwise node makes becomes the factor, and nothing else. */
+static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
+    int out = 0;
+    while (!node->is_output[out])
+        out++;
+    out = node->operands[out];
+    bool is_shared = region_exports(c->region, out);
+    *is = out == prepared;
+    for (int i = 0; i < c->region->count; i++) {
+        const struct node *reader = region_node(c->region, i);
+        if (!node_reads(reader, out))
+            continue;
+        *is = *is || is_before(c, reader);
+        is_shared = is_shared || !(is_before(c, reader) || (reader == c->node && out == prepared));
+    }
+    if (*is && is_shared)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: what it makes must be read by the product alone.",
+             descriptor_label(node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The one tensor of the factor's dims and strides that operations before the product read takes its place. */
+static weftStatus_t take_prepared(struct contraction *c, struct factor *factor) {
+    const struct graph *graph = c->region->graph;
+    int input = NOTHING_BEFORE;
+    for (int b = 0; b < c->before_count; b++)
+        for (int k = 0; k < c->before[b]->operand_count; k++) {
+            int value = c->before[b]->operands[k], producer = graph->values[value].producer;
+            const struct tensor *tensor = graph->values[value].tensor;
+            if (c->before[b]->is_output[k] || (producer >= 0 && region_has(c->region, producer)) ||
+                !tensor_same_layout(tensor, factor->tensor) || value == input)
+                continue;
+            if (input != NOTHING_BEFORE)
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s and %s would both become its factor.",
+                     descriptor_label(c->node->op), descriptor_label(&graph->values[input].tensor->base),
+                     descriptor_label(&tensor->base));
+            input = value;
+        }
+    if (input == NOTHING_BEFORE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: operations before it read no tensor of %s's type, dims and strides, to become it in its place.",
+             descriptor_label(c->node->op), descriptor_label(&factor->tensor->base));
+    factor->prepared = factor->value;
+    factor->value = input;
+    factor->tensor = graph->values[input].tensor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Pointwise operations of the region that lead to a factor. */
+static weftStatus_t find_before(struct contraction *c, struct factor *factor) {
+    int count = c->before_count;
+    for (int i = c->region->count; i-- > 0;) {
+        const struct node *node = region_node(c->region, i);
+        bool is = false;
+        if (op_of(node->op) != &pointwise_op || is_before(c, node))
+            continue;
+        TRY(check_before(c, node, factor->value, &is));
+        if (!is)
+            continue;
+        if (count > 0 || c->before_count == BEFORE_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: up to %d operations before one of its factors are fused with it.", descriptor_label(c->node->op),
+                 BEFORE_MAX);
+        c->before[c->before_count++] = node;
+    }
+    return c->before_count > count ? take_prepared(c, factor) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
+    int taken = 0;
+    TRY(find(c, region, goes_around));
+    for (int f = 0; f < FACTORS; f++)
+        TRY(take_scaling(c, &c->factor[f], &taken));
+    for (int f = 0; f < FACTORS; f++)
+        TRY(find_before(c, &c->factor[f]));
+    for (int i = 0; i < region->count; i++)
+        taken -= is_scaling(region_node(region, i));
+    if (taken < 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: scales of blocks multiply its factors here and nothing else.", descriptor_label(c->node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool contraction_is_behind(const struct contraction *c, const struct node *node) {
+    return node != c->node && !is_scaling(node) && !is_before(c, node);
+}
+
+weftStatus_t contraction_may_narrow(void) {
+    const char *wish = getenv("NVIDIA_TF32_OVERRIDE");
+    if (wish && strcmp(wish, "0") == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool contraction_narrows(const struct graph *graph, int node) {
+    const struct node *product = &graph->nodes[node];
+    bool has_half = false, has_bfloat16 = false, has_float = false;
+    for (int k = 0; k < product->operand_count; k++) {
+        int32_t type = graph->values[product->operands[k]].tensor->type;
+        has_half = has_half || (!product->is_output[k] && type == WEFT_DATA_HALF);
+        has_bfloat16 = has_bfloat16 || (!product->is_output[k] && type == WEFT_DATA_BFLOAT16);
+        has_float = has_float || (!product->is_output[k] && type == WEFT_DATA_FLOAT);
+    }
+    return node_is_product(product) && (has_float || (has_half && has_bfloat16));
+}
+
+/* Whether a node is the product of a region, or makes what that reads. */
+static bool leads_to_product(const struct region *region, const struct node *node) {
+    bool leads = node_is_product(node);
+    for (int k = 0; k < node->operand_count && !leads; k++)
+        for (int i = 0; i < region->count && node->is_output[k] && !leads; i++)
+            leads = node_reads(region_node(region, i), node->operands[k]) &&
+                    leads_to_product(region, region_node(region, i));
+    return leads;
+}
+
+bool contraction_may_alias(const struct step *step, int in, int out) {
+    const struct region *region = &step->region;
+    for (int i = 0; i < region->count; i++)
+        if (node_reads(region_node(region, i), in) && leads_to_product(region, region_node(region, i)))
+            return false;
+    return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor);
+}
