@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two halves of the map family share: map.c decides, print.c prints. */
+/* What the parts of the map family share: map.c serves, plan.c decides, print.c prints. */
 #ifndef WEFT_ENGINES_CUDA_MAP_H
 #define WEFT_ENGINES_CUDA_MAP_H
 
@@ -33,6 +33,15 @@ struct map {
 /* Sweeps over runs of `run` neighbours, or over tiles; the rest of a flat space, shorter than a run, goes one by one. */
 static inline int64_t map_runs(const struct map *map) { return space_elements(&map->space) / map->run; }
 int64_t map_tiles(const struct map *map);
+
+/* Fills the space, the operands and the length of a run, or says why the region is none of ours. */
+weftStatus_t map_analyse(struct map *map, const struct region *region);
+
+/* Chooses how the space is walked, and gives the number of blocks. */
+int64_t map_choose(struct map *map, const struct device *device);
+
+/* Whether an operation that moves data reads a value: neighbours of the result are not neighbours of it. */
+bool map_moves(const struct region *region, int value);
 
 /* Prints constants, arguments and functions of map/map.cuh or map_tiled.cuh. */
 void map_print(struct kernel_print *print, const struct map *map);

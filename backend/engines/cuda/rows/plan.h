@@ -45,6 +45,8 @@ struct term {
     char text[TERM_BYTES];
 };
 
+enum { DIM_OF_BLOCKS = -1 }; /* of an axis over parts of sums in the workspace */
+
 /* One dimension of the index space; part of a dimension where rows take groups of neighbours along it. */
 struct axis {
     int dim;
@@ -116,11 +118,22 @@ weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
 /* The family's may_alias. */
 bool rows_may_alias(const struct step *step, int in, int out);
 
+/* ---- space.c: the row space ---- */
+
+/* From dims and parts. */
+weftStatus_t rows_make_axes(struct rows *rows);
 /* Elements in a row, and rows. */
 int64_t rows_length(const struct rows *rows);
 int64_t rows_count(const struct rows *rows);
+/* Whether a tensor has an element for each group of a split dimension. */
+bool rows_has_groups(const struct rows *rows, const struct tensor *tensor, int64_t dim);
+/* Whether a tensor has more than one element along an axis, and how far these are apart. */
+bool rows_has_axis(const struct rows *rows, const struct tensor *tensor, int axis);
+int64_t rows_stride(const struct rows *rows, const struct tensor *tensor, int axis);
+/* Row-major strides over the axes of the row, or of the rows. */
+void rows_pack(const struct rows *rows, int64_t *strides, bool reduced);
 
-/* ---- Writing terms (ops.c) ---- */
+/* ---- terms.c: writing terms ---- */
 
 /* The names of new terms; -1 after a failure, which `trouble` keeps. */
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
@@ -135,8 +148,12 @@ int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place);
 int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides);
 
 const struct term *rows_find(const struct rows *rows, int name);
-/* Whether a tensor has more than one element along an axis. */
-bool rows_has_axis(const struct rows *rows, const struct tensor *tensor, int axis);
+/* The term of a pointwise node. */
+void rows_pointwise(struct rows *rows, const struct node *node);
+/* Marks a name and what it depends on: the rest is not calculated. */
+void rows_need(struct rows *rows, int name);
+
+/* ---- ops.c: operations that are not pointwise, as terms ---- */
 
 /* Finds softmax among the operations of the region, if it is there. */
 void rows_find_softmax(struct rows *rows);

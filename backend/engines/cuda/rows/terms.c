@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes a row program: its operands and terms. */
+#include "base/number.h"
+#include "engines/cuda/rows/plan.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SCRATCH_ALIGNMENT = 256 };
+
+static void keep_trouble(struct rows *rows, weftStatus_t status) {
+    if (!rows->trouble)
+        rows->trouble = status;
+}
+
+static int add_operand(struct rows *rows, struct operand operand) {
+    if (rows->operand_count == ROWS_OPERANDS_MAX) {
+        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                       "the region would have more than %d operands", ROWS_OPERANDS_MAX));
+        return 0;
+    }
+    rows->operands[rows->operand_count] = operand;
+    return rows->operand_count++;
+}
+
+static int add_value(struct rows *rows, int value, bool is_store) {
+    const struct tensor *tensor = rows->graph->values[value].tensor;
+    struct operand operand = {value, value, is_store, (weftDataType_t)tensor->type, 0, {0}};
+    for (int i = 0; i < rows->axis_count && tensor_elements(tensor) != 1; i++)
+        operand.strides[i] = rows_stride(rows, tensor, i);
+    return add_operand(rows, operand);
+}
+
+static bool operand_spans(const struct rows *rows, int operand) {
+    for (int i = 0; i < rows->axis_count; i++)
+        if (rows->axes[i].is_reduced && rows->operands[operand].strides[i])
+            return true;
+    return false;
+}
+
+static struct term *new_term(struct rows *rows, struct term term) {
+    if (rows->term_count == TERMS_MAX) {
+        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                       "the region would take more than %d terms", TERMS_MAX));
+        rows->term_count--;
+    }
+    rows->terms[rows->term_count] = term;
+    return &rows->terms[rows->term_count++];
+}
+
+static int find_index(const struct rows *rows, int name) {
+    for (int i = 0; i < rows->term_count; i++)
+        if (name >= rows->terms[i].name && name < rows->terms[i].name + rows->terms[i].names)
+            return i;
+    return -1;
+}
+
+const struct term *rows_find(const struct rows *rows, int name) { return &rows->terms[find_index(rows, name)]; }
+
+static void use(struct rows *rows, struct term *term, int name) {
+    int index = find_index(rows, name);
+    if (index < 0 || term->use_count == TERM_USES)
+        keep_trouble(rows, status_fail(WEFT_STATUS_INTERNAL_ERROR, "row program: v%d cannot be used", name));
+    if (rows->trouble)
+        return;
+    const struct term *used = &rows->terms[index];
+    term->uses[term->use_count++] = index;
+    term->spans = term->spans || used->spans;
+    term->stage = used->stage > term->stage ? used->stage : term->stage;
+}
+
+/* A value that terms may use from here on. */
+static void need_value(struct rows *rows, int value) {
+    if (find_index(rows, value) >= 0)
+        return;
+    struct term term = {.kind = TERM_LOAD, .name = value, .names = 1};
+    term.operand = add_value(rows, value, false);
+    term.type = cuda_type_name(rows->operands[term.operand].type);
+    term.spans = operand_spans(rows, term.operand);
+    new_term(rows, term);
+}
+
+int rows_text(struct rows *rows, const char *type, const char *format, ...) {
+    struct term term = {.kind = TERM_TEXT, .name = rows->next_name++, .names = 1, .type = type};
+    va_list list;
+    va_start(list, format);
+    int length = vsnprintf(term.text, sizeof term.text, format, list);
+    va_end(list);
+    if (length >= TERM_BYTES)
+        keep_trouble(rows, status_fail(WEFT_STATUS_INTERNAL_ERROR, "row program: an expression of %d bytes", length));
+    for (const char *at = term.text; *at && !rows->trouble; at++)
+        if (*at == 'v' && isdigit((unsigned char)at[1]) &&
+            (at == term.text || (!isalnum((unsigned char)at[-1]) && at[-1] != '_')))
+            use(rows, &term, atoi(at + 1));
+    return new_term(rows, term)->name;
+}
+
+int rows_input(struct rows *rows, const struct tensor *tensor, const char *type) {
+    if (!tensor)
+        return -1;
+    int value = graph_find_value(rows->graph, tensor);
+    need_value(rows, value);
+    if (strcmp(rows_find(rows, value)->type, type) == 0)
+        return value;
+    return rows_text(rows, type, "as<%s>::of(v%d)", type, value);
+}
+
+int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
+    int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
+    if ((producer >= 0 && region_has(rows->region, producer)) || rows_length(rows) == 0)
+        return -1;
+    struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1};
+    term.operand = add_value(rows, value, false);
+    struct operand *operand = &rows->operands[term.operand];
+    operand->value = term.name;
+    for (int i = 0; i < rows->axis_count; i++)
+        operand->strides[i] = rows->axes[i].is_reduced ? 0 : operand->strides[i];
+    term.type = cuda_type_name(operand->type);
+    return rows_text(rows, type, "as<%s>::of(v%d)", type, new_term(rows, term)->name);
+}
+
+int rows_total(struct rows *rows, enum total_kind total, const char *type, int of) {
+    int names = total == TOTAL_MOMENTS || total == TOTAL_WEIGHTS ? 2 : 1;
+    struct term term = {.kind = TERM_TOTAL, .total = total, .name = rows->next_name, .names = names, .type = type};
+    rows->next_name += names;
+    use(rows, &term, of);
+    term.spans = false;
+    term.stage += total != TOTAL_COLUMN;
+    return new_term(rows, term)->name;
+}
+
+static bool is_wanted(const struct rows *rows, int value) {
+    return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
+}
+
+void rows_result(struct rows *rows, const struct tensor *tensor, const char *type, int name) {
+    if (!tensor || rows->trouble)
+        return;
+    int value = graph_find_value(rows->graph, tensor);
+    struct term term = {.kind = TERM_TEXT, .name = value, .names = 1, .type = type};
+    const char *stored = cuda_type_name((weftDataType_t)tensor->type);
+    /* Nodes that read it see what memory would hold. */
+    bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 &&
+                       tensor->type != WEFT_DATA_DOUBLE &&
+                       !(tensor->type == WEFT_DATA_FLOAT && strcmp(type, "i64") == 0);
+    if (is_narrower)
+        snprintf(term.text, sizeof term.text, "rounded<%s>(v%d)", stored, name);
+    else
+        snprintf(term.text, sizeof term.text, "v%d", name);
+    use(rows, &term, name);
+    new_term(rows, term);
+    if (is_wanted(rows, value))
+        add_value(rows, value, true);
+}
+
+static weftDataType_t scratch_type(const char *type) {
+    return strcmp(type, "double") == 0 ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
+}
+
+static int64_t reserve(struct rows *rows, int64_t bytes) {
+    int64_t at = rows->scratch_bytes;
+    rows->scratch_bytes += round_up(bytes, SCRATCH_ALIGNMENT);
+    return at;
+}
+
+int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
+    weftDataType_t stored = scratch_type(type);
+    struct operand operand = {name, MEMORY_SCRATCH, true, stored, 0, {0}};
+    rows_pack(rows, operand.strides, by_place);
+    /* Sums of places have one copy for each block, and their size is not known yet. */
+    int64_t at = by_place ? 0 : reserve(rows, dtype_bytes(stored, rows_count(rows)));
+    operand.offset = at / dtype_bytes(stored, 1);
+    add_operand(rows, operand);
+    return at;
+}
+
+int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
+    weftDataType_t stored = scratch_type(type);
+    struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = type};
+    struct operand operand = {term.name, MEMORY_SCRATCH, false, stored, at / dtype_bytes(stored, 1), {0}};
+    memcpy(operand.strides, strides, sizeof operand.strides);
+    term.operand = add_operand(rows, operand);
+    term.spans = operand_spans(rows, term.operand);
+    return new_term(rows, term)->name;
+}
+
+static void add_index(struct rows *rows, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    int value = node->operands[node->is_output[0] ? 0 : 1];
+    struct operand operand = {value, MEMORY_INDEX, false, WEFT_DATA_INT64, 0, {0}};
+    for (int i = 0; i < rows->axis_count; i++)
+        operand.strides[i] = rows->axes[i].dim == op->pw->axis ? rows->axes[i].inner : 0;
+    struct term term = {.kind = TERM_LOAD, .name = value, .names = 1, .type = "i64"};
+    term.operand = add_operand(rows, operand);
+    term.spans = operand_spans(rows, term.operand);
+    new_term(rows, term);
+    if (is_wanted(rows, value))
+        add_value(rows, value, true);
+}
+
+void rows_pointwise(struct rows *rows, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX) {
+        add_index(rows, node);
+        return;
+    }
+    struct term term = {.kind = TERM_NODE, .names = 1, .type = formula_type(op), .node = node};
+    for (int k = 0; k < node->operand_count; k++)
+        if (!node->is_output[k])
+            need_value(rows, node->operands[k]);
+    for (int k = 0; k < node->operand_count && !rows->trouble; k++)
+        if (node->is_output[k])
+            term.name = node->operands[k];
+        else
+            use(rows, &term, node->operands[k]);
+    new_term(rows, term);
+    if (is_wanted(rows, term.name))
+        add_value(rows, term.name, true);
+}
+
+static void mark_needed(struct rows *rows, int index) {
+    struct term *term = &rows->terms[index];
+    if (term->is_needed)
+        return;
+    term->is_needed = true;
+    for (int i = 0; i < term->use_count; i++)
+        mark_needed(rows, term->uses[i]);
+}
+
+void rows_need(struct rows *rows, int name) { mark_needed(rows, find_index(rows, name)); }

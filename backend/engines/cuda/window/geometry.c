@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernels of windows ask of the geometry: padding, empty windows, and patches. */
+#include "base/number.h"
+#include "engines/cuda/window/window.h"
+
+bool window_uses(const struct window *w, const struct resample_operand *operand) {
+    bool is_saved = operand == &w->g.saved;
+    return operand->tensor && (!is_saved || (w->g.mode == WEFT_RESAMPLE_MAXPOOL && !w->g.index.tensor)) &&
+           (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
+}
+
+bool window_has_padding(const struct resample_geometry *g) {
+    bool has = false;
+    for (int i = 0; i < 3; i++)
+        has = has || g->offset[i] > 0 || (g->y.size[i] - 1) * g->step[i] - g->offset[i] + g->taps[i] > g->x.size[i];
+    return has;
+}
+
+bool window_may_be_empty(const struct resample_geometry *g) {
+    bool may = false;
+    for (int i = 0; i < 3; i++) {
+        int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
+        may = may || g->denominator[i] != 1 || g->offset[i] >= g->taps[i] || last >= g->x.size[i];
+    }
+    return may;
+}
+
+/* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start of
+   the padding. */
+static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
+
+int64_t window_first_patch(const struct window *w, int axis) {
+    int64_t offset = w->g.offset[axis], side = side_of(w, axis);
+    return axis ? offset / side - (offset % side < 0) : 0;
+}
+
+int64_t window_patches(const struct window *w, int axis) {
+    const struct resample_operand *result = window_result(w);
+    int64_t size = result->size[axis], side = side_of(w, axis);
+    if (w->kernel < POOL)
+        return size;
+    if (!w->g.backward)
+        return divide_up(size, w->patch[axis]);
+    int64_t end = axis ? size + w->g.offset[axis] : size;
+    return divide_up(end, side) - window_first_patch(w, axis);
+}
