@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import emulated_gpu
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,14 @@ def test_c(sanitized: Path, name: str) -> None:
     command = ("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$")
     if "***Skipped" in run(*command, cwd=sanitized, WEFT_TEST_NVRTC=":".join(compilers)):
         pytest.skip("what it needs is not on this machine")
+
+
+def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
+    """Products keep all bits of floats, as narrowing is off. AddressSanitizer's dlopen finds nothing beside
+    a library, so that NVRTC's own second library must be in the path."""
+    there = Path(emulated_gpu.find_nvrtc()).parent
+    settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 2}
+    run(sanitized / "tests/test_sequences", **emulated_gpu.environment(), **settings)
 
 
 @pytest.mark.parametrize("name", ["test_threads", "test_cuda_plan"])

@@ -226,7 +226,8 @@ enum { NOTHING = 0xff }; /* in every byte that is no element: floats of it are N
 struct memory {
     const struct formula *formula;
     struct shapes shapes;
-    char *block[VALUES_MAX]; /* to be freed */
+    char *block[VALUES_MAX];                                /* to be freed */
+    void *device_block[VALUES_MAX], *on_device[VALUES_MAX]; /* the caller's, where the device has other memory */
     char *address[VALUES_MAX], *before[VALUES_MAX];
     size_t bytes[VALUES_MAX];
     bool is_taken[VALUES_MAX]; /* an input in whose place an output lies */

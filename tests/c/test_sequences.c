@@ -6,7 +6,8 @@
 
      WEFT_TEST_SEED=7 WEFT_TEST_ROUNDS=1000 build/asan/tests/test_sequences
 
-   runs 1000 rounds from seed 7; without them it takes some known seeds and some that nobody has seen. */
+   runs 1000 rounds from seed 7; without them it takes some known seeds and some that nobody has seen. With
+   WEFT_DEVICE=cuda the plans run on a GPU. */
 #include "formula.h"
 
 #include <time.h>
@@ -41,6 +42,13 @@ static struct formula formulas[FORMULAS];
 static struct parts all_parts[FORMULAS];
 static struct entry entries[ENTRIES];
 static weftHandle_t handle;
+static bool on_gpu;
+
+static weftHandle_t open_handle(void) {
+    weftHandle_t opened = NULL;
+    MUST(weftCreateForDevice(&opened, on_gpu ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU, 0));
+    return opened;
+}
 
 /* ---- What is told when something fails --------------------------------------------------------------------------- */
 
@@ -78,6 +86,67 @@ static void must_fail(weftStatus_t status, weftStatus_t wanted, const char *what
     refusals++;
 }
 
+/* ---- Memory of the device ---------------------------------------------------------------------------------------- */
+
+static bool is_on_device(const struct memory *m, int i) {
+    return on_gpu && m->address[i] && m->formula->values[i].origin != BY_VALUE;
+}
+
+/* Where a plan finds each value: on a GPU in memory of its own, at an odd multiple of the alignment as on the host. */
+static void place_on_device(struct memory *m) {
+    for (int i = 0; i < m->formula->count; i++) {
+        size_t odd = (size_t)m->formula->values[i].alignment;
+        m->on_device[i] = m->address[i];
+        if (!is_on_device(m, i))
+            continue;
+        MUST(weftAllocate(handle, odd + m->bytes[i], &m->device_block[i]));
+        m->on_device[i] = (char *)m->device_block[i] + odd;
+    }
+}
+
+static struct memory *new_device_memory(const struct formula *f, const struct shapes *shapes) {
+    struct memory *m = new_memory(f, shapes);
+    place_on_device(m);
+    return m;
+}
+
+static void free_device_memory(struct memory *m) {
+    for (int i = 0; m && i < VALUES_MAX; i++)
+        MUST(weftFree(handle, m->device_block[i]));
+    free_memory(m);
+}
+
+static void fill_device_memory(struct memory *m) {
+    fill_memory(m);
+    for (int i = 0; i < m->formula->count; i++)
+        if (is_on_device(m, i))
+            MUST(weftCopy(handle, m->on_device[i], m->address[i], m->bytes[i], NULL));
+}
+
+static void check_device_memory(struct memory *m, const char *what) {
+    for (int i = 0; i < m->formula->count; i++)
+        if (is_on_device(m, i))
+            MUST(weftCopy(handle, m->address[i], m->on_device[i], m->bytes[i], NULL));
+    check_memory(m, TOLERANCE, what);
+    executions++;
+}
+
+static void *new_workspace(int64_t bytes) {
+    void *made = NULL;
+    if (on_gpu)
+        MUST(weftAllocate(handle, (size_t)bytes, &made));
+    else if (bytes)
+        made = new_block(64, (size_t)bytes);
+    return made;
+}
+
+static void free_workspace(void *workspace) {
+    if (on_gpu)
+        MUST(weftFree(handle, workspace));
+    else
+        free(workspace);
+}
+
 /* ---- The pool ---------------------------------------------------------------------------------------------------- */
 
 static int name(const struct entry *e) { return (int)(e - entries); }
@@ -87,8 +156,9 @@ static void discard(struct entry *e) {
         note("destroy %d", name(e));
     if (e->made)
         drop(e->made);
-    free_memory(e->memory);
-    free(e->workspace), free(e->blob);
+    free_device_memory(e->memory);
+    free_workspace(e->workspace);
+    free(e->blob);
     *e = (struct entry){0};
 }
 
@@ -363,9 +433,10 @@ static desc open_config_plan(desc config) {
 static desc open_any_plan(desc graph) {
     if (one_in(3))
         return open_config_plan(advised_config(graph));
-    int64_t first = first_cpu_index(graph), last = reference_index(graph);
+    int64_t first = first_cpu_index(graph), all = reference_index(graph) + 1;
     if (one_in(2))
-        return open_plan(graph, first + below((int)(last - first + 1)));
+        return open_plan(graph,
+                         on_gpu ? 0 : first + below((int)(all - first))); /* other engines for GPUs may decline */
     desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     MUST(set_held(plan, WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, graph));
     return plan;
@@ -443,7 +514,7 @@ static desc open_memory_pack(const struct memory *m) {
             continue;
         int at = below((int)++count);
         uids[count - 1] = uids[at], pointers[count - 1] = pointers[at];
-        uids[at] = m->formula->values[i].uid, pointers[at] = m->address[i];
+        uids[at] = m->formula->values[i].uid, pointers[at] = m->on_device[i];
     }
     return open_pack(count, uids, pointers);
 }
@@ -485,11 +556,11 @@ static void make_pack(struct entry *plan) {
     e.overrides = one_in(2);
     if (e.overrides && below(4))
         choose_shapes(&e.shapes, f);
-    e.memory = new_memory(f, &e.shapes);
+    e.memory = new_device_memory(f, &e.shapes);
     desc bare = finalized(open_pack_of(&e));
     e.workspace_bytes = workspace_for(from.made, bare);
     drop(bare);
-    e.workspace = e.workspace_bytes ? new_block(64, (size_t)e.workspace_bytes) : NULL;
+    e.workspace = new_workspace(e.workspace_bytes);
     e.made = open_pack_of(&e);
     MUST(set_workspace(e.made, e.workspace));
     MUST(set_number(e.made, WEFT_ATTR_VARIANT_PACK_WORKSPACE_SIZE_EXT, e.workspace_bytes));
@@ -509,10 +580,9 @@ static void run_fitting(struct entry *plan, struct entry *pack) {
                   "a workspace that is too small");
         return;
     }
-    fill_memory(pack->memory);
+    fill_device_memory(pack->memory);
     MUST(weftBackendExecute(handle, plan->made, pack->made));
-    check_memory(pack->memory, TOLERANCE, "pack");
-    executions++;
+    check_device_memory(pack->memory, "pack");
 }
 
 /* A plan meets a pack: of its own formula, or of another, whose tensors it does not know. */
@@ -548,7 +618,7 @@ static bool lay_over(struct memory *m) {
     bool fit = m->address[in] && m->address[out] && values[in].origin == MEMORY && is_computed(&values[out]);
     if (!fit || m->bytes[in] != m->bytes[out] || !m->bytes[in] || values[in].alignment < values[out].alignment)
         return false;
-    m->address[out] = m->address[in];
+    m->address[out] = m->address[in], m->on_device[out] = m->on_device[in];
     m->is_taken[in] = true;
     return true;
 }
@@ -571,27 +641,26 @@ static void run_badly(const struct entry *plan, int64_t count, const uint64_t *a
 }
 
 static void run_flat(struct entry *plan) {
-    struct memory *m = new_memory(&formulas[plan->formula], &plan->shapes);
+    struct memory *m = new_device_memory(&formulas[plan->formula], &plan->shapes);
     int slots[VALUES_MAX];
     uint64_t addresses[VALUES_MAX] = {0};
     int64_t count = list_slots(slots, plan), bytes = get_number(plan->made, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
-    char *workspace = bytes ? new_block(64, (size_t)bytes) : NULL;
+    void *workspace = new_workspace(bytes);
     bool in_place = one_in(3) && lay_over(m);
     note("run plan %d%s", name(plan), in_place ? ", in place" : "");
     for (int64_t s = 0; s < count; s++)
-        addresses[s] = m->bytes[slots[s]] || one_in(2) ? (uintptr_t)m->address[slots[s]] : 0;
+        addresses[s] = m->bytes[slots[s]] || one_in(2) ? (uintptr_t)m->on_device[slots[s]] : 0;
     if (one_in(4))
         run_badly(plan, count, addresses, slots, m, workspace);
-    fill_memory(m);
+    fill_device_memory(m);
     weftStatus_t status = weftExecute(plan->made, count, addresses, workspace, NULL);
     if (in_place && status)
         must_fail(status, WEFT_STATUS_BAD_PARAM, "in place");
     else
         MUST(status);
     if (!status)
-        check_memory(m, TOLERANCE, in_place ? "in place" : "flat");
-    executions += !status;
-    free_memory(m), free(workspace);
+        check_device_memory(m, in_place ? "in place" : "flat");
+    free_device_memory(m), free_workspace(workspace);
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
@@ -623,7 +692,7 @@ static void act_on(struct entry *e) {
 /* The others keep what they have of it. */
 static void change_handle(void) {
     MUST(weftDestroy(handle));
-    handle = cpu_handle();
+    handle = open_handle();
     note("another handle");
 }
 
@@ -648,7 +717,7 @@ static void act(void) {
 static void run_round(uint64_t seed) {
     random_state = round_seed = seed;
     note_count = 0;
-    handle = cpu_handle();
+    handle = open_handle();
     for (int i = 0; i < FORMULAS; i++)
         make_formula(&formulas[i], i + 1);
     for (int i = 0; i < ACTIONS && !harness_failures; i++)
@@ -656,9 +725,9 @@ static void run_round(uint64_t seed) {
     for (int i = 0; i < FORMULAS; i++)
         for (int k = 0; k < formulas[i].count; k++)
             forget(i, k);
-    MUST(weftDestroy(handle));
     for (int left = ENTRIES; left > 0; left--)
         discard(&entries[(int)(seed % ENTRIES + (uint64_t)left * 7) % ENTRIES]);
+    MUST(weftDestroy(handle));
 }
 
 static void run_rounds(uint64_t seed, int count) {
@@ -669,6 +738,8 @@ static void run_rounds(uint64_t seed, int count) {
 int main(void) {
     const char *seed = getenv("WEFT_TEST_SEED"), *rounds = getenv("WEFT_TEST_ROUNDS");
     int count = rounds ? atoi(rounds) : ROUNDS;
+    const char *device = getenv("WEFT_DEVICE");
+    on_gpu = device && !strncmp(device, "cuda", 4);
     atexit(tell_round);
     if (__sanitizer_set_death_callback)
         __sanitizer_set_death_callback(tell_round);

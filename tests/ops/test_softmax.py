@@ -55,6 +55,16 @@ def test_types_are_inferred(dtype: str, kept: str) -> None:
         assert [each.dtype.name for each in statistics] == [kept] * 3
 
 
+def test_rows_of_one_element_in_memory() -> None:
+    """Stride 0: each row shows one element at all of its places."""
+    memory = random((4, 1))
+    g = weft.Graph()
+    x = g.tensor([4, 6], [1, 0], data_type="f32", name="x")
+    g.softmax(x, name="y")
+    result = g.build().plan(x=np.broadcast_to(memory, (4, 6)))
+    np.testing.assert_allclose(result, np.full((4, 6), 1 / 6), rtol=1e-6)
+
+
 def test_axis_is_the_last_by_default() -> None:
     x = random((3, 5))
     check(softmax(), {"x": x}, oracle(x, 1))

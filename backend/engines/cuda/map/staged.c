@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors. They are
-   copied to plain tensors in the workspace, another family computes there, and results are copied back. */
+/* The staged family: operations on tensors that kernels cannot address, of types below a byte or in vectors, or that
+   some do not take, as a row of softmax that is one element. They are copied to plain tensors in the workspace, another
+   family computes there, and results are copied back. */
 #include "engines/cuda/map/staged.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/map/move.h"
@@ -15,8 +16,16 @@ static const struct family *const inner_families[] = {&cuda_attention, &cuda_con
 
 /* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
 
+/* Whether an element of memory is seen at many places. */
+static bool repeats(const struct tensor *tensor) {
+    for (int64_t i = 0; i < tensor->strides.count; i++)
+        if (tensor->strides.at[i] == 0 && tensor->dims.at[i] > 1)
+            return true;
+    return false;
+}
+
 static bool is_plain(const struct tensor *tensor) {
-    return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type);
+    return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type) && !repeats(tensor);
 }
 
 /* A type that kernels address and that holds what `type` holds; where it is written, one from which a number is rounded
