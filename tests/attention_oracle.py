@@ -161,6 +161,35 @@ def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.
     return found
 
 
+# ---- Pages -------------------------------------------------------------------------------------------------
+
+WILD = (-1, -(2**31), 2**31 - 1)  # pages that no container has
+
+
+def paged(case: Case, inputs: dict[str, Any], k_page: int = 0, v_page: int = 0) -> dict[str, Any]:
+    """The operands with keys, or values, in pages of so many (0: as they are). What no sequence uses is NaN: the
+    rests of last pages and whole pages; and the table's entries beyond a sequence are wild."""
+    found = dict(inputs)
+    for name, size in (("k", k_page), ("v", v_page)):
+        if size:
+            found[name], found[f"paged_attention_{name}_table"] = into_pages(case, inputs[name], size)
+    return found
+
+
+def into_pages(case: Case, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """A container and its table."""
+    (batch, heads, keys, depth), used = rows.shape, case.lengths()[1].ravel()
+    pages = -(-keys // size)
+    order = np.random.default_rng(size).permutation(batch * pages + 3)
+    container = np.full((len(order), heads, size, depth), np.nan).astype(rows.dtype)
+    table = np.resize(np.array(WILD, np.int32), (batch, 1, pages, 1))
+    for b in range(batch):
+        for key in range(used[b]):
+            table[b, 0, key // size, 0] = page = order[b * pages + key // size]
+            container[page, :, key % size] = rows[b, :, key]
+    return container, table
+
+
 # ---- Graphs ------------------------------------------------------------------------------------------------
 
 

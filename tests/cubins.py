@@ -1,7 +1,7 @@
 """What a cubin says of its kernels, read from the file itself: no tool of CUDA is needed.
 
-    assert cubins.frames(code) == [0]
-    assert cubins.divergent_branches(code) == 0
+assert cubins.frames(code) == [0]
+assert cubins.divergent_branches(code) == 0
 """
 
 from __future__ import annotations

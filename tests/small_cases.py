@@ -490,7 +490,8 @@ CASES = {
         "patch_sm90", "patch_sm90", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3), 2, flipped=True)
     ),
     "conv dgrad of steps, f32": Case(
-        "product_sm90", "packed.tf32",
+        "product_sm90",
+        "packed.tf32",
         conv("dgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, dtype="f32", flipped=True),
         engine="cuda.tf32",
     ),
@@ -514,7 +515,8 @@ CASES = {
         is_read_again=True,
     ),
     "conv NCHW, lines left out": Case(
-        "map_tiled product_sm90", "packed",
+        "map_tiled product_sm90",
+        "packed",
         conv("fprop", (32, 512, 14, 32), (512, 512, 1, 1), 2, 0, last=False),
     ),
     "conv NCHW of one tap": Case(
@@ -529,24 +531,29 @@ CASES = {
     "conv of 64": Case("patch_sm90", "patch_sm90", conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64 dgrad": Case("patch_sm90", "patch_sm90", conv("dgrad", (8, 64, 55, 50), (64, 64, 3, 3))),
     "conv of 64, joined": Case(
-        "patch_sm90 combine_partials", "patch_sm90",
+        "patch_sm90 combine_partials",
+        "patch_sm90",
         conv("fprop", (8, 64, 55, 50), (64, 64, 3, 3), joined=True),
     ),
     "conv of 64, one tap, joined": Case(
-        "patch_sm90 combine_partials", "patch_sm90",
+        "patch_sm90 combine_partials",
+        "patch_sm90",
         conv("fprop", (8, 64, 55, 50), (136, 64, 1, 1), pad=0, joined=True),
     ),
     "conv of 64 NCHW": Case(
-        "transpose map_tiled patch_sm90", "packed",
+        "transpose map_tiled patch_sm90",
+        "packed",
         conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False),
     ),
     "conv of few": Case("portable_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few dgrad of steps": Case(
-        "portable_fma", "contraction",
+        "portable_fma",
+        "contraction",
         conv("dgrad", (2, 9, 9, 9), (24, 9, 3, 3), 2, dtype="f32", flipped=True),
     ),
     "conv of few wgrad": Case(
-        "portable_fma combine_splits", "contraction",
+        "portable_fma combine_splits",
+        "contraction",
         conv("wgrad", (2, 9, 20, 20), (24, 9, 3, 3), dtype="f32"),
     ),
     "stem": Case("stem", "stem", conv("fprop", (2, 3, 61, 50), (64, 3, 7, 7), 2, 3)),
@@ -570,17 +577,17 @@ CASES = {
     # attention
     "attention": Case("forward", "attention", attention(dims=(2, 70, 96, 68), use_causal_mask=True)),
     "attention, scale and bias": Case(
-        "forward", "attention",
+        "forward",
+        "attention",
         attention(
             attn_scale=lambda t: t(1, 1, 1, 1, dtype="f32", low=0.1),
             bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
         ),
     ),
-    "attention decoding": Case(
-        "decode merge_splits", "attention_decode", attention(dims=(2, 1, 4096, 64))
-    ),
+    "attention decoding": Case("decode merge_splits", "attention_decode", attention(dims=(2, 1, 4096, 64))),
     "attention decoding, no keys": Case(
-        "decode merge_splits", "attention_decode",
+        "decode merge_splits",
+        "attention_decode",
         attention(
             dims=(2, 1, 4096, 64),
             use_padding_mask=True,
@@ -588,9 +595,7 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.reshape([0, 1025], (2, 1, 1, 1))),
         ),
     ),
-    "attention of long rows": Case(
-        "forward", "attention", attention(dims=(1, 33, 70, 196), dtype="f16")
-    ),
+    "attention of long rows": Case("forward", "attention", attention(dims=(1, 33, 70, 196), dtype="f16")),
     "attention on Hopper": Case(
         "forward_sm90", "attention_hopper", attention(dims=(3, 200, 300, 128), use_causal_mask=True)
     ),
@@ -657,9 +662,7 @@ CASES = {
         engine="cuda.unordered",
     ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
-    "attention gradient, all": Case(
-        "backward backward_bias backward_sink", "attention", all_gradients
-    ),
+    "attention gradient, all": Case("backward backward_bias backward_sink", "attention", all_gradients),
     # rows and channels
     "layer norm": Case("rows", "rows", norm("fwd", 70, 96)),
     "layer norm of long rows": Case("rows_pipelined", "rows", norm("fwd", 3, 65536)),
@@ -684,9 +687,7 @@ CASES = {
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
     "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
     "max pool gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("MAXPOOL")),
-    "mean gradient of volumes": Case(
-        "pool_bwd", "window", pooled_volume_gradient("AVGPOOL_INCLUDE_PADDING")
-    ),
+    "mean gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("AVGPOOL_INCLUDE_PADDING")),
     "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
     "max pool gradient of dense windows": Case("pool_boxes_bwd", "window", pooled_gradient(True, 32, 1)),
     "max pool gradient NCHW": Case("pool_planes_bwd", "window", pooled_gradient(False)),

@@ -788,11 +788,12 @@ typedef enum {
         /**< TENSOR descriptor, optional: which 128 x 128 tiles of scores take part; 1 keeps, 0
              masks. */
     WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC = 2807,
-        /**< TENSOR descriptor, optional: INT32 [B, 1, pages, 1], page of each block of keys; k
-             is then [pages, Hk, page size, Dqk]. */
+        /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of
+             keys; k is then [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. An index
+             outside of the container counts as the nearest inside. */
     WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC = 2808,
-        /**< TENSOR descriptor, optional: INT32 [B, 1, pages, 1], page of each block of values; v
-             is then [pages, Hv, page size, Dv]. */
+        /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of
+             values; v is then [container, Hv, page size, Dv]. As PAGE_TABLE_KDESC. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC = 2809,
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], queries in use per batch;
              0 is allowed. */
@@ -879,6 +880,9 @@ typedef enum {
         /**< DOUBLE: factor of q k^T when SCALEDESC is not set; default 1. */
     WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT = 10059,
         /**< DATA_TYPE: type in which products and softmax are calculated; default FLOAT. */
+    WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT = 10060,
+        /**< INT64, optional: Skv where page tables say where keys are; unset: all that these
+             reach. */
 
     /* OPERATION_SDPA_BWD: gradients of attention. */
     WEFT_ATTR_OPERATION_SDPA_BWD_QDESC = 2851, /**< TENSOR descriptor: queries, [B, Hq, Sq, Dqk]. */

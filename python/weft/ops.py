@@ -4108,6 +4108,7 @@ class Ops:
         block_mask: Operand | None = None,
         paged_attention_k_table: Operand | None = None,
         paged_attention_v_table: Operand | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any]:
@@ -4142,8 +4143,12 @@ class Ops:
                 optional.
             block_mask: tiles of scores that count; refused, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
                 optional.
-            paged_attention_k_table: pages of the keys; refused, [B, 1, pages, 1]; optional.
-            paged_attention_v_table: pages of the values; refused, [B, 1, pages, 1]; optional.
+            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
+                keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
+                seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
+                optional.
+            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4183,6 +4188,7 @@ class Ops:
             "block_mask": block_mask,
             "paged_attention_k_table": paged_attention_k_table,
             "paged_attention_v_table": paged_attention_v_table,
+            "paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv,
         }
         results = ("o", "stats")
         made = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)

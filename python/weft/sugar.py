@@ -323,9 +323,11 @@ class Sugar(Ops):
             diagonal_band_right_bound: keep col <= row + shift + bound; optional.
             dropout: (probability, seed tensor, offset tensor); optional.
             rng_dump: a tensor that receives dropout's mask; optional.
-            paged_attention_k_table: pages of the keys; optional.
-            paged_attention_v_table: pages of the values; optional.
-            paged_attention_max_seq_len_kv: longest sequence of keys, with page tables.
+            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
+                keys, [B, 1, pages, 1], INT32 or INT64; needs seq_len_kv. A page outside of the container
+                counts as the nearest inside; optional.
+            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv]; optional.
+            paged_attention_max_seq_len_kv: Skv, with page tables; default all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
             score_mod: a function that adds operations to the scores; does not exist yet.
@@ -373,6 +375,7 @@ class Sugar(Ops):
         values |= {"score_max": score_max, "score_sum_exp": score_sum_exp, "unfuse_fma": unfuse_fma or None}
         values |= {"block_mask": block_mask, "paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
+        values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
         with_stats = is_inference is False if generate_stats is None else generate_stats
         results = ("o", "stats") if with_stats else ("o",)
         made = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)

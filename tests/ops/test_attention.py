@@ -657,9 +657,7 @@ def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[s
     found = rounded_factors([2 * lost[0], 2 * lost[1], *lost[2:]], dtype)
     layouts = layouts or ["packed"]
     operands |= drawn
-    made = checks.check(
-        run_backward(case), operands, want, magnitude=200, rounded=found, layouts=layouts
-    )
+    made = checks.check(run_backward(case), operands, want, magnitude=200, rounded=found, layouts=layouts)
     assert all(np.isfinite(checks.exact(each)).all() for arrays in made.values() for each in arrays)
 
 
@@ -876,13 +874,6 @@ def test_unserved_attributes_are_refused() -> None:
         weft.NotSupportedError,
         block_mask=([2, 4, 1, 1], "i8"),
     )
-    for key in ("paged_attention_k_table", "paged_attention_v_table"):
-        refuse(
-            f"sdpa_fwd 'a': attribute {key} is set, which attention does not serve yet. Gather the "
-            "pages into one tensor first.",
-            weft.NotSupportedError,
-            **{key: ([2, 1, 3, 1], "i32")},
-        )
 
 
 def test_refusals_of_the_backward_pass() -> None:

@@ -150,4 +150,3 @@ def test_sums_in_one_piece_take_no_workspace() -> None:
     assert g.build().plan.workspace_size == 0
     assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.hopper"]
     assert ", 1 splits" in g.plan.report["steps"][0]["detail"]
-

@@ -121,13 +121,9 @@ def test_small_types_come_as_the_bytes_that_hold_them() -> None:
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     array = weft.DeviceArray([2, 3])
-    with refusal(
-        "device array: it is float32[2, 3], the array float64[2, 3]. Convert or reshape the array."
-    ):
+    with refusal("device array: it is float32[2, 3], the array float64[2, 3]. Convert or reshape the array."):
         array.copy_from(X.astype("f8"))
-    with refusal(
-        "device array: a view of [3] at element 4 takes 12 bytes, 8 are there. Give a smaller one."
-    ):
+    with refusal("device array: a view of [3] at element 4 takes 12 bytes, 8 are there. Give a smaller one."):
         array.view(4, [3])
 
 

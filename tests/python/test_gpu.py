@@ -75,9 +75,7 @@ def test_saved_code_is_used_when_asked(fakes: dict[str, str], tmp_path: Path) ->
         assert done.stdout == f"{described} {compiled}\n", done.stderr
 
 
-def test_plans_for_a_described_gpu_are_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plans_for_a_described_gpu_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "act.weft"
     saved.write_bytes(graph_for("sm_90").serialize())
     assert main(["explain", str(saved), "--device", "sm_90"]) == 0

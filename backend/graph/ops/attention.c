@@ -6,6 +6,7 @@
    own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op
    of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
 #include "graph/ops/attention.h"
+#include "base/number.h"
 #include "base/philox.h"
 #include "graph/ops/rng.h"
 
@@ -41,6 +42,16 @@ static const struct row forward_rows[] = {
                .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv",
                .shape = "[B, 1, 1, 1]", .doc = "keys in use of each batch, INT32 or INT64; unset: all"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.k_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
+               "paged_attention_k_table", .shape = "[B, 1, pages, 1]",
+               .doc = "which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; "
+                      "one outside of the container counts as the nearest inside; needs seq_len_kv"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.v_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC,
+               "paged_attention_v_table", .shape = "[B, 1, pages, 1]",
+               .doc = "the same of v, then [container, Hv, page size, Dv]"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.most_keys, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT,
+              "paged_attention_max_seq_len_kv", .least = 1, .most = INT32_MAX,
+              .doc = "Skv with page tables; unset: all keys that these reach"),
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.left_bound, WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT,
               "diagonal_band_left_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
               .most = ATTENTION_UNBOUNDED, .doc = "sees col > row + shift - bound; unset: all on the left"),
@@ -69,10 +80,6 @@ static const struct row forward_rows[] = {
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, block_mask, WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask",
                .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]", .doc = "tiles of scores that count; refused"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, page_table_k, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
-               "paged_attention_k_table", .shape = "[B, 1, pages, 1]", .doc = "pages of the keys; refused"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, page_table_v, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC,
-               "paged_attention_v_table", .shape = "[B, 1, pages, 1]", .doc = "pages of the values; refused"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.subgraph_input_uid,
@@ -190,7 +197,8 @@ static const struct method forward_methods[] = {
      "q k v attn_scale=None attn_scale_value=None bias=None seq_len_q=None seq_len_kv=None "
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
-     "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None",
+     "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None "
+     "paged_attention_max_seq_len_kv=None",
      "o stats"},
     {0},
 };
@@ -213,8 +221,6 @@ static const struct {
     const char *instead;
 } unserved[] = {
     {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "Gather the pages into one tensor first"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, "Gather the pages into one tensor first"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},
@@ -254,20 +260,6 @@ static weftStatus_t check_shared_heads(const struct descriptor *op, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t check_operands(const struct descriptor *op, const struct attention *a) {
-    const int64_t *q = a->q->dims.at, *k = a->k->dims.at, *v = a->v->dims.at;
-    TRY(check_rank(op, "q", a->q, 4, 4));
-    TRY(check_rank(op, "k", a->k, 4, 4));
-    TRY(check_rank(op, "v", a->v, 4, 4));
-    if (k[0] != q[0] || v[0] != q[0] || k[3] != q[3] || v[2] != k[2])
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: q is %s, k %s, v %s; expected [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv]. Swap k's last "
-             "two dims and strides if it is transposed.",
-             descriptor_label(op), tensor_dims_text(a->q), tensor_dims_text(a->k), tensor_dims_text(a->v));
-    TRY(check_shared_heads(op, a, "k", a->k));
-    return check_shared_heads(op, a, "v", a->v);
-}
-
 /* An integer operand of these dims; NULL passes. */
 static weftStatus_t check_integers(const struct descriptor *op, const char *key, const struct tensor *tensor,
                                    const int64_t dims[4]) {
@@ -281,6 +273,72 @@ static weftStatus_t check_integers(const struct descriptor *op, const char *key,
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
              dtype_of((weftDataType_t)tensor->type)->name);
     return WEFT_STATUS_SUCCESS;
+}
+
+/* Keys that the table of a batch entry reaches, INT64_MAX where that is more. */
+static int64_t table_reach(const struct tensor *table, const struct tensor *container) {
+    int64_t reach;
+    return __builtin_mul_overflow(table->dims.at[2], container->dims.at[2], &reach) ? INT64_MAX : reach;
+}
+
+int64_t attention_keys(const struct attention *a) {
+    if (a->most_keys)
+        return a->most_keys;
+    int64_t of_k = a->k_table ? table_reach(a->k_table, a->k) : a->k->dims.at[2];
+    int64_t of_v = a->v_table ? table_reach(a->v_table, a->v) : a->v->dims.at[2];
+    return !a->k_table ? of_k : !a->v_table ? of_v : min64(of_k, of_v);
+}
+
+/* A container of pages and its table, where there is one. */
+static weftStatus_t check_pages(const struct descriptor *op, const struct attention *a, const char *key,
+                                const struct tensor *container, const char *table_key, const struct tensor *table) {
+    if (!table)
+        return WEFT_STATUS_SUCCESS;
+    int64_t keys = attention_keys(a), size = container->dims.at[2];
+    TRY(check_integers(op, table_key, table, (const int64_t[]){a->q->dims.at[0], 1, table->dims.at[2], 1}));
+    if (container->dims.at[0] < 1 || size < 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page at "
+             "least, of one key at least.",
+             descriptor_label(op), key, tensor_dims_text(container));
+    if (table_reach(table, container) < keys)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s is %s: pages of %lld keys that hold fewer than the %lld of a sequence. Give it more pages.",
+             descriptor_label(op), table_key, tensor_dims_text(table), (long long)size, (long long)keys);
+    if (keys > INT32_MAX)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: %s is %s, of pages of %lld keys: more than 2^31 keys. Set paged_attention_max_seq_len_kv.",
+             descriptor_label(op), table_key, tensor_dims_text(table), (long long)size);
+    if (!a->seq_len_kv)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, but seq_len_kv is not. Give it, [B, 1, 1, 1] of INT32.",
+             descriptor_label(op), table_key);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_operands(const struct descriptor *op, const struct attention *a) {
+    const int64_t *q = a->q->dims.at, *k = a->k->dims.at, *v = a->v->dims.at;
+    TRY(check_rank(op, "q", a->q, 4, 4));
+    TRY(check_rank(op, "k", a->k, 4, 4));
+    TRY(check_rank(op, "v", a->v, 4, 4));
+    TRY(check_rank(op, "paged_attention_k_table", a->k_table, 4, 4));
+    TRY(check_rank(op, "paged_attention_v_table", a->v_table, 4, 4));
+    bool k_fits = k[3] == q[3] && (a->k_table || (k[0] == q[0] && k[2] == attention_keys(a)));
+    bool v_fits = a->v_table || (v[0] == q[0] && v[2] == attention_keys(a));
+    if (a->most_keys && !a->k_table && !a->v_table)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: paged_attention_max_seq_len_kv is %lld, but there is no page table. Leave it unset.",
+             descriptor_label(op), (long long)a->most_keys);
+    if (!k_fits || !v_fits)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: q is %s, k %s, v %s; expected [B, Hq, Sq, Dqk], %s, %s. Swap k's last two dims and strides if it is "
+             "transposed.",
+             descriptor_label(op), tensor_dims_text(a->q), tensor_dims_text(a->k), tensor_dims_text(a->v),
+             a->k_table ? "[container, Hk, page size, Dqk]" : "[B, Hk, Skv, Dqk]",
+             a->v_table ? "[container, Hv, page size, Dv]" : "[B, Hv, Skv, Dv]");
+    TRY(check_pages(op, a, "k", a->k, "paged_attention_k_table", a->k_table));
+    TRY(check_pages(op, a, "v", a->v, "paged_attention_v_table", a->v_table));
+    TRY(check_shared_heads(op, a, "k", a->k));
+    return check_shared_heads(op, a, "v", a->v);
 }
 
 static weftStatus_t check_dropout(const struct descriptor *op, const struct attention *a) {
@@ -298,7 +356,7 @@ static weftStatus_t check_dropout(const struct descriptor *op, const struct atte
 /* Checks what forward and backward share; has_value: the scale was set as a number. */
 static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
     const int64_t *q = a->q->dims.at;
-    struct tensor scores = {.dims = {4, {q[0], q[1], q[2], a->k->dims.at[2]}}};
+    struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
     if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -340,7 +398,7 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     infer_statistics(op->stats, &op->a, 1);
     infer_statistics(op->max, &op->a, 1);
     infer_statistics(op->sum_exp, &op->a, 1);
-    infer_statistics(op->rng_dump, &op->a, op->a.k->dims.at[2]);
+    infer_statistics(op->rng_dump, &op->a, attention_keys(&op->a));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -354,7 +412,7 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
-                      (const int64_t[]){q[0], q[1], q[2], op->a.k->dims.at[2]});
+                      (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});
 }
 
 static weftStatus_t infer_backward(struct descriptor *descriptor) {
@@ -420,7 +478,7 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .batches = a->q->dims.at[0],
         .heads = a->q->dims.at[1],
         .rows = a->q->dims.at[2],
-        .columns = a->k->dims.at[2],
+        .columns = attention_keys(a),
         .depth = a->q->dims.at[3],
         .value_depth = a->v->dims.at[3],
         .bias = view_of(bindings, a->bias),
@@ -498,6 +556,27 @@ static void load_head(double *to, const struct view *from, int64_t batch, int64_
             *to++ = view_load(from, (const int64_t[]){batch, head, s, d});
 }
 
+/* Points the index of a key, or a value, into the page that a table names. */
+static void find_page(int64_t *index, const struct view *container, const struct view *table) {
+    int64_t size = container->dims[2], key = index[2];
+    int64_t page = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
+    index[0] = max64(0, min64(page, container->dims[0] - 1));
+    index[2] = key % size;
+}
+
+/* The keys, or values, in use of a head into rows of doubles. */
+static void load_keys(double *to, const struct view *from, const struct view *table, const struct head *head,
+                      int64_t heads) {
+    int64_t shared = attention_shared_head(head->index, heads, from->dims[1]);
+    for (int64_t key = 0; key < head->columns_used; key++) {
+        int64_t index[] = {head->batch, shared, key, 0};
+        if (table->data)
+            find_page(index, from, table);
+        for (index[3] = 0; index[3] < from->dims[3]; index[3]++)
+            *to++ = view_load(from, index);
+    }
+}
+
 static void store_head(const struct view *to, int64_t batch, int64_t head, const double *from) {
     for (int64_t s = 0; to->data && s < to->dims[2]; s++)
         for (int64_t d = 0; d < to->dims[3]; d++)
@@ -566,13 +645,14 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
     struct forward_scratch scratch;
     lay_out_forward(op, bindings->scratch, &scratch);
     struct view q = view_of(bindings, op->a.q), k = view_of(bindings, op->a.k), v = view_of(bindings, op->a.v);
+    struct view k_table = view_of(bindings, op->a.k_table), v_table = view_of(bindings, op->a.v_table);
     struct view o = view_of(bindings, op->o), stats = view_of(bindings, op->stats), max = view_of(bindings, op->max);
     struct view sum_exp = view_of(bindings, op->sum_exp), dump = view_of(bindings, op->rng_dump);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         load_head(scratch.q, &q, head.batch, head.index);
-        load_head(scratch.k, &k, head.batch, attention_shared_head(head.index, run.heads, k.dims[1]));
-        load_head(scratch.v, &v, head.batch, attention_shared_head(head.index, run.heads, v.dims[1]));
+        load_keys(scratch.k, &k, &k_table, &head, run.heads);
+        load_keys(scratch.v, &v, &v_table, &head, run.heads);
         clear(scratch.o, run.rows * run.value_depth);
         for (int64_t i = 0; i < run.rows; i++) {
             double row_max, row_sum;
@@ -595,7 +675,7 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
 }
 
 static double score_count(const struct attention *a) {
-    return (double)a->q->dims.at[0] * (double)a->q->dims.at[1] * (double)a->q->dims.at[2] * (double)a->k->dims.at[2];
+    return (double)a->q->dims.at[0] * (double)a->q->dims.at[1] * (double)a->q->dims.at[2] * (double)attention_keys(a);
 }
 
 static double forward_flops(const struct descriptor *descriptor) {

@@ -8,6 +8,8 @@
 /* What forward and backward share: everything that the scores depend on. */
 struct attention {
     struct tensor *q, *k, *v;              /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
+    struct tensor *k_table, *v_table;      /* [B, 1, pages, 1]: k, or v, is [container, H, page size, D] */
+    int64_t most_keys;                     /* Skv where tables say it; 0: all that they reach */
     struct tensor *scale;                  /* instead of scale_value */
     struct tensor *bias;                   /* added, or a boolean mask: true keeps */
     struct tensor *seq_len_q, *seq_len_kv; /* [B, 1, 1, 1] */
@@ -30,7 +32,7 @@ struct sdpa_fwd_op {
     struct tensor *o, *stats, *max, *sum_exp, *rng_dump;
     bool unfuse_fma;
     /* Refused when set. */
-    struct tensor *block_mask, *page_table_k, *page_table_v;
+    struct tensor *block_mask;
     struct tensor *descale_q, *descale_k, *descale_v, *descale_s, *scale_s, *scale_o, *amax_s, *amax_o;
     struct descriptor *softmax;
 };
@@ -49,6 +51,9 @@ extern const struct op sdpa_bwd_op;
 
 /* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */
 #define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
+
+/* Skv. */
+int64_t attention_keys(const struct attention *a);
 
 /* The key or value head that serves query head `head`. */
 static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t shared) {

@@ -133,10 +133,13 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->queries = c->a->q->dims.at[2];
     c->depth = c->a->q->dims.at[3];
     c->key_heads = c->a->k->dims.at[1];
-    c->keys = c->a->k->dims.at[2];
+    c->keys = attention_keys(c->a);
     c->value_heads = c->a->v->dims.at[1];
     c->value_depth = c->a->v->dims.at[3];
     c->lines = c->batches * c->heads * c->queries;
+    if (c->keys >= INT32_MAX / 2)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: page tables reach %lld keys; an extent may be %d at most here.",
+             descriptor_label(node->op), (long long)c->keys, INT32_MAX / 2 - 1);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -71,6 +71,9 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
 /* constexpr int NAME_RUN as well. */
 void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                              const char *name, const char *run_name);
+/* A container's page size as NAME_PAGE, and its table; 0: NAME is no container. */
+void attention_print_pages(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *table,
+                           const struct tensor *container, const char *name, const char *page_name);
 /* The arithmetic, sizes, and what scores depend on. */
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c);
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,

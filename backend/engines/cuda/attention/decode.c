@@ -204,6 +204,8 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
     attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
     attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
+    attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
+    attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
     attention_print_ends(&print, c);
     print_number(&print, c->key_heads, "key_heads");
     print_number(&print, d->group, "group");

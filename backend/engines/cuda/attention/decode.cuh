@@ -6,6 +6,7 @@
              meet only at the end
    Memory    rings and queries; in the end the groups' partial sums in their place
    Split     IS_SPLIT: the segments of `splits` CTAs cover the keys; attention_merge joins their partial sums in order
+   Pages     K_PAGE, V_PAGE: the lanes of a warp read the pages of a slice's keys and values one slice ahead of its copies
    Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
    Params    staged_t ROW_WARPS KEY_GROUPS KEYS STAGES DEPTH VALUES PARTS IS_HELD IS_SPLIT CTAS, runs and features */
 
@@ -19,6 +20,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/scores.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
+#include "attention/pages.cuh"
 
 constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32;
 static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2, "products go by 16 keys, and one slice is loaded while another is used");
@@ -86,33 +88,56 @@ template <class P> DEVICE void load_queries(const P& a, const position& at, cons
 
 /* KEYS rows of WIDTH elements by a group, 16 bytes a thread, as many rows at once as fit. A thread keeps its place in a
    row and steps from row to row, so that a copy takes few instructions. */
-template <int WIDTH, class T> struct row_loader {
+template <int WIDTH, int PAGE, class T> struct row_loader {
     static constexpr int RUN = 16 / sizeof(T), ACROSS = WIDTH / RUN, ROWS_AT_ONCE = GROUP / ACROSS, PITCH = WIDTH + RUN;
     static_assert(ACROSS <= GROUP, "a row is read at once");
 
-    const T* from; /* this thread's place in the first key's row */
-    i64 step;      /* from row to row */
+    static constexpr bool IS_SCATTERED = PAGE % KEYS != 0; /* a slice may lie in several pages */
+
+    const T* from;       /* this thread's place in the first key's row, or in its page's first row */
+    i64 step, page_step; /* from row to row, from page to page */
     int row, column;
     bool takes_part;
 
-    DEVICE row_loader(const T* first_key, i64 step, int columns) : step(step) {
+    DEVICE row_loader(const T* first_key, i64 step, i64 page_step, int columns) : step(step), page_step(page_step) {
         const int rank = (int)threadIdx.x % GROUP;
         row = rank / ACROSS, column = rank % ACROSS * RUN;
-        from = first_key + row * step + column;
+        from = first_key + (IS_SCATTERED ? 0 : row * step) + column;
         takes_part = row < ROWS_AT_ONCE && column < columns;
     }
-    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. */
-    DEVICE void load(T* to, const span& keys, int first) const {
-        const T* source = from + first * step;
+    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. Lane page_lane + i has the page of row
+       first + i. */
+    DEVICE void load(T* to, const span& keys, int first, int pages, int page_lane) const {
+        const T* source = from;
+        if constexpr (PAGE == 0) source += first * step;
+        else if constexpr (!IS_SCATTERED) source += __shfl_sync(0xffffffffu, pages, page_lane) * page_step + first % PAGE * step;
         #pragma unroll
         for (int r = 0; r < KEYS; r += ROWS_AT_ONCE) {
             const int at = r + row;
-            if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE)) copy_async<16>(to + at * PITCH + column, source + r * step, takes_part && keys.has(first + at));
+            const T* place = source + r * step;
+            if constexpr (IS_SCATTERED) place = from + __shfl_sync(0xffffffffu, pages, page_lane + at % KEYS) * page_step + (first + at) % PAGE * step;
+            if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE)) copy_async<16>(to + at * PITCH + column, place, takes_part && keys.has(first + at));
         }
     }
 };
-using key_loader = row_loader<DEPTH, k_t>;
-using value_loader = row_loader<VALUES, v_t>;
+using key_loader = row_loader<DEPTH, K_PAGE, k_t>;
+using value_loader = row_loader<VALUES, V_PAGE, v_t>;
+
+/* Where the keys and values of a sequence are: each of a slice's keys has a lane, and each of its values. */
+constexpr bool IS_PAGED = K_PAGE || V_PAGE;
+static_assert(!IS_PAGED || KEYS == 16, "a warp has two lanes for each key");
+
+template <class P> struct slice_pages {
+    const P& a;
+    i64 batch;
+    span keys;
+    /* The page of this lane's row, of the slice that begins with key `first`; 0 where there is none. */
+    DEVICE int read(int first) const {
+        const int key = first + lane() % KEYS;
+        if (!IS_PAGED || !keys.has(key)) return 0;
+        return (int)(lane() < KEYS ? k_pages_of(a, batch).page_of(key) : v_pages_of(a, batch).page_of(key));
+    }
+};
 
 DEVICE void sync_group(int group) {
     if constexpr (ROW_WARPS == 1) __syncwarp();
@@ -202,20 +227,25 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int from = min(begin + at.split * (int)a.split_slices, end), until = min(from + (int)a.split_slices, end);
 
-    const key_loader load_keys(a.k + at.batch * a.k_batch + at.key_head * a.k_head, a.k_row, (int)a.depth);
-    const value_loader load_values(a.v + at.batch * a.v_batch + at.key_head * a.v_head, a.v_row, (int)a.value_depth);
-    const auto load_slice = [&](int i, int stage) {
+    const key_loader load_keys(a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + at.key_head * a.k_head, a.k_row, a.k_batch, (int)a.depth);
+    const value_loader load_values(a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + at.key_head * a.v_head, a.v_row, a.v_batch, (int)a.value_depth);
+    const slice_pages<P> pages{a, at.batch, keys};
+    const auto load_slice = [&](int i, int stage, int pages) {
         if (i < until) {
-            load_keys.load(shared.slices[group][stage].k, keys, i * KEYS);
-            load_values.load(shared.slices[group][stage].v, keys, i * KEYS);
+            load_keys.load(shared.slices[group][stage].k, keys, i * KEYS, pages, 0);
+            load_values.load(shared.slices[group][stage].v, keys, i * KEYS, pages, KEYS);
         }
         commit_tiles();
     };
 
     if (from < until) load_queries(a, at, used, shared.q);
     commit_tiles();
+    int ahead[STAGES];
     #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load_slice(from + group + i * KEY_GROUPS, i);
+    for (int i = 0; i < STAGES; i++) ahead[i] = pages.read((from + group + i * KEY_GROUPS) * KEYS);
+    #pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) load_slice(from + group + i * KEY_GROUPS, i, ahead[i]);
+    int next_pages = ahead[STAGES - 1];
     row_state rows;
     clear_rows(a, at, used, at.first + first_row, rows);
     sum_t o[1][VALUES / 8][4] = {};
@@ -236,7 +266,8 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
         await_copies<STAGES - 2>();
         if (!is_whole) value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
         sync_group(group);
-        load_slice(i + (STAGES - 1) * KEY_GROUPS, before);
+        load_slice(i + (STAGES - 1) * KEY_GROUPS, before, next_pages);
+        next_pages = pages.read((i + STAGES * KEY_GROUPS) * KEYS);
         if (is_whole) add_slice<true>(a, q, now, i * KEYS, spoiled, scale, rows, o);
         else add_slice<false>(a, q, now, i * KEYS, spoiled, scale, rows, o);
         before = stage, stage = stage + 1 < STAGES ? stage + 1 : 0;

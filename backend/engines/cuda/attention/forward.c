@@ -129,6 +129,8 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     attention_print_operand(&print, c, c->a->q, "q", "Q_RUN");
     attention_print_operand(&print, c, c->a->k, "k", "K_RUN");
     attention_print_operand(&print, c, c->a->v, "v", "V_RUN");
+    attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
+    attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
     attention_print_ends(&print, c);
     print_number(&print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(&print, c->heads / max64(c->value_heads, 1), "value_share");

@@ -9,6 +9,7 @@
              tensors and keys that no query sees are zeros
    Sliced    IS_SLICED: q and k too deep for shared memory come anew for each tile, DEPTH columns at a time
    Split     IS_SPLIT: `splits` blocks share the keys of one tile and leave sums, which attention_merge joins in order
+   Pages     K_PAGE, V_PAGE: each row of a tile asks the table for its page
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
    Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SLICED IS_SPLIT IS_PACKED, runs and features */
 
@@ -21,6 +22,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/scores.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
+#include "attention/pages.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
 static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0, "products go by 16, multiply-adds by 8 rows of the other side");
@@ -83,14 +85,24 @@ template <class P> DEVICE void bring_queries(const P& a, const position& at, con
 /* The same columns. */
 template <class P> DEVICE void bring_keys(const P& a, const position& at, const span& keys, int first, int column, stage& to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const k_t* k = a.k + at.batch * a.k_batch + head / a.key_share * a.k_head + column * a.k_column;
-    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t* { return keys.has(first + i) ? k + (first + i) * a.k_row : nullptr; });
+    const k_t* k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.key_share * a.k_head + column * a.k_column;
+    const auto pages = k_pages_of(a, at.batch);
+    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t* {
+        if (!keys.has(first + i)) return nullptr;
+        if constexpr (K_PAGE > 0) return k + pages.page_of(first + i) * a.k_batch + (first + i) % K_PAGE * a.k_row;
+        else return k + (first + i) * a.k_row;
+    });
 }
 
 template <class P> DEVICE void bring_values(const P& a, const position& at, const span& keys, int first, stage& to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const v_t* v = a.v + at.batch * a.v_batch + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
-    value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t* { return keys.has(first + i) ? v + (first + i) * a.v_row : nullptr; });
+    const v_t* v = a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
+    const auto pages = v_pages_of(a, at.batch);
+    value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t* {
+        if (!keys.has(first + i)) return nullptr;
+        if constexpr (V_PAGE > 0) return v + pages.page_of(first + i) * a.v_batch + (first + i) % V_PAGE * a.v_row;
+        else return v + (first + i) * a.v_row;
+    });
 }
 
 template <class P> DEVICE void bring_tile(const P& a, const position& at, const span& keys, int first, stage& to) {

@@ -38,6 +38,21 @@ void attention_print_operand(struct kernel_print *print, const struct cuda_atten
     print_constant(print, run_name, attention_run(tensor));
 }
 
+void attention_print_pages(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *table,
+                           const struct tensor *container, const char *name, const char *page_name) {
+    static const char *const axes[] = {"batch", "head", "step", "column"};
+    char field[48];
+    print_constant(print, page_name, table ? container->dims.at[2] : 0);
+    if (!table) {
+        text_add(&print->constants, "using %s_table_t = i32;\n", name); /* the kernel's text names it */
+        return;
+    }
+    snprintf(field, sizeof field, "%s_pages", name);
+    print_number(print, container->dims.at[0], field);
+    snprintf(field, sizeof field, "%s_table", name);
+    attention_print_tensor(print, c, table, field, axes);
+}
+
 void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *flag) {
     print_constant(print, flag, attention_wants(c, tensor));

@@ -54,6 +54,8 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
+    if (c->a->k_table || c->a->v_table)
+        return refuse(c, "Hopper's forward kernel reads no pages");
     if (c->a->bias)
         return refuse(c, "Hopper's forward kernel adds no bias");
     if (c->a->alibi)
