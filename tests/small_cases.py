@@ -235,6 +235,28 @@ def attention(**options: Any) -> Any:
     return build
 
 
+def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
+    """90 and 3 keys of up to 100. Pages beyond a sequence, and one more, are in no container."""
+
+    def build(t: Maker) -> None:
+        k, v = (t(12 + 200 // size, 2, size, 64) for size in pages)
+        tables = {}
+        for name, size in zip("kv", pages, strict=True):
+            count = -(-100 // size)
+            table = np.random.default_rng(size).permutation(2 * count).reshape(2, 1, count, 1).astype("i4")
+            table[0, 0, 90 // size + 1 :], table[1, 0, 3 // size + 1 :], table[0, 0, 0] = -(2**31), 2**30, -1
+            tables[f"paged_attention_{name}_table"] = t(2, 1, count, 1, dtype="i32", values=table)
+        lengths = t(2, 1, 1, 1, dtype="i32", values=np.array([90, 3], "i4"))
+        o, stats = t.g.sdpa(
+            t(2, 4, queries, 64), k, v, seq_len_kv=lengths, generate_stats=True,
+            paged_attention_max_seq_len_kv=100, **tables,
+        )  # fmt: skip
+        t.out(o)
+        t.out(stats, dtype="f32")
+
+    return build
+
+
 def attention_gradient(t: Maker) -> None:
     """Rows of 120 bytes, which Hopper's copy engine does not take."""
     q, k, v, o, d_o = (t(2, 2, 70, 60) for _ in range(5))
@@ -595,6 +617,9 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.reshape([0, 1025], (2, 1, 1, 1))),
         ),
     ),
+    "attention decoding, pages": Case("decode", "attention_decode", paged_attention(2, (16, 32))),
+    "attention decoding, odd pages": Case("decode", "attention_decode", paged_attention(2, (1, 7))),
+    "attention, pages": Case("forward", "attention", paged_attention(70, (16, 5))),
     "attention of long rows": Case("forward", "attention", attention(dims=(1, 33, 70, 196), dtype="f16")),
     "attention on Hopper": Case(
         "forward_sm90", "attention_hopper", attention(dims=(3, 200, 300, 128), use_causal_mask=True)

@@ -17,6 +17,7 @@ struct attention_case {
     int64_t batch, heads, shared_heads, value_heads, queries, keys, depth, value_depth;
     int64_t bias[4]; /* 0: none */
     bool is_causal, is_padded, has_alibi, has_sink, is_odd;
+    int64_t page; /* keys of one of k; of v twice as many; 0: there are no pages */
     float dropout;
     const char *forward, *backward; /* on sm_90: what the details begin with */
     int forward_kernels, backward_kernels;
@@ -123,6 +124,9 @@ static const struct attention_case cases[] = {
     {"fp8 24 and 5000", E4M3, BF16, 0, 1, 2, 1, 1, 40, 50, 24, 5000, .dropout = 0.5f,
      .forward = "f16 on tensor cores, 64 x 32 tiles", .backward = "bf16 on tensor cores", .forward_kernels = 2,
      .backward_kernels = 4},
+    {"f16 64, pages of 3", F16, F16, 0, 2, 8, 4, 4, 100, 600, 64, 64, .is_causal = true, .is_padded = true, .page = 3,
+     .forward = "f16 on tensor cores, 128 x 64 tiles", .backward = "f16 on tensor cores, 64 x 64 tiles",
+     .forward_kernels = 2, .backward_kernels = 3},
     {"no keys", F32, F32, 0, 2, 2, 2, 2, 70, 0, 16, 16, .forward = "float", .backward = "float", .forward_kernels = 1,
      .backward_kernels = 2},
     {"no queries", F32, F32, 0, 2, 2, 2, 2, 0, 70, 16, 16, .forward = "float", .backward = "float",
@@ -152,9 +156,16 @@ static desc forward_of(const struct attention_case *c) {
     desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
     weftDataType_t statistics = c->type == F64 ? F64 : F32;
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, tensor4(&t, c->batch, c->heads, c->queries, c->depth, c->type));
-    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, tensor4(&t, c->batch, c->shared_heads, c->keys, c->depth, c->type));
+    int64_t outer = c->page ? 1000 : c->batch, rows = c->page ? c->page : c->keys;
+    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, tensor4(&t, outer, c->shared_heads, rows, c->depth, c->type));
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC,
-         tensor4(&t, c->batch, c->value_heads, c->keys, c->value_depth, c->type));
+         tensor4(&t, outer, c->value_heads, c->page ? 2 * rows : rows, c->value_depth, c->type));
+    if (c->page) {
+        hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
+             tensor4(&t, c->batch, 1, c->keys / c->page, 1, WEFT_DATA_INT32));
+        hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC,
+             tensor4(&t, c->batch, 1, c->keys / c->page / 2, 1, WEFT_DATA_INT32));
+    }
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, tensor4(&t, c->batch, c->heads, c->queries, c->value_depth, c->out));
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, tensor4(&t, c->batch, c->heads, c->queries, 1, statistics));
     MUST(set_number(op, WEFT_ATTR_OPERATION_SDPA_FWD_RIGHT_BOUND_EXT, c->is_causal ? 0 : ATTENTION_UNBOUNDED));
@@ -314,6 +325,14 @@ static const struct attention_case decode_cases[] = {
      .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
     {"decode, heads of 256", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
      .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+    {"decode, pages of 16", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .is_padded = true, .page = 16,
+     .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 1},
+    {"decode, pages of 1", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .is_padded = true, .page = 1,
+     .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 1},
+    {"decode of 17 rows, pages of 8", F16, F16, 0, 1, 32, 32, 32, 17, 4096, 80, 128, .is_padded = true, .page = 8,
+     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 2},
+    {"decode of 64 rows, heads of 256, pages of 1", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
+     .page = 1, .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
 };
 
 static void build_decode_cases(void) {
@@ -449,6 +468,11 @@ static void decode(struct model *m) {
     add(m, forward_of(&c));
 }
 
+static void paged(struct model *m) {
+    struct attention_case c = {"paged", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .is_padded = true, .page = 16};
+    add(m, forward_of(&c));
+}
+
 static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, wide_result,
      "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
@@ -457,6 +481,8 @@ static const struct refused_case refusals[] = {
      "wants them."},
     {&cuda_attention_hopper, biased,
      "sdpa_fwd: Hopper's forward kernel adds no bias; the portable attention family takes it."},
+    {&cuda_attention_hopper, paged,
+     "sdpa_fwd: Hopper's forward kernel reads no pages; the portable attention family takes it."},
     {&cuda_attention_hopper, decode,
      "sdpa_fwd: few queries of many keys are better split by keys; the portable attention family takes it."},
     {&cuda_attention, four_bits, "sdpa_fwd: tensor (uid 1) has data type i4, which kernels cannot store."},

@@ -298,7 +298,8 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
     TRY(check_integers(op, table_key, table, (const int64_t[]){a->q->dims.at[0], 1, table->dims.at[2], 1}));
     if (container->dims.at[0] < 1 || size < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page at "
+             "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page "
+             "at "
              "least, of one key at least.",
              descriptor_label(op), key, tensor_dims_text(container));
     if (table_reach(table, container) < keys)

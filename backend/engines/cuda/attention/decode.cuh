@@ -131,10 +131,10 @@ template <class P> struct slice_pages {
     const P& a;
     i64 batch;
     span keys;
-    /* The page of this lane's row, of the slice that begins with key `first`; 0 where there is none. */
+    /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the nearest. */
     DEVICE int read(int first) const {
-        const int key = first + lane() % KEYS;
-        if (!IS_PAGED || !keys.has(key)) return 0;
+        if constexpr (!IS_PAGED) return 0;
+        const int key = min(max(first + lane() % KEYS, keys.first), max(keys.last - 1, 0));
         return (int)(lane() < KEYS ? k_pages_of(a, batch).page_of(key) : v_pages_of(a, batch).page_of(key));
     }
 };
