@@ -278,6 +278,37 @@ def test_special_values_pass():
         checks.check(lambda g, a, b, m=method: getattr(g, m)(a, b), {"a": a, "b": b}, BINARY[method](a, b))
 
 
+# method: what makes its result of -0.0, 0.4 and -0.4, with the sign of a zero
+SIGNED = {
+    **{name: UNARY[name][0] for name in ("sin", "tan", "erf", "sqrt", "tanh", "neg", "abs", "identity", "ceil")},
+    **{name: UNARY[name][0] for name in ("floor", "gelu", "swish", "elu", "reciprocal", "gelu_approx_tanh")},
+}
+
+
+@pytest.mark.parametrize("method", SIGNED)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+def test_zeros_have_their_sign(method, dtype):
+    """tanh(-0.0) is -0.0, as IEEE 754 has it, ceil(-0.4), too, and what is too small for its type."""
+    negative = [] if method == "sqrt" else [-0.4, -1e-30]
+    x = checks.narrow([-0.0, 0.0, 0.4, *negative] * 9, dtype)
+    with np.errstate(divide="ignore"):
+        want = np.array(SIGNED[method](checks.exact(x)))
+    found = checks.check(lambda g, x: getattr(g, method)(x), {"x": x}, want)
+    for engine, (got,) in found.items():
+        wrong = np.signbit(checks.exact(got)) != np.signbit(want)
+        assert not wrong.any(), f"{engine}: {method}({x[wrong][0]}) is {got[wrong][0]}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize(("slope", "is_negative"), [(0, False), (0.5, True)])
+def test_rectified_zeros(slope, is_negative, dtype):
+    """relu(-0.0) is the clip, +0.0; with a slope it is -0.0, as slope * x is."""
+    x = checks.narrow([-0.0] * 35, dtype)
+    found = checks.check(lambda g, x: g.relu(x, negative_slope=slope), {"x": x}, 0 * x)
+    for engine, (got,) in found.items():
+        assert (np.signbit(checks.exact(got)) == is_negative).all(), engine
+
+
 def test_alpha_scales_operands():
     x, b = checks.random((3, 4)), checks.random((3, 4), seed=1)
 

@@ -10,8 +10,10 @@ MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
 MODE(MUL, FORM_BINARY, x *b, "mul", "a:x b", "product")
 MODE(DIV, FORM_BINARY, x / b, "div", "a:x b", "quotient")
 MODE(ADD_SQUARE, FORM_BINARY, x + b * b, "add_square", "a:x b", "first operand plus the square of the second")
-MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b", "larger operand; NaN wins")
-MODE(MIN, FORM_BINARY, (x < b || x != x) ? x : b, "min", "input0:x input1:b", "smaller operand; NaN wins")
+MODE(MAX, FORM_BINARY, (x > b || x != x) ? x : b, "max", "input0:x input1:b",
+     "larger operand; NaN wins; of zeros of both signs, either")
+MODE(MIN, FORM_BINARY, (x < b || x != x) ? x : b, "min", "input0:x input1:b",
+     "smaller operand; NaN wins; of zeros of both signs, either")
 MODE(MOD, FORM_BINARY, fmod(x, b), "mod", "input0:x input1:b", "remainder with the sign of the dividend")
 MODE(FLOOR_MOD, FORM_BINARY, fmod(x, b) != C(0) && (fmod(x, b) < C(0)) != (b < C(0)) ? fmod(x, b) + b : fmod(x, b),
      "floor_mod", "input0:x input1:b", "remainder with the sign of the divisor")
@@ -32,10 +34,14 @@ MODE(RECIPROCAL, FORM_UNARY, C(1) / x, "reciprocal", "input:x", "reciprocal")
 MODE(ERF, FORM_UNARY, erf(x), "erf", "input:x", "error function")
 MODE(IDENTITY, FORM_UNARY, x, "identity", "input:x", "copy, with conversion to the output's data type")
 MODE(
-    RELU_FWD, FORM_UNARY, x<lower ? (slope == C(0) ? lower : lower + slope * (x - lower)) : x> upper ? upper : x,
+    RELU_FWD, FORM_UNARY,
+    slope == C(0) && x <= lower ? lower
+    : x < lower                 ? lower + slope * (x - lower)
+    : x > upper                 ? upper
+                                : x,
     "relu",
     "input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None upper_clip:relu_upper_clip=None",
-    "rectifier with clips and a slope below the lower one")
+    "rectifier with clips and a slope below the lower one; of -0.0, without a slope, the clip: +0.0")
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, logistic(x), "sigmoid", "input:x", "logistic function, 1 / (1 + exp(-x))")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")

@@ -83,7 +83,7 @@ FASTMATH float fast_tanh(float x) {
     p = p * z + -0.333333015f;
     float small = x + x * z * p;
     float large = 1.0f - 2.0f / (fast_exp(a + a) + 1.0f);
-    return fast_pick(a < 0.625f, small, fast_copysign(large, x));
+    return fast_copysign(fast_pick(a < 0.625f, small, large), x); /* of -0, too, where the sum above is +0 */
 }
 
 FASTMATH float fast_erf(float x) {

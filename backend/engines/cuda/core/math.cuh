@@ -35,7 +35,7 @@ DEVICE float logistic_approx(float x) { return reciprocal_approx(1.0f + exp2_app
 DEVICE double logistic_approx(double x) { return logistic(x); }
 /* The larger one; of NaN, NaN. Of two zeros, +0. */
 DEVICE float at_least(float x, float least) {
-    if constexpr (CHIP < 800) return x < least ? least : x;
+    if constexpr (CHIP < 800) return x <= least ? least : x;
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
     return y;
@@ -47,7 +47,7 @@ DEVICE float tanh(float x) {
     float square = x * x;
     float series = fmaf(fmaf(fmaf(-0.0539682540f, square, 0.133333333f), square, -0.333333333f) * square, x, x);
     float tail = 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(2.88539008f * size));
-    return size < 0.15f ? series : copysignf(tail, x);
+    return copysignf(size < 0.15f ? series : tail, x); /* of -0, too, where the series is +0 */
 }
 DEVICE double tanh(double x) { return ::tanh(x); }
 
