@@ -462,3 +462,34 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
         return bits_a > bits_b ? a : b;
     return bits_a < 16 ? WEFT_DATA_HALF : WEFT_DATA_FLOAT;
 }
+
+/* Whether `type` holds every value of `other`. */
+static bool holds(weftDataType_t type, weftDataType_t other) {
+    const struct dtype *row = dtype_of(type), *held = dtype_of(other);
+    if (row->is_boolean || held->is_boolean)
+        return held->is_boolean && (row->is_boolean ? row->bits >= held->bits : row->lowest <= 0);
+    if (row->lowest > held->lowest || row->max < held->max)
+        return false;
+    if (!row->is_float || !held->is_float)
+        return !held->is_float && (!row->is_float || row->mantissa_bits + 1 >= held->bits - held->is_signed);
+    return row->exponent_bits >= held->exponent_bits && row->mantissa_bits >= held->mantissa_bits;
+}
+
+weftDataType_t dtype_common(weftDataType_t a, weftDataType_t b) {
+    const weftDataType_t by_width[] = {
+        a,
+        b,
+        WEFT_DATA_BYTE_BOOLEAN,
+        WEFT_DATA_INT8,
+        WEFT_DATA_UINT8,
+        WEFT_DATA_INT32,
+        WEFT_DATA_UINT32,
+        WEFT_DATA_INT64,
+        WEFT_DATA_HALF,
+        WEFT_DATA_FLOAT,
+    };
+    for (size_t i = 0; i < sizeof by_width / sizeof *by_width; i++)
+        if (holds(by_width[i], a) && holds(by_width[i], b))
+            return by_width[i];
+    return WEFT_DATA_DOUBLE;
+}

@@ -30,11 +30,15 @@ bool dtype_is_float(weftDataType_t type);
 bool dtype_is_integer(weftDataType_t type);
 bool dtype_is_boolean(weftDataType_t type);
 
-/* Bytes that hold `elems` elements; 0 for a type without storage. */
 /* The type that results of two operands have: a float type before integers before booleans, the wider of one sort, and
    of two equally wide ones the next wider that holds both. */
 weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b);
 
+/* The narrowest type that holds every value of both, as NumPy's result_type finds it; DOUBLE for int64 beside floats, which
+   it holds up to 2^53. */
+weftDataType_t dtype_common(weftDataType_t a, weftDataType_t b);
+
+/* Bytes that hold `elems` elements; 0 for a type without storage. */
 int64_t dtype_bytes(weftDataType_t type, int64_t elems);
 
 /* Below, the type must have storage; otherwise loads give 0 and stores do nothing.

@@ -255,7 +255,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Larger operand; NaN wins.
+        """Larger operand; NaN wins; of zeros of both signs, either.
 
             (x > b || x != x) ? x : b
 
@@ -298,7 +298,7 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Smaller operand; NaN wins.
+        """Smaller operand; NaN wins; of zeros of both signs, either.
 
             (x < b || x != x) ? x : b
 
@@ -1075,9 +1075,9 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Rectifier with clips and a slope below the lower one.
+        """Rectifier with clips and a slope below the lower one; of -0.0, without a slope, the clip: +0.0.
 
-            x<lower ? (slope == 0 ? lower : lower + slope * (x - lower)) : x> upper ? upper : x
+            slope == 0 && x <= lower ? lower : x < lower ? lower + slope * (x - lower) : x > upper ? upper : x
 
         Args:
             input: operand, [d..] or 1s.
@@ -3897,7 +3897,8 @@ class Ops:
             compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
-            y: result, [d..], along the axis the sum.
+            y: result; its data type by default the narrowest that holds the values of all inputs: DOUBLE for
+                INT32 or INT64 beside floats, FLOAT for HALF beside BFLOAT16, [d..], along the axis the sum.
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of the first input.

@@ -111,6 +111,43 @@ def test_a_result_of_another_type_is_converted():
     checks.check(join(0), {"a": a, "b": b}, np.concatenate([a.astype(np.float32), b]), out="f32")
 
 
+@pytest.mark.parametrize(
+    ("types", "want"),
+    [
+        (("i8", "f32"), "f32"),
+        (("i8", "f16"), "f16"),
+        (("i8", "bf16"), "bf16"),
+        (("i32", "f16"), "f64"),
+        (("i32", "f32"), "f64"),
+        (("i64", "f32"), "f64"),
+        (("i8", "u8"), "i32"),
+        (("u8", "i32"), "i32"),
+        (("i32", "u32"), "i64"),
+        (("i32", "i64"), "i64"),
+        (("bool8", "i8"), "i8"),
+        (("bool8", "f16"), "f16"),
+        (("f16", "bf16"), "f32"),
+        (("f16", "f32"), "f32"),
+        (("e4m3", "e5m2"), "f16"),
+        (("e4m3", "bf16"), "bf16"),
+        (("f32", "f64"), "f64"),
+        (("i8", "i64", "f32", "bool8"), "f64"),
+    ],
+)
+def test_mixed_types_keep_their_values(types, want):
+    """The result has the narrowest type that holds all of them, in any order: 0.5 is no integer, 10^8 + 1 no
+    float."""
+    most = {"i32": 10**8 + 1, "i64": 10**8 + 1, "u32": 2**32 - 1, "u8": 255, "i8": -128}
+    parts = {type_: checks.narrow([most.get(type_, 0.5), 1, 0], type_) for type_ in types}
+    for order in (types, types[::-1]):
+        turned = {type_: parts[type_] for type_ in order}
+        joined = np.concatenate([checks.exact(part) for part in turned.values()])
+        found = checks.check(join(0), turned, joined)
+        for (got,) in found.values():
+            assert got.dtype == checks.random((1,), want).dtype
+            np.testing.assert_array_equal(checks.exact(got), joined)
+
+
 def test_refusals():
     parts = {"a": ([3, 4], "f32"), "b": ([2, 5], "f32")}
     checks.refuses(

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* concat: the inputs one after the other along an axis
    An input whose memory is its place in y already may be named by inplace_index; copying it onto itself is harmless, so
-   the reference copies every input. A result of another data type is converted. */
+   the reference copies every input. A result without a data type takes the narrowest one that holds the values of all
+   inputs; inputs of another data type are converted. */
 #include "graph/ops/concat.h"
 #include "graph/ops/move.h"
 
@@ -10,7 +11,9 @@ static const struct row rows[] = {
                .storage = STORE_LIST, .required = true, .shape = "[d..], equal but along the axis",
                .doc = "the parts, in order"),
     TENSOR_ROW(ROLE_OUTPUT, struct concat_op, y, WEFT_ATTR_OPERATION_CONCAT_OUTPUT_DESC, "y", .required = true,
-               .shape = "[d..], along the axis the sum", .doc = "result"),
+               .shape = "[d..], along the axis the sum",
+               .doc = "result; its data type by default the narrowest that holds the values of all inputs: DOUBLE for "
+                      "INT32 or INT64 beside floats, FLOAT for HALF beside BFLOAT16"),
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, axis, WEFT_ATTR_OPERATION_CONCAT_AXIS, "axis", .required = true,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "the dimension along which the inputs are joined; a negative one counts from the last"),
@@ -61,7 +64,10 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[concat_axis(op)] += op->inputs.tensors[k]->dims.at[concat_axis(op)];
     tensor_infer_dims(op->y, dims.count, dims.at);
     tensor_infer_strides(op->y, first);
-    tensor_infer_type(op->y, (weftDataType_t)first->type);
+    weftDataType_t type = (weftDataType_t)first->type;
+    for (int64_t k = 1; k < op->inputs.count; k++)
+        type = dtype_common(type, (weftDataType_t)op->inputs.tensors[k]->type);
+    tensor_infer_type(op->y, type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
