@@ -167,8 +167,8 @@ WILD = (-1, -(2**31), 2**31 - 1)  # pages that no container has
 
 
 def paged(case: Case, inputs: dict[str, Any], k_page: int = 0, v_page: int = 0) -> dict[str, Any]:
-    """The operands with keys, or values, in pages of so many (0: as they are). What no sequence uses is NaN: the
-    rests of last pages and whole pages; and the table's entries beyond a sequence are wild."""
+    """The operands with keys, or values, in pages of so many (0: as they are). What no sequence uses is NaN:
+    the rests of last pages and whole pages; and the table's entries beyond a sequence are wild."""
     found = dict(inputs)
     for name, size in (("k", k_page), ("v", v_page)):
         if size:

@@ -1,5 +1,5 @@
-"""Attention whose keys and values lie in pages against NumPy in float64: pages of any size, each side alone, every
-mask, pages that nobody uses full of NaN, tables that point anywhere, and what is refused."""
+"""Attention whose keys and values lie in pages against NumPy in float64: pages of any size, each side alone,
+every mask, pages that nobody uses full of NaN, tables that point anywhere, and what is refused."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def test_refusals() -> None:
         paged_attention_k_table=([2, 1, 3, 1], "f32"),
     )
     refuse(
-        "paged_attention_k_table is [2,1,3,1]: pages of 16 keys that hold fewer than the 49 of a sequence. Give "
-        "it more pages.",
+        "paged_attention_k_table is [2,1,3,1]: pages of 16 keys that hold fewer than the 49 of a sequence. "
+        "Give it more pages.",
         49,
     )
     refuse(
@@ -212,18 +212,18 @@ def test_refusals() -> None:
         seq_len_kv=None,
     )
     refuse(
-        "q is [2,4,7,8], k [9,2,16,7], v [9,2,16,6]; expected [B, Hq, Sq, Dqk], [container, Hk, page size, Dqk], "
-        "[container, Hv, page size, Dv]. Swap",
+        "q is [2,4,7,8], k [9,2,16,7], v [9,2,16,6]; expected [B, Hq, Sq, Dqk], "
+        "[container, Hk, page size, Dqk], [container, Hv, page size, Dv]. Swap",
         k=([9, 2, 16, 7], "f32"),
     )
     refuse(
-        "q is [2,4,7,8], k [9,2,16,8], v [9,2,16,6]; expected [B, Hq, Sq, Dqk], [container, Hk, page size, Dqk], "
-        "[B, Hv, Skv, Dv]. Swap",
+        "q is [2,4,7,8], k [9,2,16,8], v [9,2,16,6]; expected [B, Hq, Sq, Dqk], "
+        "[container, Hk, page size, Dqk], [B, Hv, Skv, Dv]. Swap",
         paged_attention_v_table=None,
     )
     refuse(
-        "k is [0,2,16,8], [container, heads, page size, depth], without a page or with empty ones. Give it one "
-        "page at least, of one key at least.",
+        "k is [0,2,16,8], [container, heads, page size, depth], without a page or with empty ones. Give it "
+        "one page at least, of one key at least.",
         k=([0, 2, 16, 8], "f32"),
     )
     refuse("v is [9,2,0,6], [container, heads, page size, depth], without", 40, v=([9, 2, 0, 6], "f32"))
