@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft_cffi._weft import ffi
 
-from weft import dtypes
+from weft import arguments, dtypes
 from weft.enums import data_type, device_kind
 from weft.errors import BadParameterError
 
@@ -78,12 +78,14 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
         return _describe_torch(value)
     if hasattr(kind, "__array_interface__"):
         refuse_masked(value)
+        value = _plain_numpy(value)
         dtype = getattr(value, "dtype", None)
         return _describe_interface(value, value.__array_interface__, device_kind.CPU, dtype)
     interface = getattr(value, "__cuda_array_interface__", None)  # JAX's class has it, its host arrays do not
     if interface is not None:
         dtype = getattr(value, "dtype", None)
-        ordinal = getattr(getattr(value, "device", None), "id", SOME_GPU)
+        told = getattr(getattr(value, "device", None), "id", SOME_GPU)
+        ordinal = arguments.whole(told, "buffer: the array's device.id")
         return _describe_interface(value, interface, device_kind.CUDA, dtype, ordinal)
     if hasattr(kind, "__dlpack__"):
         return _describe_dlpack(value, stream)
@@ -110,6 +112,13 @@ def refuse_masked(value: Any) -> None:
         )
 
 
+def _plain_numpy(value: Any) -> Any:
+    """An array of a class that is derived from NumPy's as NumPy itself sees it, whatever the class tells."""
+    if not is_numpy(value) or type(value) is sys.modules["numpy"].ndarray:
+        return value
+    return sys.modules["numpy"].ndarray.view(value, sys.modules["numpy"].ndarray)
+
+
 def _refuse_byte_order(order: str) -> None:
     """order: '<' or '>' as a typestr begins; '|' and '=' have none of their own."""
     if order in "<>" and (order == "<") != (sys.byteorder == "little"):
@@ -129,6 +138,11 @@ def _refuse_lazy(value: Any) -> None:
     for is_it, word, fix in kinds:
         if is_it:
             raise BadParameterError(f"buffer: the torch tensor is {word}. {fix}")
+    if value.untyped_storage().nbytes() < _torch_reach(value):
+        raise BadParameterError(
+            f"buffer: the torch tensor's elements reach to byte {_torch_reach(value)} of its storage, which "
+            f"has {value.untyped_storage().nbytes()}. Give the storage its memory back."
+        )
     lazy = (
         (value.is_conj(), "a conjugate view", "Give tensor.resolve_conj()."),
         (value.is_neg(), "a negated view", "Give tensor.resolve_neg()."),
@@ -137,6 +151,23 @@ def _refuse_lazy(value: Any) -> None:
     for is_it, word, fix in lazy:
         if is_it:
             raise BadParameterError(f"buffer: the torch tensor is {word}. {fix}")
+
+
+def _torch_reach(value: Any) -> int:
+    """Bytes of its storage up to the end of a tensor's last element."""
+    steps = [step * value.element_size() for step in value.stride()]
+    size = _reach(value.shape, steps, value.element_size())
+    return size and int(value.storage_offset() * value.element_size() + size)
+
+
+def requires_grad(value: Any) -> bool:
+    """Whether a value is a torch tensor with a gradient."""
+    return is_torch(value) and bool(value.requires_grad)
+
+
+def is_grad_enabled() -> bool:
+    """Whether torch, which is there, records what is computed."""
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _has_names(value: Any) -> bool:
@@ -185,19 +216,74 @@ def _describe_interface(
     value: Any, interface: Any, device: device_kind, dtype: Any, ordinal: int = 0
 ) -> Buffer:
     """NumPy's array interface and its CUDA twin: bytes between neighbours, or None for a packed array."""
-    said = interface["typestr"]
-    _refuse_byte_order(said[0])
+    if not isinstance(interface, Mapping):
+        raise BadParameterError(f"buffer: the array's interface is {type(interface).__name__}. Give a dict.")
+    type_ = _interface_type(interface.get("typestr"), dtype)
     if interface.get("mask") is not None:
         raise BadParameterError(
             "buffer: the array has a mask, which would be lost. Fill it in, or give the data alone."
         )
-    type_ = dtypes.data_type_of(_TYPESTRS.get(said[1:], said) if dtype is None else dtype)
-    assert type_ is not None
-    dims, steps = interface["shape"], interface.get("strides")
-    strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, dtypes.of(type_).bits // 8)
-    pointer, is_read_only = interface["data"]
+    shape: Any = interface.get("shape")
+    steps: Any = interface.get("strides")
+    dims = arguments.wholes(shape, "buffer: the array's shape")
+    item = max(dtypes.of(type_).bits // 8, 1)
+    if steps is not None:
+        steps = arguments.wholes(steps, "buffer: the array's strides")
+    pointer, is_read_only = _interface_data(interface.get("data"))
+    _check_claim(pointer, dims, steps, item)
+    strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, item)
     is_writable = not is_read_only and not _is_immutable(value)
-    return Buffer(pointer or 0, dims or (1,), strides or (1,), type_, device, ordinal, is_writable, value)
+    return Buffer(pointer, dims or (1,), strides or (1,), type_, device, ordinal, is_writable, value)
+
+
+def _interface_type(said: Any, dtype: Any) -> data_type:
+    """The data type that a typestr such as '<f4' and a dtype, if there is one, agree on."""
+    if not isinstance(said, str) or not said[2:].isdecimal():
+        raise BadParameterError(f"buffer: the array's typestr is {said!r}. Give one such as '<f4'.")
+    _refuse_byte_order(said[0])
+    told = dtypes.data_type_of(_TYPESTRS.get(said[1:]))
+    type_ = dtypes.data_type_of(told or said) if dtype is None else dtypes.data_type_of(dtype)
+    bits = 0 if type_ is None else dtypes.of(type_).bits
+    if type_ is None or told not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
+        raise BadParameterError(
+            f"buffer: the array's typestr is {said!r}, its dtype {dtype!r}. Let them agree."
+        )
+    return type_
+
+
+def _interface_data(data: Any) -> tuple[int, bool]:
+    """The address, 0 for None, and whether it is read-only."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise BadParameterError(
+            f"buffer: the array's data is {data!r}. Give a pair, the address and whether it is read-only."
+        )
+    pointer = 0 if data[0] is None else arguments.whole(data[0], "buffer: the array's address")
+    return pointer, bool(data[1])
+
+
+_RANK_MAX = 64  # NumPy's
+
+
+def _check_claim(pointer: int, dims: Sequence[int], steps: Sequence[int] | None, item: int) -> None:
+    """Whether memory can be as an object says. steps: in bytes; None: packed."""
+    trouble = ""
+    steps = [step * item for step in packed_strides(tuple(dims))] if steps is None else steps
+    if len(dims) > _RANK_MAX:
+        trouble = f"{len(dims)} dims, more than {_RANK_MAX}"
+    elif min(dims, default=0) < 0:
+        trouble = f"dims {list(dims)}, which are negative"
+    elif len(steps) != len(dims):
+        trouble = f"{len(dims)} dims and {len(steps)} strides"
+    elif pointer < 0:
+        trouble = f"the address {pointer}"
+    elif not pointer and 0 not in dims:
+        trouble = f"no address, but dims {list(dims)}"
+    elif pointer + _reach(dims, steps, item) >= 2**63:
+        trouble = f"dims {list(dims)}, which reach past the end of memory"
+    if trouble:
+        raise BadParameterError(
+            f"buffer: the array claims {trouble}. Give an array that has the memory it shows."
+        )
 
 
 def _in_elements(dims: tuple[int, ...], steps: tuple[int, ...], item: int) -> tuple[int, ...]:
@@ -269,8 +355,12 @@ def _capsule_of(value: Any, stream: int | None) -> Any:
     """The DLPack capsule of a value, of the version that tells what is read-only where the producer knows it;
     producers on the host know no streams."""
     device = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
+    if not isinstance(device, (tuple, list)) or len(device) != 2:
+        raise BadParameterError(
+            f"buffer: __dlpack_device__() gave {device!r}. Give a pair, the device's type and its number."
+        )
     asked: dict[str, Any] = {}
-    if _DLPACK_DEVICES.get(int(device[0])) is device_kind.CUDA:
+    if _DLPACK_DEVICES.get(arguments.whole(device[0], "buffer: the DLPack device type")) is device_kind.CUDA:
         asked["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
     try:
         return value.__dlpack__(max_version=(1, 0), **asked)
@@ -309,9 +399,15 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
             f"{tensor.bits} bits and {tensor.lanes} lanes, which Weft does not read. Convert it, or move it "
             "to the CPU or a CUDA device."
         )
+    if not 0 <= tensor.ndim <= _RANK_MAX or (tensor.ndim and not tensor.shape):
+        raise BadParameterError(
+            f"buffer: the DLPack tensor claims {tensor.ndim} dims, {'with' if tensor.shape else 'without'} a "
+            "shape. Give an array that has the memory it shows."
+        )
     dims = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(dims)
-    pointer = (tensor.data or 0) + tensor.byte_offset
+    pointer, item = (tensor.data or 0) and tensor.data + tensor.byte_offset, max(tensor.bits // 8, 1)
+    _check_claim(pointer, dims, [step * item for step in strides], item)
     # The capsule stays unconsumed: it releases the producer's hold when it goes.
     is_writable = is_writable and not _is_immutable(value)
     return Buffer(
@@ -334,6 +430,8 @@ class Memory(NamedTuple):
     """Of the GPU that has them; None for the host."""
     is_packed: bool
     """Whether elements lie one after the other, the last dimension fastest."""
+    buffer: Buffer | None = None
+    """What an object that is asked each time has said, and what keeps its memory; None: the array does."""
 
 
 def _reach(dims: Any, steps: Any, item: int) -> int:
@@ -346,6 +444,7 @@ def _reach(dims: Any, steps: Any, item: int) -> int:
 
 def _numpy_memory(value: Any) -> Memory:
     refuse_masked(value)
+    value = _plain_numpy(value)
     interface = value.__array_interface__
     _refuse_byte_order(interface["typestr"][0])
     pointer, is_read_only = interface["data"]
@@ -374,7 +473,7 @@ def _described_memory(value: Any, stream: int | None = None) -> Memory:
     item = max(dtypes.of(buffer.data_type).bits // 8, 1)
     size = _reach(buffer.dims, [step * item for step in buffer.strides], item)
     packed = is_packed(buffer.dims, buffer.strides)
-    return Memory(buffer.pointer, buffer.data_type, size, buffer.is_writable, ordinal, packed)
+    return Memory(buffer.pointer, buffer.data_type, size, buffer.is_writable, ordinal, packed, buffer)
 
 
 def _no_memory(value: Any) -> Memory:
@@ -435,7 +534,7 @@ def _numpy_state(value: Any) -> object:
 
 def _torch_form(value: Any) -> tuple[Any, ...]:
     try:
-        return value.dtype, value.shape, value.stride(), value.device, value.is_neg()
+        return value.dtype, value.shape, value.stride(), value.device, value.is_neg(), value.requires_grad
     except RuntimeError:  # a tensor without strides
         _refuse_lazy(value)
         raise
@@ -463,7 +562,7 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, torch.Tensor.data_ptr))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
-        if not _is_masked(kind):  # whose form is that of plain arrays
+        if kind is numpy.ndarray:  # what others tell of themselves is not asked
             add_quick_kind(kind, QuickKind(_numpy_form, _numpy_address, _numpy_state))
     _readers[kind] = reader
     return reader

@@ -47,6 +47,8 @@ class Frame:
         self.pointers = ffi.new("uint64_t[]", max(count, 1))
         self.scratch = Scratch()
         self.known: list[Known | None] = [None] * count
+        self.owners: dict[int, Any] = {}
+        """What keeps memory until the run has been enqueued, by slot."""
         self.workspace: tuple[Known, int] | None = None  # that was given last, and its bytes
         self.handle: backend.Handle | None = None  # for the streams of frameworks
         self._scalars: dict[int, _Scalar] = {}

@@ -194,27 +194,44 @@ class Plan:
                 given[i] = empty_like_kind(self.slots[i], like, self.handle, stream)
         owners: list[Any] = []
         for i, slot in enumerate(self.slots):
-            kind = buffers.quick_kind_of(given.get(i))
-            form = kind.form(given[i]) if kind else None
-            if kind and form == self._fitting[i]:
-                frame.pointers[i] = kind.address(given[i])
-                continue
-            if i not in given:
-                raise BadParameterError(
-                    f"plan: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
-                    f"{slots.shape_text(slot.data_type, slot.dims)}>."
-                )
-            if self._is_number(slot, given[i]):
-                frame.pointers[i] = self._scalar_address(frame, "plan", slot, given[i], i)
-            elif isinstance(given[i], int):
-                frame.pointers[i] = given[i]
-            else:
-                buffer = buffers.describe(given[i], stream)
-                owners.append(buffer.owner)
-                frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
-                if frame.pointers[i] == buffer.pointer and not slot.is_by_value:
-                    self._fitting[i] = form
+            try:
+                self._fill_slot(frame, i, slot, given, stream, staging, owners)
+            except BadParameterError as error:
+                raise slots.named("plan", slot, error) from None
         return owners
+
+    def _fill_slot(
+        self,
+        frame: Frame,
+        i: int,
+        slot: Slot,
+        given: dict[int, Any],
+        stream: int,
+        staging: Staging | None,
+        owners: list[Any],
+    ) -> None:
+        kind = buffers.quick_kind_of(given.get(i))
+        form = kind.form(given[i]) if kind else None
+        if kind and form == self._fitting[i]:
+            frame.pointers[i] = kind.address(given[i])
+            return
+        if i not in given:
+            raise BadParameterError(
+                f"plan: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
+                f"{slots.shape_text(slot.data_type, slot.dims)}>."
+            )
+        if self._is_number(slot, given[i]):
+            frame.pointers[i] = self._scalar_address(frame, "plan", slot, given[i], i)
+        elif isinstance(given[i], int):
+            frame.pointers[i] = slots.checked_address("plan", slot, given[i])
+        else:
+            buffer = buffers.describe(given[i], stream)
+            slots.check_gradient("plan", slot, given[i])
+            owners.append(buffer.owner)
+            frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
+            is_read_there = frame.pointers[i] == buffer.pointer and not slot.is_by_value
+            if is_read_there and not buffers.requires_grad(given[i]):
+                self._fitting[i] = form
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
         """The array whose library results are to come from: the first one on the GPU, else one of torch or of
@@ -224,7 +241,10 @@ class Plan:
             if isinstance(value, (int, float)) or self.slots[i].is_by_value:
                 continue
             is_ours = isinstance(value, DeviceArray)
-            place = value.ordinal if is_ours else buffers.device_of(value)
+            try:
+                place = value.ordinal if is_ours else buffers.device_of(value)
+            except BadParameterError as error:
+                raise slots.named("plan", self.slots[i], error) from None
             if self._place is not None and place is not None:
                 return value
             if found is None and (is_ours or buffers.is_torch(value)):
@@ -277,7 +297,7 @@ class Plan:
             slots.check_device("plan", slot, place, self._place, _OTHER_DEVICE)
             staging = None
         if slot.is_by_value and buffer.data_type is not slot.data_type and buffer.elements == 1:
-            return self._scalar_address(frame, "plan", slot, buffer.owner, i)
+            return self._scalar_address(frame, "plan", slot, buffer, i)
         slots.check_writable("plan", slot, buffer.is_writable)
         slots.check_type("plan", slot, buffer.data_type)
         slots.check_shape("plan", slot, buffer)
@@ -291,9 +311,15 @@ class Plan:
         """Puts the address of a buffer into slot i for this thread's next run, checking what is quick to
         check: device, type, whether it may be written, and whether it is large enough. slot: slots[i], or
         what stands for it in this run."""
+        try:
+            self._put(i, value, slot)
+        except BadParameterError as error:
+            raise slots.named("execute", slot, error) from None
+
+    def _put(self, i: int, value: Any, slot: Slot) -> None:
         frame = self.thread.frame
         if type(value) is int:
-            frame.pointers[i] = self._checked_address(slot, value)
+            frame.pointers[i] = slots.checked_address("execute", slot, value)
             return
         if type(value) is float:
             self.put_number(i, value)
@@ -306,18 +332,25 @@ class Plan:
         if isinstance(value, bool) or (slot.is_by_value and buffers.is_numpy_scalar(value)):
             self.put_number(i, value)
             return
+        self._put_array(frame, i, value, slot, form)
+
+    def _put_array(self, frame: Frame, i: int, value: Any, slot: Slot, form: tuple[Any, ...] | None) -> None:
+        """What put does with an array that has not been seen to fit."""
         memory = buffers.memory_of(value, self._stream)
+        slots.check_gradient("execute", slot, value)
         slots.check_device("execute", slot, memory.ordinal, self._place, _OTHER_DEVICE_OR_CALL)
         if slot.is_by_value and memory.size and slots.type_of(memory.dtype) is not slot.data_type:
-            frame.pointers[i] = self._scalar_address(frame, "execute", slot, value, i)
+            frame.pointers[i] = self._scalar_address(frame, "execute", slot, memory.buffer or value, i)
             return
         slots.check_size("execute", slot, memory.size)
         slots.check_type("execute", slot, memory.dtype)
         slots.check_writable("execute", slot, memory.is_writable)
         if not memory.is_packed:  # packed arrays of any shape will do
-            slots.check_shape("execute", slot, buffers.describe(value))
+            slots.check_shape("execute", slot, memory.buffer or buffers.describe(value))
         frame.pointers[i] = memory.address
-        if slot is self.slots[i] and not slot.is_by_value:
+        if memory.buffer:
+            frame.owners[i] = memory.buffer.owner
+        elif slot is self.slots[i] and not slot.is_by_value and not buffers.requires_grad(value):
             self._large_enough[i] = form
             self._remember(frame, i, value, memory.address)
 
@@ -338,15 +371,6 @@ class Plan:
     def put_address(self, i: int, address: int) -> None:
         """Puts an address into slot i for this thread's next run, unchecked."""
         self.thread.frame.pointers[i] = address
-
-    @staticmethod
-    def _checked_address(slot: Slot, address: int) -> int:
-        if slot.is_by_value and address < 4096:
-            raise BadParameterError(
-                f"execute: {slot} is by value and its buffer is {address}, which is no address. Give "
-                f"{address}.0, or an array."
-            )
-        return address
 
     @staticmethod
     def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
@@ -404,6 +428,7 @@ class Plan:
             address, held = self._workspace(frame, workspace, size, handle.stream)
             pack = self._variant_pack(frame, overrides, address)
         backend.backend_execute(handle, self.descriptor, pack)
+        frame.owners.clear()
         del held
 
     def _variant_pack(self, frame: Frame, overrides: Overrides, workspace: int) -> backend.Descriptor:
@@ -440,6 +465,8 @@ class Plan:
             address, held = self._workspace(frame, workspace, self.workspace_size, stream)
             memory = ffi.cast("void *", address)
         status = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
+        if frame.owners:
+            frame.owners.clear()
         if status:
             backend.check(status)
         del held
@@ -462,7 +489,7 @@ class Plan:
         known = frame.workspace
         if known and known[1] >= needed and is_known(known[0], given):
             return known[0][1]
-        address, _, size, is_writable, place, _ = buffers.memory_of(given)
+        address, _, size, is_writable, place, *_ = buffers.memory_of(given)
         if not is_writable:
             raise BadParameterError(
                 "execute: the workspace is read-only. Give writable memory, or leave it out."
@@ -542,10 +569,10 @@ def _device_text(place: int | None) -> str:
 
 
 def _number_of(value: Any) -> float:
-    """The number that an array of one element, or a scalar of NumPy's, holds."""
+    """The number that an array of one element, or what is known of one, or a scalar of NumPy's, holds."""
     if buffers.is_numpy_scalar(value):
         number = value.item()
         return number if isinstance(number, (int, float)) else float(number)
-    buffer = buffers.describe(value)
+    buffer = value if isinstance(value, buffers.Buffer) else buffers.describe(value)
     size = dtypes.of(buffer.data_type).bits // 8
     return dtypes.scalar_value(buffer.data_type, ffi.buffer(ffi.cast("char *", buffer.pointer), size)[:])

@@ -61,6 +61,38 @@ def shape_text(type_: data_type, dims: Sequence[int]) -> str:
 # ---- Checks: `where` is the call, for the message ----------------------------------------------------------
 
 
+def named(where: str, slot: Slot, error: BadParameterError) -> BadParameterError:
+    """An error of an array, with the tensor that it was given for."""
+    text = str(error)
+    if not text.startswith("buffer: "):
+        return error
+    return BadParameterError(f"{where}: {slot}: {text.removeprefix('buffer: ')}", error.status)
+
+
+def checked_address(where: str, slot: Slot, address: int) -> int:
+    """A number given as memory, which is to be one that addresses memory."""
+    if not 0 <= address < 2**64:
+        raise BadParameterError(
+            f"{where}: the buffer of {slot} is {address}, which is no address. Give 0 .. 2^64 - 1, or an "
+            "array."
+        )
+    if slot.is_by_value and address < 4096:
+        raise BadParameterError(
+            f"{where}: {slot} is by value and its buffer is {address}, which is no address. Give "
+            f"{address}.0, or an array."
+        )
+    return address
+
+
+def check_gradient(where: str, slot: Slot, value: Any) -> None:
+    """Whether torch expects to learn what is computed of a tensor, or to it."""
+    if buffers.requires_grad(value) and buffers.is_grad_enabled():
+        raise BadParameterError(
+            f"{where}: the tensor of {slot} requires grad, and autograd does not see what a plan computes: "
+            "its gradient would be lost. Give tensor.detach(), or run the plan under torch.no_grad()."
+        )
+
+
 def check_device(where: str, slot: Slot, device: int | None, wanted: int | None, fix: str) -> None:
     """Whether memory is where a plan reads it: None for the host, else a GPU's ordinal. wanted: the plan's;
     by-value scalars are always on the host."""

@@ -253,11 +253,3 @@ def test_torch_host_scalars_are_by_value() -> None:
     torch = pytest.importorskip("torch")
     g = weft.Graph()
     assert g.tensor_like(torch.full((1, 1), 1e-5)).is_by_value
-
-
-def test_torch_with_gradients() -> None:
-    torch = pytest.importorskip("torch")
-    x = torch.ones(3, requires_grad=True)
-    g = weft.Graph()
-    g.add(x, 1)
-    assert torch.equal(g(), torch.full((3,), 2.0))

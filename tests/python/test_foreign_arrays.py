@@ -3,8 +3,11 @@ way into a plan, never read or written as if they were plain."""
 
 from __future__ import annotations
 
+import array
 import ctypes
+import gc
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,41 +63,41 @@ def named_capsule(name: bytes | None) -> Any:
 
 KEPT: list[Any] = []
 
-ORDER = "buffer: the array's bytes are not in this machine's order."
+ORDER = "the array's bytes are not in this machine's order."
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "swapped bytes": (lambda: np.ones(6, SWAPPED), ORDER),
-    "masked": (lambda: np.ma.array(np.ones(6, "f4"), mask=[1, 0, 0, 0, 0, 0]), "buffer: the array is masked"),
+    "masked": (lambda: np.ma.array(np.ones(6, "f4"), mask=[1, 0, 0, 0, 0, 0]), "the array is masked"),
     "negated": (
         torch_of(lambda torch: torch.full((6,), 1 + 2j).conj().imag.to(torch.float32)),
-        "buffer: the torch tensor is a negated view. Give tensor.resolve_neg().",
+        "the torch tensor is a negated view. Give tensor.resolve_neg().",
     ),
     "sparse": (
         torch_of(lambda torch: torch.ones(6).to_sparse()),
-        "buffer: the torch tensor is of layout torch.sparse_coo. Give tensor.to_dense().",
+        "the torch tensor is of layout torch.sparse_coo. Give tensor.to_dense().",
     ),
     "quantized": (
         torch_of(lambda torch: torch.quantize_per_tensor(torch.ones(6), 1.0, 0, torch.qint8)),
-        "buffer: the torch tensor is quantized.",
+        "the torch tensor is quantized.",
     ),
     "without memory": (
         torch_of(lambda torch: torch.ones(6, device="meta")),
-        "buffer: the torch tensor is on device meta.",
+        "the torch tensor is on device meta.",
     ),
     "interface of swapped bytes": (lambda: Says(typestr=SWAPPED.str), ORDER),
     "interface with a mask": (
         lambda: Says(mask=np.ones(6, bool)),
-        "buffer: the array has a mask, which would be lost.",
+        "the array has a mask, which would be lost.",
     ),
     "interface of split elements": (
         lambda: Says(strides=(3,)),
-        "buffer: strides of [3] bytes are no multiples of 4",
+        "strides of [3] bytes are no multiples of 4",
     ),
     "capsule of another name": (
         lambda: Dlpack(lambda: named_capsule(b"used_dltensor")),
-        "buffer: __dlpack__() gave no capsule that is named dltensor or dltensor_versioned.",
+        "__dlpack__() gave no capsule that is named dltensor or dltensor_versioned.",
     ),
-    "no capsule": (lambda: Dlpack(lambda: 5), "buffer: __dlpack__() gave no capsule"),
+    "no capsule": (lambda: Dlpack(lambda: 5), "__dlpack__() gave no capsule"),
 }
 
 
@@ -118,14 +121,22 @@ def ways(array: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "constant", lambda: weft.Graph(handle=weft.create_handle("cpu")).add(array, 1.0)
 
 
+# Who refuses an array: what reads it, or the call and the tensor that it was given for.
+SPEAKER = r"^(buffer|(plan|execute): (input 'x' \(uid 1\)|output 'y' \(uid 2\))): "
+
+
+def refused_everywhere(array: Any, message: str) -> None:
+    for name, way in ways(array):
+        with pytest.raises(weft.BadParameterError, match=SPEAKER + re.escape(message)) as raised:
+            way()
+        assert str(raised.value).startswith("buffer: ") == (name in ("tensor_like", "constant"))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_memory_that_is_not_plain_is_refused_everywhere(name: str) -> None:
     make, message = REFUSED[name]
-    array = make()
-    for _, way in ways(array):
-        with pytest.raises(weft.BadParameterError, match="^" + re.escape(message)):
-            way()
+    refused_everywhere(make(), message)
 
 
 def test_a_negated_view_is_refused_after_a_plain_tensor_was_taken() -> None:
@@ -137,7 +148,8 @@ def test_a_negated_view_is_refused_after_a_plain_tensor_was_taken() -> None:
         g.execute({x: torch.ones(12)[:6], y: out})
     lazy = torch.zeros(6, dtype=torch.complex64).conj().imag.contiguous()
     negated = torch._neg_view(lazy)
-    with pytest.raises(weft.BadParameterError, match=r"^buffer: the torch tensor is a negated view\."):
+    message = r"^execute: input 'x' \(uid 1\): the torch tensor is a negated view\."
+    with pytest.raises(weft.BadParameterError, match=message):
         g.execute({x: negated, y: out})
 
 
@@ -226,3 +238,356 @@ def test_what_an_interface_raises_reaches_the_caller() -> None:
         with pytest.raises(RuntimeError, match="no interface today"):
             way()
     assert g.plan(x=np.ones(6, "f4")).tolist() == [2] * 6
+
+
+# ---- Claims that no memory can meet ------------------------------------------------------------------------
+
+HUGE = 2**80
+CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
+    "no data": ({"data": None}, "the array's data is None. Give a pair"),
+    "half of the data": ({"data": (5,)}, "the array's data is (5,). Give a pair"),
+    "no address": ({"data": (None, False)}, "the array claims no address, but dims [6]."),
+    "address 0": ({"data": (0, False)}, "the array claims no address, but dims [6]."),
+    "negative address": ({"data": (-8, False)}, "the array claims the address -8."),
+    "huge address": ({"data": (HUGE, False)}, f"the array's address is {HUGE}, more than 64 bits hold."),
+    "last address": ({"data": (2**63 - 24, False)}, "the array claims dims [6], which reach past the end of"),
+    "fraction as address": ({"data": (1.5, False)}, "the array's address is 1.5. Give a whole number."),
+    "text as address": ({"data": ("x", False)}, "the array's address is 'x'. Give a whole number."),
+    "no shape": ({"shape": None}, "the array's shape is None. Give a list of whole numbers."),
+    "number as shape": ({"shape": 6}, "the array's shape is 6. Give a list of whole numbers."),
+    "text as shape": ({"shape": "ab"}, "the array's shape ['a', 'b']: number 0 is 'a'. Give a whole number."),
+    "fraction in shape": ({"shape": (6.0,)}, "the array's shape [6.0]: number 0 is 6.0. Give a whole"),
+    "no number in shape": ({"shape": (float("nan"),)}, "the array's shape [nan]: number 0 is nan."),
+    "negative extent": ({"shape": (-6,)}, "the array claims dims [-6], which are negative."),
+    "huge extent": ({"shape": (HUGE,)}, f"the array's shape [{HUGE}]: number 0 is {HUGE}, more than 64 bits"),
+    "extent past memory": ({"shape": (2**61,)}, f"the array claims dims [{2**61}], which reach past the end"),
+    "many dims": ({"shape": (1,) * 65}, "the array claims 65 dims, more than 64."),
+    "strides of another rank": ({"strides": (4, 4)}, "the array claims 1 dims and 2 strides."),
+    "text as strides": ({"strides": "a"}, "the array's strides ['a']: number 0 is 'a'. Give a whole number."),
+    "no number in strides": ({"strides": (float("nan"),)}, "the array's strides [nan]: number 0 is nan."),
+    "huge strides": ({"strides": (HUGE,)}, f"the array's strides [{HUGE}]: number 0 is {HUGE}, more than"),
+    "no typestr": ({"typestr": None}, "the array's typestr is None. Give one such as '<f4'."),
+    "empty typestr": ({"typestr": ""}, "the array's typestr is ''. Give one such as '<f4'."),
+    "number as typestr": ({"typestr": 5}, "the array's typestr is 5. Give one such as '<f4'."),
+    "wider typestr": ({"typestr": "<f8"}, "the array's typestr is '<f8', its dtype dtype('float32'). Let"),
+    "other typestr": ({"typestr": "<i4"}, "the array's typestr is '<i4', its dtype dtype('float32'). Let"),
+    "complex typestr": ({"typestr": "<c8"}, "the array's typestr is '<c8', its dtype dtype('float32'). Let"),
+}
+
+
+class SaysOfGpu:
+    """The same words about memory on a GPU."""
+
+    dtype = np.dtype("f4")
+
+    def __init__(self, said: Says) -> None:
+        self.__cuda_array_interface__ = said.said
+
+
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_claims_that_no_memory_meets_are_refused_everywhere(name: str) -> None:
+    lie, message = CLAIMS[name]
+    refused_everywhere(Says(**lie), message)
+    with pytest.raises(weft.BadParameterError, match="^buffer: " + re.escape(message)):
+        weft.Graph(handle=weft.create_handle("cpu")).tensor_like(SaysOfGpu(Says(**lie)))
+
+
+def test_what_is_just_possible_is_taken() -> None:
+    """The other side of the limits: 64 dims, an extent of nothing without memory, the whole of memory."""
+    for said in ({"shape": (1,) * 64}, {"shape": (0,), "data": (0, False)}, {"data": (2**63 - 25, False)}):
+        buffers.describe(Says(**said))
+
+
+@pytest.mark.parametrize("interface", [None, 5, "shape", [("shape", (6,))]], ids=str)
+def test_an_interface_that_is_no_dict(interface: Any) -> None:
+    said = Says()
+    said.said = interface
+    refused_everywhere(said, f"the array's interface is {type(interface).__name__}. Give a dict.")
+
+
+@pytest.mark.parametrize("dtype", [5, "nonsense", object(), np.dtype("c8"), np.dtype("M8[s]")], ids=str)
+def test_a_dtype_that_is_none(dtype: Any) -> None:
+    said = Says()
+    said.dtype = dtype
+    for _, way in ways(said):
+        with pytest.raises(weft.BadParameterError, match=r"^data type: .* is none that Weft knows\."):
+            way()
+
+
+def dl_capsule(**said: Any) -> Any:
+    """A capsule with a tensor of six floats, and what is to be wrong with it."""
+    memory, dims = np.ones(6, "f4"), (ctypes.c_int64 * 1)(said.pop("extent", 6))
+    steps = (ctypes.c_int64 * 1)(said.pop("stride", 1))
+    tensor = buffers._DLTensor(memory.ctypes.data, 1, 0, 1, 2, 32, 1, dims, steps, 0)
+    for field, value in said.items():
+        setattr(tensor, field, value)
+    KEPT.append((memory, dims, steps, tensor))
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make(ctypes.addressof(tensor), b"dltensor", None)
+
+
+NO_SHAPE = ctypes.POINTER(ctypes.c_int64)()
+DLPACK: list[tuple[dict[str, Any], str]] = [
+    ({"ndim": -1}, "the DLPack tensor claims -1 dims, with a shape."),
+    ({"ndim": 65}, "the DLPack tensor claims 65 dims, with a shape."),
+    ({"ndim": 2**31 - 1}, "the DLPack tensor claims 2147483647 dims, with a shape."),
+    ({"shape": NO_SHAPE}, "the DLPack tensor claims 1 dims, without a shape."),
+    ({"extent": -6}, "the array claims dims [-6], which are negative."),
+    ({"extent": 2**62}, f"the array claims dims [{2**62}], which reach past the end of memory."),
+    ({"stride": 2**61}, "the array claims dims [6], which reach past the end of memory."),
+    ({"byte_offset": 2**64 - 1}, "the array claims dims [6], which reach past the end of memory."),
+    ({"data": None}, "the array claims no address, but dims [6]."),
+    ({"data": None, "byte_offset": 64}, "the array claims no address, but dims [6]."),
+    ({"device_type": 99}, "the DLPack tensor has device type 99, type code 2, 32 bits and 1 lanes"),
+    ({"bits": 33}, "the DLPack tensor has device type 1, type code 2, 33 bits and 1 lanes"),
+    ({"lanes": 4}, "the DLPack tensor has device type 1, type code 2, 32 bits and 4 lanes"),
+    ({"code": 77}, "the DLPack tensor has device type 1, type code 77, 32 bits and 1 lanes"),
+]
+
+
+@pytest.mark.parametrize(("said", "message"), DLPACK, ids=str)
+def test_capsules_that_lie_are_refused_everywhere(said: dict[str, Any], message: str) -> None:
+    refused_everywhere(Dlpack(lambda: dl_capsule(**said)), message)
+
+
+@pytest.mark.parametrize("device", [5, (1,), None, "cpu", (1, 0, 0)], ids=str)
+def test_a_dlpack_device_that_is_none(device: Any) -> None:
+    producer = Dlpack(dl_capsule)
+    producer.__class__ = type("Odd", (Dlpack,), {"__dlpack_device__": lambda _: device})
+    refused_everywhere(producer, f"__dlpack_device__() gave {device!r}. Give a pair")
+
+
+def test_a_capsule_serves_once_consumed_no_more() -> None:
+    """Weft does not consume a capsule: handed out again it serves again, until another consumes it."""
+    capsule = dl_capsule()
+    g, x, y = doubled()
+    for _ in range(2):
+        out = np.zeros(6, "f4")
+        g.execute({x: Dlpack(lambda: capsule), y: out})
+        assert out.tolist() == [2] * 6
+    rename = ctypes.pythonapi.PyCapsule_SetName
+    rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    rename(capsule, b"used_dltensor")
+    refused_everywhere(Dlpack(lambda: capsule), "__dlpack__() gave no capsule that is named dltensor")
+
+
+# ---- Objects that change, raise, or are something else -----------------------------------------------------
+
+
+class Changes(Says):
+    """An object that says something else each time, all of it true."""
+
+    def __init__(self, *times: dict[str, Any]) -> None:
+        super().__init__()
+        self.times, self.asked = times, 0
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        self.asked += 1
+        return self.said | self.times[(self.asked - 1) % len(self.times)]
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_objects_that_change_between_calls(first: int) -> None:
+    """Each answer is checked by itself: memory that was said to be large enough is what is used."""
+    times = [{}, {"shape": (3,), "strides": (8,)}, {"shape": (1,)}, {"shape": (2, 3)}]
+    changes = Changes(*times[first:], *times[:first])
+    g, x, y = doubled()
+    taken = 0
+    for _ in range(16):
+        out = np.zeros(6, "f4")
+        try:
+            g.execute({x: changes, y: out})
+        except weft.BadParameterError:
+            continue
+        taken += 1
+        assert out.tolist() == [2] * 6
+    assert 0 < taken < 16
+
+
+@pytest.mark.parametrize("attribute", ["dtype", "__array_interface__", "__dlpack__", "__dlpack_device__"])
+def test_what_an_attribute_raises_reaches_the_caller(attribute: str) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("no answer")
+
+    base = Dlpack if "dlpack" in attribute else Says
+    made: Any = type("Raising", (base,), {attribute: fail if base is Dlpack else property(fail)})
+    array = object.__new__(made)
+    array.__dict__ |= (Dlpack(dl_capsule) if base is Dlpack else Says()).__dict__
+    for _, way in ways(array):
+        with pytest.raises(ZeroDivisionError, match="no answer"):
+            way()
+
+
+class Liar(np.ndarray):
+    """NumPy's array under properties that say something else."""
+
+    shape = property(lambda _: (1000,))
+    nbytes = property(lambda _: 4000)
+    strides = property(lambda _: (0,))
+    __array_interface__ = property(lambda _: Says(data=(8, False)).said)
+    __len__ = lambda _: -1  # noqa: E731
+
+
+def test_arrays_of_derived_classes_are_what_numpy_sees() -> None:
+    lie = np.arange(6, dtype="f4").view(Liar)
+    g, x, y = doubled()
+    out = np.zeros(6, "f4")
+    g.execute({x: lie, y: out})
+    assert out.tolist() == g.plan(x=lie).tolist() == [0, 2, 4, 6, 8, 10]
+    short = np.arange(3, dtype="f4").view(Liar)
+    with pytest.raises(weft.BadParameterError, match=r"^execute: input 'x' \(uid 1\) takes 24 bytes"):
+        g.execute({x: short, y: out})
+
+
+OTHERS = [b"ab", "text", memoryview(b"ab"), array.array("f", [1] * 6), (ctypes.c_float * 6)(), None, {}]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: type(other).__name__)
+def test_what_is_no_array_is_refused(other: Any) -> None:
+    g, x, y = doubled()
+    plain, fix = np.ones(6, "f4"), rf": {type(other).__name__} offers no memory\. Give a NumPy array"
+    for memory in ({x: other, y: plain}, {x: plain, y: other}):
+        with pytest.raises(weft.BadParameterError, match=r"^execute: \w+ '[xy]' \(uid [12]\)" + fix):
+            g.execute(memory)
+    with pytest.raises(weft.BadParameterError, match=r"^plan: input 'x' \(uid 1\)" + fix):
+        g.plan(x=other)
+
+
+@pytest.mark.parametrize("address", [-1, 2**64, HUGE])
+def test_numbers_that_are_no_addresses(address: int) -> None:
+    g, x, y = doubled()
+    message = rf"the buffer of input 'x' \(uid 1\) is {address}, which is no address\."
+    for name, way in (
+        ("execute", lambda: g.execute({x: address, y: np.zeros(6, "f4")})),
+        ("plan", lambda: g.plan(x=address)),
+    ):
+        with pytest.raises(weft.BadParameterError, match=f"^{name}: {message}"):
+            way()
+
+
+def test_an_array_of_rank_0_is_one_element() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"))
+    x = g.tensor([1], data_type="f32", name="x")
+    g.neg(x, name="y")
+    assert g.build().plan(x=np.array(3, "f4")).tolist() == [-3]
+    refused = doubled()[0]
+    message = r"^plan: input 'x' \(uid 1\) is f32\[6\], its buffer f32\[1\]\."
+    with pytest.raises(weft.BadParameterError, match=message):
+        refused.plan(x=np.array(3, "f4"))
+
+
+def test_a_torch_tensor_whose_storage_was_cut() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(6)
+    x.untyped_storage().resize_(20)
+    refused_everywhere(x, "the torch tensor's elements reach to byte 24 of its storage, which has 20.")
+    x.untyped_storage().resize_(24)
+    assert doubled()[0].plan(x=x.fill_(2)).tolist() == [4] * 6
+
+
+# ---- What keeps memory, and for how long -------------------------------------------------------------------
+
+
+class Fresh:
+    """A producer whose capsule alone keeps the memory."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.made = value, []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        memory = np.full(1 << 20, self.value, "f4")
+        self.made.append(weakref.ref(memory))
+        return memory.__dlpack__()
+
+    def is_gone(self) -> bool:
+        gc.collect()
+        return bool(self.made) and all(each() is None for each in self.made)
+
+
+@pytest.mark.parametrize("way", ["call", "execute", "overridden"])
+def test_memory_that_a_capsule_keeps_lasts_for_the_run_and_no_longer(way: str) -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    x, w = g.tensor([1 << 20], name="x"), g.tensor([1 << 20], name="w")
+    y = g.sub(x, w, name="y").set_name("y")
+    g.build()
+    one, five, out = Fresh(1), Fresh(5), np.zeros(1 << 20, "f4")
+    if way == "call":
+        g.plan(x=one, w=five, out={"y": out})
+    elif way == "execute":
+        g.execute({x: one, w: five, y: out})
+    else:
+        shapes = {"override_shapes": [[1 << 19]] * 3, "override_strides": [[1]] * 3}
+        g.execute({x: one, w: five, y: out}, override_uids=[t.get_uid() for t in (x, w, y)], **shapes)
+    assert set(out[: 1 << 19].tolist()) == {-4}
+    assert one.is_gone()
+    assert five.is_gone()
+
+
+def test_arrays_that_were_refused_are_not_kept() -> None:
+    class Refused(Says):
+        pass
+
+    g, x, y = doubled()
+    for lie, _ in CLAIMS.values():
+        said = Refused(**lie)
+        kept = weakref.ref(said)
+        for way in (lambda s=said: g.execute({x: s, y: s}), lambda s=said: g.plan(x=s)):
+            with pytest.raises(weft.BadParameterError):
+                way()
+        del said, way
+        gc.collect()
+        assert kept() is None, lie
+
+
+def test_a_number_of_another_type_in_a_capsule() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    x, s = g.tensor([6], name="x"), g.tensor([1], name="s", is_pass_by_value=True)
+    y = g.mul(x, s, name="y").set_name("y")
+    g.build()
+    producer, out = Dlpack(lambda: np.full(1, 3.0).__dlpack__()), np.zeros(6, "f4")
+    g.execute({x: np.ones(6, "f4"), s: producer, y: out})
+    assert out.tolist() == g.plan(x=np.ones(6, "f4"), s=producer).tolist() == [3] * 6
+
+
+# ---- Gradients ---------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_whose_gradient_would_be_lost_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    g, x, y = doubled()
+    leaf, plain = torch.ones(6, requires_grad=True), torch.zeros(6)
+    message = "requires grad, and autograd does not see what a plan computes: its gradient would be lost."
+    for _, way in list(ways(leaf))[1:-1]:
+        refused = rf"^\w+: the tensor of \w+ '[xy]' \(uid [12]\) {message}"
+        with pytest.raises(weft.BadParameterError, match=refused):
+            way()
+        with torch.no_grad():
+            way()
+        with pytest.raises(weft.BadParameterError, match=message):
+            way()
+    for _ in range(3):  # also where a plain tensor of the form, or the leaf itself, was taken before
+        g.execute({x: plain, y: torch.empty(6)})
+        with torch.no_grad():
+            g.execute({x: leaf, y: torch.empty(6)})
+        with pytest.raises(weft.BadParameterError, match=message):
+            g.execute({x: leaf, y: torch.empty(6)})
+    assert torch.equal(g.plan(x=leaf.detach()), 2 * leaf.detach())
+
+
+def test_a_tensor_with_a_gradient_is_described_and_captured() -> None:
+    """Its shape is no part of autograd; its values are refused when they are read."""
+    torch = pytest.importorskip("torch")
+    leaf = torch.ones(3, requires_grad=True)
+    g = weft.Graph()
+    assert g.tensor_like(leaf).dims == (3,)
+    g = weft.Graph()
+    g.add(leaf, 1)
+    with pytest.raises(weft.BadParameterError, match="its gradient would be lost"):
+        g()
+    with torch.no_grad():
+        assert torch.equal(g(), torch.full((3,), 2.0))

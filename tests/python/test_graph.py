@@ -577,7 +577,10 @@ def test_numbers_of_numpy_are_scalars() -> None:
         "array."
     ):
         g.execute({x: values, s: 3, y: out})
-    with refusal("buffer: float32 is a number without memory of its own. Give an array of one element."):
+    with refusal(
+            "execute: input 'x' (uid 1): float32 is a number without memory of its own. Give an array of one "
+            "element."
+        ):
         g.execute({x: np.float32(1), s: 1.0, y: out})
 
 
