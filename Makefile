@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-C_FILES = $(shell find backend include tests/c tests/emulator tests/fake_cuda samples -name '*.[ch]' -o -name '*.[ch]pp')
+C_FILES = $(shell find backend include tests/c tests/emulator tests/fake_cuda samples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 help:
 	@echo "make demo       build, then run python -m weft demo"

@@ -20,7 +20,8 @@
 #include "attention/scores.cuh"
 #include "attention/gradient.cuh"
 
-static_assert(DEPTH % FIRST == 0 && (!MAKES_SECOND || VALUE_DEPTH % SECOND == 0), "a block makes whole columns of a tile");
+static_assert(DEPTH % FIRST == 0 && (!MAKES_SECOND || VALUE_DEPTH % SECOND == 0),
+              "a block makes whole columns of a tile");
 
 struct alignas(16) memory {
     passing stages[STAGES];
@@ -35,7 +36,7 @@ struct position {
     int first, chunk;
 };
 
-template <class P> DEVICE position locate(const P& a) {
+template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
     at.chunk = (int)(unit % a.chunks), unit /= a.chunks;
@@ -51,118 +52,144 @@ struct gradients {
     sum_t first[M_TILES][FIRST / 8][4], second[M_TILES][SECOND / 8][4];
 };
 
-template <class P> DEVICE void store_gradients(const P& a, const position& at, const gradients& made, int first) {
-    #pragma unroll
+template <class P> DEVICE void store_gradients(const P &a, const position &at, const gradients &made, int first) {
+#pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = first + 16 * m + lane() / 4 + 8 * h;
-            if (row >= (OWN_IS_KEY ? a.keys : a.queries)) continue;
+            if (row >= (OWN_IS_KEY ? a.keys : a.queries))
+                continue;
             if constexpr (MAKES_FIRST) {
                 const sum_t scale = scale_of(a);
-                first_t* to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
-                #pragma unroll
+                first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
+#pragma unroll
                 for (int j = 0; j < FIRST / 8; j++)
-                    store_two<FIRST_IS_PAIR>(to, a.first_column, at.chunk * FIRST + tiles::result_column(j), (int)a.depth, made.first[m][j][2 * h] * scale, made.first[m][j][2 * h + 1] * scale);
+                    store_two<FIRST_IS_PAIR>(to, a.first_column, at.chunk * FIRST + tiles::result_column(j),
+                                             (int)a.depth, made.first[m][j][2 * h] * scale,
+                                             made.first[m][j][2 * h + 1] * scale);
             }
             if constexpr (MAKES_SECOND) {
                 const sum_t growth = growth_of(a);
-                second_t* to = a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
-                #pragma unroll
+                second_t *to = a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
+#pragma unroll
                 for (int j = 0; j < SECOND / 8; j++)
-                    store_two<SECOND_IS_PAIR>(to, a.second_column, at.chunk * SECOND + tiles::result_column(j), (int)a.value_depth, made.second[m][j][2 * h] * growth, made.second[m][j][2 * h + 1] * growth);
+                    store_two<SECOND_IS_PAIR>(to, a.second_column, at.chunk * SECOND + tiles::result_column(j),
+                                              (int)a.value_depth, made.second[m][j][2 * h] * growth,
+                                              made.second[m][j][2 * h + 1] * growth);
             }
         }
 }
 
 /* Adds what one tile gives. */
-template <class P> DEVICE void add_tile(const P& a, const position& at, const scores_of_rows& rows, passing& now, const int* spoiled, int mark, bool is_spoiled, bool is_whole, int first, staged_t* scratch, sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients& made) {
+template <class P>
+DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *spoiled,
+                     int mark, bool is_spoiled, bool is_whole, int first, staged_t *scratch, sum_t (&s)[M_TILES][N][4],
+                     sum_t (&g)[M_TILES][N][4], gradients &made) {
     u32 kept[M_TILES][KEPT_WORDS];
     typename tiles::weights<M_TILES, N, PARTS> weights;
-    if constexpr (!IS_SLICED) tiles::scores(s, rows.first, now.first);
-    #pragma unroll
+    if constexpr (!IS_SLICED)
+        tiles::scores(s, rows.first, now.first);
+#pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         score_tile(a, rows.own[m], first, is_whole, rows.scale, s[m]);
         if (is_spoiled) {
             sum_t spoil[2];
             find_spoils(spoiled, mark, s[m], spoil);
             for (int j = 0; MAKES_FIRST && j < FIRST / 8; j++)
-                for (int e = 0; e < 4; e++) made.first[m][j][e] += spoil[e / 2];
+                for (int e = 0; e < 4; e++)
+                    made.first[m][j][e] += spoil[e / 2];
             for (int j = 0; MAKES_SECOND && j < SECOND / 8; j++)
-                for (int e = 0; e < 4; e++) made.second[m][j][e] += spoil[e / 2];
+                for (int e = 0; e < 4; e++)
+                    made.second[m][j][e] += spoil[e / 2];
         }
         find_probabilities(rows, m, now, s[m]);
         find_kept(a, rows, m, first, kept[m]);
     }
     if constexpr (MAKES_SECOND) {
         sum_t left[M_TILES][N][4];
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            #pragma unroll
+#pragma unroll
             for (int j = 0; j < N; j++)
-                #pragma unroll
-                for (int e = 0; e < 4; e++) left[m][j][e] = is_kept(kept[m], j, e) ? s[m][j][e] : (sum_t)0;
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    left[m][j][e] = is_kept(kept[m], j, e) ? s[m][j][e] : (sum_t)0;
         weights.set(left, scratch);
-        tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights, now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
+        tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights,
+                                                           now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
     }
     if constexpr (MAKES_FIRST) {
-        if constexpr (!IS_SLICED) tiles::scores(g, rows.second, now.second);
-        #pragma unroll
-        for (int m = 0; m < M_TILES; m++) find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
+        if constexpr (!IS_SLICED)
+            tiles::scores(g, rows.second, now.second);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+            find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
         weights.set(g, scratch);
-        tiles::template results<DEPTH + PAD, FIRST>(made.first, weights, now.first + (IS_SLICED ? 0 : at.chunk * FIRST));
+        tiles::template results<DEPTH + PAD, FIRST>(made.first, weights,
+                                                    now.first + (IS_SLICED ? 0 : at.chunk * FIRST));
     }
 }
 
-template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
+template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     const position at = locate(a);
     const lengths used = lengths_of(a, at.batch);
     const int extent = (int)(OWN_IS_KEY ? a.keys : a.queries), last = min(at.first + ROWS, extent);
     const int warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
     const span others = seen_by_any(a, used, at.first, last), common = seen_by_each(a, used, at.first, last);
     const span own = span{at.first, others.first < others.last ? max(min(last, own_in_use(used)), at.first) : at.first};
-    const int begin = others.first / COLUMNS, end = others.first < others.last ? (others.last + COLUMNS - 1) / COLUMNS : begin;
+    const int begin = others.first / COLUMNS,
+              end = others.first < others.last ? (others.last + COLUMNS - 1) / COLUMNS : begin;
     const int each = end - begin, steps = each * (OWN_IS_KEY ? (int)a.own_share : 1);
 
     gradients made = {};
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
     const auto head_of = [&](int step) { return OWN_IS_KEY ? at.own_head * a.own_share + step / each : at.own_head; };
-    for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS) shared.spoiled[i / COLUMNS][i % COLUMNS] = -1;
+    for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS)
+        shared.spoiled[i / COLUMNS][i % COLUMNS] = -1;
     __syncthreads();
     if (steps) {
         bring_passing(a, at.batch, head_of(0), others, begin * COLUMNS, at.chunk, shared.stages[0]);
         commit_tiles();
     }
-    #pragma unroll 1
+#pragma unroll 1
     for (int step = 0; step < steps; step++) {
-        passing& now = shared.stages[step % STAGES];
+        passing &now = shared.stages[step % STAGES];
         const i64 head = head_of(step);
         const int first = (begin + step % each) * COLUMNS;
         const bool is_whole = BIAS == 0 && common.covers(first, first + COLUMNS);
         const bool has_new_head = step % each == 0;
         const bool has_new_own = !IS_SLICED && (step == 0 || (has_new_head && !same_own(a, head, head - 1)));
         if (has_new_own) {
-            if (step) __syncthreads();
+            if (step)
+                __syncthreads();
             bring_owned(a, at.batch, head, own, at.first, shared.own);
             commit_tiles();
         }
-        if (has_new_head) rows.find(a, used, at.batch, head, at.first + warp_first, last - 1);
+        if (has_new_head)
+            rows.find(a, used, at.batch, head, at.first + warp_first, last - 1);
         await_tiles();
         bool is_spoiled = false;
-        if (!is_whole) is_spoiled = clear_spoiled(now, shared.spoiled[step % STAGES], step);
+        if (!is_whole)
+            is_spoiled = clear_spoiled(now, shared.spoiled[step % STAGES], step);
         is_spoiled = __syncthreads_or(is_spoiled);
-        if (has_new_own) rows.load();
+        if (has_new_own)
+            rows.load();
         const int next = step + 1;
-        const auto bring_next = [&](passing& to) {
+        const auto bring_next = [&](passing &to) {
             bring_passing(a, at.batch, head_of(next), others, (begin + next % each) * COLUMNS, at.chunk, to);
             commit_tiles();
         };
-        if (STAGES > 1 && next < steps) bring_next(shared.stages[next % STAGES]);
+        if (STAGES > 1 && next < steps)
+            bring_next(shared.stages[next % STAGES]);
         const bool meets = rows.meets(first);
         sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
-        if constexpr (IS_SLICED) add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
-        if (meets) add_tile(a, at, rows, now, shared.spoiled[step % STAGES], step, is_spoiled, is_whole, first, shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
+        if constexpr (IS_SLICED)
+            add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
+        if (meets)
+            add_tile(a, at, rows, now, shared.spoiled[step % STAGES], step, is_spoiled, is_whole, first,
+                     shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
         if (STAGES == 1 && next < steps) {
             __syncthreads();
             bring_next(now);
@@ -173,5 +200,5 @@ template <class P> DEVICE void make_gradients(const P& a, memory& shared) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    make_gradients(a, *(memory*)shared);
+    make_gradients(a, *(memory *)shared);
 }

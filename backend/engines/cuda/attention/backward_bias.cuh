@@ -27,23 +27,28 @@ struct position {
     int query, key;
 };
 
-template <class P> DEVICE position locate(const P& a) {
+template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
     at.key = ONE_KEY ? 0 : (int)(unit % a.key_tiles) * COLUMNS;
-    if (!ONE_KEY) unit /= a.key_tiles;
+    if (!ONE_KEY)
+        unit /= a.key_tiles;
     at.query = ONE_QUERY ? 0 : (int)(unit % a.query_tiles) * ROWS;
-    if (!ONE_QUERY) unit /= a.query_tiles;
+    if (!ONE_QUERY)
+        unit /= a.query_tiles;
     at.head = unit % a.bias_heads, at.batch = unit / a.bias_heads;
     return at;
 }
 
 /* Adds the gradients of one tile of scores. */
-template <class P> DEVICE void add_tile(const P& a, i64 batch, i64 head, int query, int key, memory& shared, sum_t (&sums)[M_TILES][N][4]) {
+template <class P>
+DEVICE void add_tile(const P &a, i64 batch, i64 head, int query, int key, memory &shared,
+                     sum_t (&sums)[M_TILES][N][4]) {
     const lengths used = lengths_of(a, batch);
     const int last = min(query + ROWS, (int)a.queries), warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
     const span keys = seen_by_any(a, used, query, last);
-    if (!keys.meets(key, key + COLUMNS)) return;
+    if (!keys.meets(key, key + COLUMNS))
+        return;
     const meeting at{batch, head, span{query, max(min(last, used.queries), query)}, keys, query, key};
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
@@ -59,60 +64,69 @@ template <class P> DEVICE void add_tile(const P& a, i64 batch, i64 head, int que
     rows.load();
     const bool meets = rows.meets(key);
     sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
-    if constexpr (IS_SLICED) add_all_slices(a, at, rows, shared.own, meets, s, g);
-    if (!meets) return;
+    if constexpr (IS_SLICED)
+        add_all_slices(a, at, rows, shared.own, meets, s, g);
+    if (!meets)
+        return;
     if constexpr (!IS_SLICED) {
         tiles::scores(s, rows.first, shared.other.first);
         tiles::scores(g, rows.second, shared.other.second);
     }
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         u32 kept[KEPT_WORDS];
         score_tile(a, rows.own[m], key, false, rows.scale, s[m]);
         find_probabilities(rows, m, shared.other, s[m]);
         find_kept(a, rows, m, key, kept);
         find_score_gradients(rows, m, shared.other, kept, s[m], g[m]);
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < N; j++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) sums[m][j][e] += g[m][j][e];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums[m][j][e] += g[m][j][e];
     }
 }
 
-template <class P> DEVICE void store_tile(const P& a, const position& at, memory& shared) {
-    const int rows = ONE_QUERY ? 1 : min(ROWS, (int)a.queries - at.query), columns = ONE_KEY ? 1 : min(COLUMNS, (int)a.keys - at.key);
+template <class P> DEVICE void store_tile(const P &a, const position &at, memory &shared) {
+    const int rows = ONE_QUERY ? 1 : min(ROWS, (int)a.queries - at.query),
+              columns = ONE_KEY ? 1 : min(COLUMNS, (int)a.keys - at.key);
     for (int i = threadIdx.x; i < rows * columns; i += THREADS) {
         const int row = i / columns, column = i % columns;
         sum_t sum = 0;
         for (int r = row; r < (ONE_QUERY ? ROWS : row + 1); r++)
-            for (int c = column; c < (ONE_KEY ? COLUMNS : column + 1); c++) sum += shared.sums[r * SUM_PITCH + c];
-        a.dbias[at.batch * a.dbias_batch + at.head * a.dbias_head + (at.query + row) * a.dbias_query + (at.key + column) * a.dbias_key] = from<dbias_t>::number(sum);
+            for (int c = column; c < (ONE_KEY ? COLUMNS : column + 1); c++)
+                sum += shared.sums[r * SUM_PITCH + c];
+        a.dbias[at.batch * a.dbias_batch + at.head * a.dbias_head + (at.query + row) * a.dbias_query +
+                (at.key + column) * a.dbias_key] = from<dbias_t>::number(sum);
     }
 }
 
-template <class P> DEVICE void make_bias(const P& a, memory& shared) {
+template <class P> DEVICE void make_bias(const P &a, memory &shared) {
     const position at = locate(a);
     sum_t sums[M_TILES][N][4] = {};
-    #pragma unroll 1
+#pragma unroll 1
     for (i64 b = 0; b < a.batches / a.bias_batches; b++)
-        #pragma unroll 1
+#pragma unroll 1
         for (i64 h = 0; h < a.heads / a.bias_heads; h++)
-            #pragma unroll 1
+#pragma unroll 1
             for (int query = at.query; query < (ONE_QUERY ? (int)a.queries : at.query + 1); query += ROWS)
-                #pragma unroll 1
-                for (int key = at.key; key < (ONE_KEY ? (int)a.keys : at.key + 1); key += COLUMNS) add_tile(a, at.batch + b, at.head + h, query, key, shared, sums);
+#pragma unroll 1
+                for (int key = at.key; key < (ONE_KEY ? (int)a.keys : at.key + 1); key += COLUMNS)
+                    add_tile(a, at.batch + b, at.head + h, query, key, shared, sums);
     const int warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < N; j++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) shared.sums[(warp_first + 16 * m + lane() / 4 + e / 2 * 8) * SUM_PITCH + score_column(j) + e % 2] = sums[m][j][e];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                shared.sums[(warp_first + 16 * m + lane() / 4 + e / 2 * 8) * SUM_PITCH + score_column(j) + e % 2] =
+                    sums[m][j][e];
     __syncthreads();
     store_tile(a, at, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_bias(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    make_bias(a, *(memory*)shared);
+    make_bias(a, *(memory *)shared);
 }

@@ -11,7 +11,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 
-template <class P> DEVICE void make_row(const P& a, i64 line) {
+template <class P> DEVICE void make_row(const P &a, i64 line) {
     const i64 query = line % a.queries, head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
     const sum_t stats = as<sum_t>::of(a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row]);
     const bool has_gradient = query < lengths_of(a, batch).queries && stats != unseen();
@@ -19,12 +19,16 @@ template <class P> DEVICE void make_row(const P& a, i64 line) {
     if (has_gradient)
         for (i64 column = lane(); column < a.value_depth; column += 32)
             dot += as<sum_t>::of(a.o[batch * a.o_batch + head * a.o_head + query * a.o_row + column * a.o_column]) *
-                   as<sum_t>::of(a.d_o[batch * a.d_o_batch + head * a.d_o_head + query * a.d_o_row + column * a.d_o_column]);
-    #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
-    if (lane() == 0) a.dots[line] = dot, a.shifts[line] = has_gradient ? in_units(stats) : -unseen();
+                   as<sum_t>::of(
+                       a.d_o[batch * a.d_o_batch + head * a.d_o_head + query * a.d_o_row + column * a.d_o_column]);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2)
+        dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+    if (lane() == 0)
+        a.dots[line] = dot, a.shifts[line] = has_gradient ? in_units(stats) : -unseen();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_rows(const __grid_constant__ arguments a) {
-    for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS) make_row(a, line);
+    for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS)
+        make_row(a, line);
 }

@@ -10,21 +10,26 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 
-template <class P> DEVICE void make_head(const P& a, i64 head) {
+template <class P> DEVICE void make_head(const P &a, i64 head) {
     __shared__ sum_t sums[THREADS];
     const sum_t sink = in_units(as<sum_t>::of(a.sink[head * a.sink_step]));
     sum_t sum = 0;
     for (i64 i = threadIdx.x; i < a.batches * a.queries; i += THREADS) {
         const i64 line = (i / a.queries * a.heads + head) * a.queries + i % a.queries;
-        const sum_t distance = sink - a.shifts[line], p = sink == unseen() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
+        const sum_t distance = sink - a.shifts[line],
+                    p = sink == unseen() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
         sum -= p == 0 ? (sum_t)0 : p * a.dots[line];
     }
     sums[threadIdx.x] = sum;
     for (int half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
-        if ((int)threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        if ((int)threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) a.dsink[head * a.dsink_step] = from<dsink_t>::number(sums[0]);
+    if (threadIdx.x == 0)
+        a.dsink[head * a.dsink_step] = from<dsink_t>::number(sums[0]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_sink(const __grid_constant__ arguments a) { make_head(a, blockIdx.x); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd_sink(const __grid_constant__ arguments a) {
+    make_head(a, blockIdx.x);
+}

@@ -23,7 +23,8 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/pages.cuh"
 
 constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32;
-static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2, "products go by 16 keys, and one slice is loaded while another is used");
+static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2,
+              "products go by 16 keys, and one slice is loaded while another is used");
 
 struct alignas(16) slice {
     staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
@@ -57,7 +58,7 @@ struct position {
 };
 
 /* CTAs that read the same keys, or neighbours in memory, are neighbours. */
-template <class P> DEVICE position locate(const P& a) {
+template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
     at.first = (int)(unit % a.tiles) * ROWS, unit /= a.tiles;
@@ -71,18 +72,20 @@ struct row_place {
     i64 head;
     int query;
 };
-template <class P> DEVICE row_place row_of(const P& a, const position& at, int row) {
+template <class P> DEVICE row_place row_of(const P &a, const position &at, int row) {
     const int queries = (int)a.queries;
     return row_place{at.key_head * a.group + row / queries, row % queries};
 }
 
 /* ---- Loading ---- */
 
-template <class P> DEVICE void load_queries(const P& a, const position& at, const lengths& used, staged_t* to) {
-    query_carrier::bring(to, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t* {
-        if (at.first + i >= a.rows) return nullptr;
+template <class P> DEVICE void load_queries(const P &a, const position &at, const lengths &used, staged_t *to) {
+    query_carrier::bring(to, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t * {
+        if (at.first + i >= a.rows)
+            return nullptr;
         const row_place row = row_of(a, at, at.first + i);
-        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row : nullptr;
+        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row
+                                        : nullptr;
     });
 }
 
@@ -94,12 +97,12 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
 
     static constexpr bool IS_SCATTERED = PAGE % KEYS != 0; /* a slice may lie in several pages */
 
-    const T* from;       /* this thread's place in the first key's row, or in its page's first row */
+    const T *from;       /* this thread's place in the first key's row, or in its page's first row */
     i64 step, page_step; /* from row to row, from page to page */
     int row, column;
     bool takes_part;
 
-    DEVICE row_loader(const T* first_key, i64 step, i64 page_step, int columns) : step(step), page_step(page_step) {
+    DEVICE row_loader(const T *first_key, i64 step, i64 page_step, int columns) : step(step), page_step(page_step) {
         const int rank = (int)threadIdx.x % GROUP;
         row = rank / ACROSS, column = rank % ACROSS * RUN;
         from = first_key + (IS_SCATTERED ? 0 : row * step) + column;
@@ -107,16 +110,21 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
     }
     /* Rows from `first` on into shared memory; those that `keys` has not are zeros. Lane page_lane + i has the page of row
        first + i. */
-    DEVICE void load(T* to, const span& keys, int first, int pages, int page_lane) const {
-        const T* source = from;
-        if constexpr (PAGE == 0) source += first * step;
-        else if constexpr (!IS_SCATTERED) source += __shfl_sync(0xffffffffu, pages, page_lane) * page_step + first % PAGE * step;
-        #pragma unroll
+    DEVICE void load(T *to, const span &keys, int first, int pages, int page_lane) const {
+        const T *source = from;
+        if constexpr (PAGE == 0)
+            source += first * step;
+        else if constexpr (!IS_SCATTERED)
+            source += __shfl_sync(0xffffffffu, pages, page_lane) * page_step + first % PAGE * step;
+#pragma unroll
         for (int r = 0; r < KEYS; r += ROWS_AT_ONCE) {
             const int at = r + row;
-            const T* place = source + r * step;
-            if constexpr (IS_SCATTERED) place = from + __shfl_sync(0xffffffffu, pages, page_lane + at % KEYS) * page_step + (first + at) % PAGE * step;
-            if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE)) copy_async<16>(to + at * PITCH + column, place, takes_part && keys.has(first + at));
+            const T *place = source + r * step;
+            if constexpr (IS_SCATTERED)
+                place = from + __shfl_sync(0xffffffffu, pages, page_lane + at % KEYS) * page_step +
+                        (first + at) % PAGE * step;
+            if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE))
+                copy_async<16>(to + at * PITCH + column, place, takes_part && keys.has(first + at));
         }
     }
 };
@@ -128,48 +136,57 @@ constexpr bool IS_PAGED = K_PAGE || V_PAGE;
 static_assert(!IS_PAGED || KEYS == 16, "a warp has two lanes for each key");
 
 template <class P> struct slice_pages {
-    const P& a;
+    const P &a;
     i64 batch;
     span keys;
     /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the nearest. */
     DEVICE int read(int first) const {
-        if constexpr (!IS_PAGED) return 0;
+        if constexpr (!IS_PAGED)
+            return 0;
         const int key = min(max(first + lane() % KEYS, keys.first), max(keys.last - 1, 0));
         return (int)(lane() < KEYS ? k_pages_of(a, batch).page_of(key) : v_pages_of(a, batch).page_of(key));
     }
 };
 
 DEVICE void sync_group(int group) {
-    if constexpr (ROW_WARPS == 1) __syncwarp();
-    else asm volatile("bar.sync %0, %1;" :: "r"(1 + group), "n"(GROUP) : "memory");
+    if constexpr (ROW_WARPS == 1)
+        __syncwarp();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
 }
 
 /* ---- Multiplying ---- */
 
-template <class P> DEVICE void clear_rows(const P& a, const position& at, const lengths& used, int first, row_state& rows) {
-    #pragma unroll
+template <class P>
+DEVICE void clear_rows(const P &a, const position &at, const lengths &used, int first, row_state &rows) {
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = first + lane() / 4 + 8 * h;
         const row_place row = row_of(a, at, min(i, (int)a.rows - 1));
         rows.own[h] = own_row_of(a, used, at.batch, row.head, row.query);
-        if (i >= a.rows) rows.own[h].seen = span{0, 0};
+        if (i >= a.rows)
+            rows.own[h].seen = span{0, 0};
         rows.clear(h);
     }
 }
 
 /* One slice into the rows' sums. IS_WHOLE: every row sees every key. */
-template <bool IS_WHOLE, class P, class Q> DEVICE void add_slice(const P& a, const Q& q, const slice& from, int first, const int* spoiled, sum_t scale, row_state& rows, sum_t (&o)[1][VALUES / 8][4]) {
+template <bool IS_WHOLE, class P, class Q>
+DEVICE void add_slice(const P &a, const Q &q, const slice &from, int first, const int *spoiled, sum_t scale,
+                      row_state &rows, sum_t (&o)[1][VALUES / 8][4]) {
     sum_t s[1][N][4] = {};
     tiles::scores(s, q, from.k);
     score_tile(a, rows.own, first, IS_WHOLE, scale, s[0]);
     sum_t spoil[2];
-    if constexpr (!IS_WHOLE) find_spoils(spoiled, first, s[0], spoil);
+    if constexpr (!IS_WHOLE)
+        find_spoils(spoiled, first, s[0], spoil);
     soften<true>(rows, s[0], o[0]);
     if constexpr (!IS_WHOLE)
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < VALUES / 8; j++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) o[0][j][e] += spoil[e / 2];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                o[0][j][e] += spoil[e / 2];
     tiles::weights<1, N, PARTS> weights;
     weights.set(s, nullptr);
     tiles::results<VALUES + PAD, VALUES>(o, weights, from.v);
@@ -177,48 +194,58 @@ template <bool IS_WHOLE, class P, class Q> DEVICE void add_slice(const P& a, con
 
 /* ---- Storing ---- */
 
-DEVICE void keep_sums(partial_sums& to, int first, row_state& rows, const sum_t (&o)[VALUES / 8][4]) {
-    #pragma unroll
+DEVICE void keep_sums(partial_sums &to, int first, row_state &rows, const sum_t (&o)[VALUES / 8][4]) {
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = first + lane() / 4 + 8 * h;
         const sum_t sum = row_sum(rows.sum[h]);
-        if (lane() % 4 == 0) to.maximum[row] = rows.maximum[h], to.sum[row] = sum;
-        #pragma unroll
-        for (int j = 0; j < VALUES / 8; j++) store_run<float, 2>(&to.o[row][tiles::result_column(j)], run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
+        if (lane() % 4 == 0)
+            to.maximum[row] = rows.maximum[h], to.sum[row] = sum;
+#pragma unroll
+        for (int j = 0; j < VALUES / 8; j++)
+            store_run<float, 2>(&to.o[row][tiles::result_column(j)], run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
     }
 }
 
 /* A warp joins the groups' sums of a row, in their order. */
-template <class P> DEVICE void store_row(const P& a, const position& at, const lengths& used, const partial_sums* sums, int row) {
+template <class P>
+DEVICE void store_row(const P &a, const position &at, const lengths &used, const partial_sums *sums, int row) {
     const row_place to = row_of(a, at, at.first + row);
     sum_t maximum = unseen(), sum = 0, weights[KEY_GROUPS];
-    #pragma unroll
-    for (int g = 0; g < KEY_GROUPS; g++) maximum = fmax(maximum, sums[g].maximum[row]);
-    #pragma unroll
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++)
+        maximum = fmax(maximum, sums[g].maximum[row]);
+#pragma unroll
     for (int g = 0; g < KEY_GROUPS; g++) {
         weights[g] = power(sums[g].maximum[row] - (maximum == unseen() ? (sum_t)0 : maximum));
         sum += sums[g].sum[row] * weights[g];
     }
     const i64 line = at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
     sum_t factor = 1;
-    if constexpr (!IS_SPLIT) factor = end_row(a, at.batch, to.head, to.query, used, maximum, sum, lane() == 0);
-    else if (lane() == 0) a.split_most[line] = maximum, a.split_sum[line] = sum;
-    #pragma unroll
+    if constexpr (!IS_SPLIT)
+        factor = end_row(a, at.batch, to.head, to.query, used, maximum, sum, lane() == 0);
+    else if (lane() == 0)
+        a.split_most[line] = maximum, a.split_sum[line] = sum;
+#pragma unroll
     for (int column = 2 * lane(); column < VALUES; column += 64) {
         run<float, 2> o{};
-        #pragma unroll
+#pragma unroll
         for (int g = 0; g < KEY_GROUPS; g++) {
             const run<float, 2> some = load_run<float, 2>(&sums[g].o[row][column]);
             o.at[0] += some.at[0] * weights[g], o.at[1] += some.at[1] * weights[g];
         }
-        if constexpr (IS_SPLIT) store_two<VALUES_ARE_EVEN>(a.split_o + line * a.value_depth, 1, column, (int)a.value_depth, o.at[0], o.at[1]);
-        else if constexpr (HAS_O) store_two<O_IS_PAIR>(a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row, a.o_column, column, (int)a.value_depth, o.at[0] * factor, o.at[1] * factor);
+        if constexpr (IS_SPLIT)
+            store_two<VALUES_ARE_EVEN>(a.split_o + line * a.value_depth, 1, column, (int)a.value_depth, o.at[0],
+                                       o.at[1]);
+        else if constexpr (HAS_O)
+            store_two<O_IS_PAIR>(a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row, a.o_column,
+                                 column, (int)a.value_depth, o.at[0] * factor, o.at[1] * factor);
     }
 }
 
 /* ---- The kernel ---- */
 
-template <class P> DEVICE void attend(const P& a, memory& shared) {
+template <class P> DEVICE void attend(const P &a, memory &shared) {
     const position at = locate(a);
     const int warp = (int)threadIdx.x / 32, group = warp / ROW_WARPS, first_row = warp % ROW_WARPS * 16;
     begin_overlapped();
@@ -227,8 +254,10 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int from = min(begin + at.split * (int)a.split_slices, end), until = min(from + (int)a.split_slices, end);
 
-    const key_loader load_keys(a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + at.key_head * a.k_head, a.k_row, a.k_batch, (int)a.depth);
-    const value_loader load_values(a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + at.key_head * a.v_head, a.v_row, a.v_batch, (int)a.value_depth);
+    const key_loader load_keys(a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + at.key_head * a.k_head, a.k_row, a.k_batch,
+                               (int)a.depth);
+    const value_loader load_values(a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + at.key_head * a.v_head, a.v_row,
+                                   a.v_batch, (int)a.value_depth);
     const slice_pages<P> pages{a, at.batch, keys};
     const auto load_slice = [&](int i, int stage, int pages) {
         if (i < until) {
@@ -238,19 +267,23 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
         commit_tiles();
     };
 
-    if (from < until) load_queries(a, at, used, shared.q);
+    if (from < until)
+        load_queries(a, at, used, shared.q);
     commit_tiles();
     int ahead[STAGES];
-    #pragma unroll
-    for (int i = 0; i < STAGES; i++) ahead[i] = pages.read((from + group + i * KEY_GROUPS) * KEYS);
-    #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load_slice(from + group + i * KEY_GROUPS, i, ahead[i]);
+#pragma unroll
+    for (int i = 0; i < STAGES; i++)
+        ahead[i] = pages.read((from + group + i * KEY_GROUPS) * KEYS);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++)
+        load_slice(from + group + i * KEY_GROUPS, i, ahead[i]);
     int next_pages = ahead[STAGES - 1];
     row_state rows;
     clear_rows(a, at, used, at.first + first_row, rows);
     sum_t o[1][VALUES / 8][4] = {};
     const sum_t scale = in_units(scale_of(a));
-    for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS) (&shared.spoiled[0][0][0])[i] = -1;
+    for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS)
+        (&shared.spoiled[0][0][0])[i] = -1;
     await_copies<STAGES - 1>();
     __syncthreads();
     tiles::rows<DEPTH, 1, IS_HELD> q;
@@ -258,27 +291,31 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     q.load();
 
     int stage = 0, before = STAGES - 1;
-    #pragma unroll 1
+#pragma unroll 1
     for (int i = from + group; i < until; i += KEY_GROUPS) {
-        slice& now = shared.slices[group][stage];
-        int* spoiled = shared.spoiled[group][stage];
+        slice &now = shared.slices[group][stage];
+        int *spoiled = shared.spoiled[group][stage];
         const bool is_whole = BIAS == 0 && common.covers(i * KEYS, (i + 1) * KEYS);
         await_copies<STAGES - 2>();
-        if (!is_whole) value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
+        if (!is_whole)
+            value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
         sync_group(group);
         load_slice(i + (STAGES - 1) * KEY_GROUPS, before, next_pages);
         next_pages = pages.read((i + STAGES * KEY_GROUPS) * KEYS);
-        if (is_whole) add_slice<true>(a, q, now, i * KEYS, spoiled, scale, rows, o);
-        else add_slice<false>(a, q, now, i * KEYS, spoiled, scale, rows, o);
+        if (is_whole)
+            add_slice<true>(a, q, now, i * KEYS, spoiled, scale, rows, o);
+        else
+            add_slice<false>(a, q, now, i * KEYS, spoiled, scale, rows, o);
         before = stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     __syncthreads();
     keep_sums(shared.sums[group], first_row, rows, o[0]);
     __syncthreads();
-    for (int row = warp; row < ROWS && at.first + row < a.rows; row += WARPS) store_row(a, at, used, shared.sums, row);
+    for (int row = warp; row < ROWS && at.first + row < a.rows; row += WARPS)
+        store_row(a, at, used, shared.sums, row);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS) attention_decode(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    attend(a, *(memory*)shared);
+    attend(a, *(memory *)shared);
 }

@@ -6,10 +6,11 @@ struct chance {
     u32 threshold;
 };
 
-template <class P> DEVICE chance chance_of(const P& a) {
+template <class P> DEVICE chance chance_of(const P &a) {
     if constexpr (HAS_DROPOUT) {
         chance c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
-        if constexpr (HAS_DROPOUT_OFFSET) c.offset = (u64)to_integer(*a.dropout_offset);
+        if constexpr (HAS_DROPOUT_OFFSET)
+            c.offset = (u64)to_integer(*a.dropout_offset);
         return c;
     } else {
         return chance{};
@@ -17,10 +18,11 @@ template <class P> DEVICE chance chance_of(const P& a) {
 }
 
 /* Bit i: whether word i keeps its weight. */
-DEVICE u32 keep_bits(const chance& c, u64 block) {
+DEVICE u32 keep_bits(const chance &c, u64 block) {
     const philox random = philox_words(c.seed, c.offset, block);
     u32 bits = 0;
-    #pragma unroll
-    for (int i = 0; i < 4; i++) bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
     return bits;
 }

@@ -10,17 +10,22 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 
-template <class P> DEVICE void dump(const P& a) {
+template <class P> DEVICE void dump(const P &a) {
     const chance luck = chance_of(a);
     const i64 across = (a.keys + 3) / 4, blocks = a.lines * across;
     for (i64 block = (i64)blockIdx.x * THREADS + threadIdx.x; block < blocks; block += (i64)gridDim.x * THREADS) {
-        const i64 line = block / across, query = line % a.queries, head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
+        const i64 line = block / across, query = line % a.queries, head = line / a.queries % a.heads,
+                  batch = line / a.queries / a.heads;
         const u32 kept = HAS_DROPOUT ? keep_bits(luck, (u64)block) : 15u;
         for (int i = 0; i < 4; i++) {
             const i64 key = block % across * 4 + i;
-            if (key < a.keys) a.dump[batch * a.dump_batch + head * a.dump_head + query * a.dump_row + key * a.dump_column] = from<dump_t>::number((float)(kept >> i & 1));
+            if (key < a.keys)
+                a.dump[batch * a.dump_batch + head * a.dump_head + query * a.dump_row + key * a.dump_column] =
+                    from<dump_t>::number((float)(kept >> i & 1));
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_dump(const __grid_constant__ arguments a) { dump(a); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_dump(const __grid_constant__ arguments a) {
+    dump(a);
+}

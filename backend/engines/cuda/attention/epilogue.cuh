@@ -1,7 +1,9 @@
 /* attention_end: how a row of the forward pass ends, in whichever kernel that is. */
 
 /* The statistics of a row from its largest score and its sum, and what its results are to be multiplied by. */
-template <class P> DEVICE sum_t end_row(const P& a, i64 batch, i64 head, int query, const lengths& used, sum_t most, sum_t sum, bool stores) {
+template <class P>
+DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &used, sum_t most, sum_t sum,
+                     bool stores) {
     sum_t shrink = 1;
     if constexpr (HAS_SINK) {
         const sum_t sink = query < used.queries ? in_units(as<sum_t>::of(a.sink[head * a.sink_step])) : unseen();
@@ -11,9 +13,14 @@ template <class P> DEVICE sum_t end_row(const P& a, i64 batch, i64 head, int que
         most = top;
     }
     if (stores) {
-        if constexpr (HAS_STATS) a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] = from<stats_t>::number(sum == 0 ? unseen() : in_nature(most) + ::log(sum));
-        if constexpr (HAS_MAX) a.max[batch * a.max_batch + head * a.max_head + query * a.max_row] = from<max_t>::number(in_nature(most));
-        if constexpr (HAS_SUM_EXP) a.sum_exp[batch * a.sum_exp_batch + head * a.sum_exp_head + query * a.sum_exp_row] = from<sum_exp_t>::number(sum);
+        if constexpr (HAS_STATS)
+            a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =
+                from<stats_t>::number(sum == 0 ? unseen() : in_nature(most) + ::log(sum));
+        if constexpr (HAS_MAX)
+            a.max[batch * a.max_batch + head * a.max_head + query * a.max_row] = from<max_t>::number(in_nature(most));
+        if constexpr (HAS_SUM_EXP)
+            a.sum_exp[batch * a.sum_exp_batch + head * a.sum_exp_head + query * a.sum_exp_row] =
+                from<sum_exp_t>::number(sum);
     }
     return sum == 0 ? (sum_t)0 : shrink / sum;
 }

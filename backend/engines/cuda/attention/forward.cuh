@@ -25,7 +25,8 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/pages.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
-static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0, "products go by 16, multiply-adds by 8 rows of the other side");
+static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0,
+              "products go by 16, multiply-adds by 8 rows of the other side");
 
 struct alignas(16) stage {
     staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
@@ -51,7 +52,7 @@ struct position {
     int split, chunk;
 };
 
-template <class P> DEVICE position locate(const P& a) {
+template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
     at.split = (int)(unit % a.splits), unit /= a.splits;
@@ -66,76 +67,99 @@ struct row_place {
     i64 head;
     int query;
 };
-template <class P> DEVICE row_place row_of(const P& a, const position& at, int row) {
-    if constexpr (IS_PACKED) return row_place{at.group * a.pack + row / (int)a.queries, row % (int)a.queries};
-    else return row_place{at.group, row};
+template <class P> DEVICE row_place row_of(const P &a, const position &at, int row) {
+    if constexpr (IS_PACKED)
+        return row_place{at.group * a.pack + row / (int)a.queries, row % (int)a.queries};
+    else
+        return row_place{at.group, row};
 }
 
 /* ---- Bringing ---- */
 
 /* Columns `column` .. column + DEPTH - 1. */
-template <class P> DEVICE void bring_queries(const P& a, const position& at, const lengths& used, int column, memory& shared) {
-    query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, [&](int i) -> const q_t* {
-        if (at.first + i >= a.rows) return nullptr;
+template <class P>
+DEVICE void bring_queries(const P &a, const position &at, const lengths &used, int column, memory &shared) {
+    query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, [&](int i) -> const q_t * {
+        if (at.first + i >= a.rows)
+            return nullptr;
         const row_place row = row_of(a, at, at.first + i);
-        return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row + column * a.q_column : nullptr;
+        return row.query < used.queries
+                   ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row + column * a.q_column
+                   : nullptr;
     });
 }
 
 /* The same columns. */
-template <class P> DEVICE void bring_keys(const P& a, const position& at, const span& keys, int first, int column, stage& to) {
+template <class P>
+DEVICE void bring_keys(const P &a, const position &at, const span &keys, int first, int column, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const k_t* k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.key_share * a.k_head + column * a.k_column;
+    const k_t *k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.key_share * a.k_head + column * a.k_column;
     const auto pages = k_pages_of(a, at.batch);
-    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t* {
-        if (!keys.has(first + i)) return nullptr;
-        if constexpr (K_PAGE > 0) return k + pages.page_of(first + i) * a.k_batch + (first + i) % K_PAGE * a.k_row;
-        else return k + (first + i) * a.k_row;
+    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t * {
+        if (!keys.has(first + i))
+            return nullptr;
+        if constexpr (K_PAGE > 0)
+            return k + pages.page_of(first + i) * a.k_batch + (first + i) % K_PAGE * a.k_row;
+        else
+            return k + (first + i) * a.k_row;
     });
 }
 
-template <class P> DEVICE void bring_values(const P& a, const position& at, const span& keys, int first, stage& to) {
+template <class P> DEVICE void bring_values(const P &a, const position &at, const span &keys, int first, stage &to) {
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
-    const v_t* v = a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
+    const v_t *v =
+        a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
     const auto pages = v_pages_of(a, at.batch);
-    value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t* {
-        if (!keys.has(first + i)) return nullptr;
-        if constexpr (V_PAGE > 0) return v + pages.page_of(first + i) * a.v_batch + (first + i) % V_PAGE * a.v_row;
-        else return v + (first + i) * a.v_row;
+    value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t * {
+        if (!keys.has(first + i))
+            return nullptr;
+        if constexpr (V_PAGE > 0)
+            return v + pages.page_of(first + i) * a.v_batch + (first + i) % V_PAGE * a.v_row;
+        else
+            return v + (first + i) * a.v_row;
     });
 }
 
-template <class P> DEVICE void bring_tile(const P& a, const position& at, const span& keys, int first, stage& to) {
-    if constexpr (!IS_SLICED) bring_keys(a, at, keys, first, 0, to);
+template <class P> DEVICE void bring_tile(const P &a, const position &at, const span &keys, int first, stage &to) {
+    if constexpr (!IS_SLICED)
+        bring_keys(a, at, keys, first, 0, to);
     bring_values(a, at, keys, first, to);
     commit_tiles();
 }
 
 /* ---- Storing ---- */
 
-template <class P> DEVICE void store_rows(const P& a, const position& at, const lengths& used, row_state& rows, sum_t (&o)[VALUES / 8][4], int first) {
-    #pragma unroll
+template <class P>
+DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_state &rows, sum_t (&o)[VALUES / 8][4],
+                       int first) {
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = first + lane() / 4 + 8 * h;
         const sum_t sum = row_sum(rows.sum[h]);
-        if (row >= a.rows) continue;
+        if (row >= a.rows)
+            continue;
         const row_place to = row_of(a, at, row);
         const bool leads = lane() % 4 == 0 && at.chunk == 0;
         const int columns = (int)a.value_depth - at.chunk * VALUES;
         if constexpr (IS_SPLIT) {
             const i64 line = (i64)at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
-            if (leads) a.split_most[line] = rows.maximum[h], a.split_sum[line] = sum;
-            #pragma unroll
+            if (leads)
+                a.split_most[line] = rows.maximum[h], a.split_sum[line] = sum;
+#pragma unroll
             for (int j = 0; j < VALUES / 8; j++)
-                store_two<false>(a.split_o + line * a.value_depth + at.chunk * VALUES, 1, tiles::result_column(j), columns, o[j][2 * h], o[j][2 * h + 1]);
+                store_two<false>(a.split_o + line * a.value_depth + at.chunk * VALUES, 1, tiles::result_column(j),
+                                 columns, o[j][2 * h], o[j][2 * h + 1]);
         } else {
             sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.maximum[h], sum, leads);
-            if constexpr (HAS_DROPOUT) factor *= (sum_t)__longlong_as_double(a.growth);
+            if constexpr (HAS_DROPOUT)
+                factor *= (sum_t)__longlong_as_double(a.growth);
             if constexpr (HAS_O) {
-                o_t* place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row + at.chunk * VALUES * a.o_column;
-                #pragma unroll
+                o_t *place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
+                             at.chunk * VALUES * a.o_column;
+#pragma unroll
                 for (int j = 0; j < VALUES / 8; j++)
-                    store_two<O_IS_PAIR>(place, a.o_column, tiles::result_column(j), columns, o[j][2 * h] * factor, o[j][2 * h + 1] * factor);
+                    store_two<O_IS_PAIR>(place, a.o_column, tiles::result_column(j), columns, o[j][2 * h] * factor,
+                                         o[j][2 * h + 1] * factor);
             }
         }
     }
@@ -143,25 +167,27 @@ template <class P> DEVICE void store_rows(const P& a, const position& at, const 
 
 /* ---- The kernel ---- */
 
-template <class P> DEVICE void attend(const P& a, memory& shared) {
+template <class P> DEVICE void attend(const P &a, memory &shared) {
     const position at = locate(a);
     const lengths used = lengths_of(a, at.batch);
     const int last = min(at.first + ROWS, (int)a.rows), own_first = at.first + (int)threadIdx.x / 32 * M_TILES * 16;
     const int query_first = IS_PACKED ? 0 : at.first, query_last = IS_PACKED ? (int)a.queries : last;
-    const span keys = seen_by_any(a, used, query_first, query_last), common = seen_by_each(a, used, query_first, query_last);
+    const span keys = seen_by_any(a, used, query_first, query_last),
+               common = seen_by_each(a, used, query_first, query_last);
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int share = (end - begin + (int)a.splits - 1) / (int)a.splits;
     const int from = min(begin + at.split * share, end), until = min(from + share, end);
 
     row_state rows[M_TILES];
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = own_first + 16 * m + lane() / 4 + 8 * h;
             const row_place row = row_of(a, at, min(i, last - 1));
             rows[m].own[h] = own_row_of(a, used, at.batch, row.head, row.query);
-            if (i >= last) rows[m].own[h].seen = span{0, 0};
+            if (i >= last)
+                rows[m].own[h].seen = span{0, 0};
             rows[m].clear(h);
         }
     sum_t o[M_TILES][VALUES / 8][4] = {};
@@ -171,27 +197,33 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
     typename tiles::weights<M_TILES, N, PARTS> weights;
     q.point(shared.q + (int)threadIdx.x / 32 * M_TILES * 16 * (DEPTH + PAD));
 
-    for (int i = threadIdx.x; i < STAGES * KEYS; i += THREADS) shared.spoiled[i / KEYS][i % KEYS] = -1;
+    for (int i = threadIdx.x; i < STAGES * KEYS; i += THREADS)
+        shared.spoiled[i / KEYS][i % KEYS] = -1;
     __syncthreads();
     if (from < until) {
-        if constexpr (!IS_SLICED) bring_queries(a, at, used, 0, shared);
+        if constexpr (!IS_SLICED)
+            bring_queries(a, at, used, 0, shared);
         bring_tile(a, at, keys, from * KEYS, shared.stages[from % STAGES]);
     }
-    #pragma unroll 1
+#pragma unroll 1
     for (int tile = from; tile < until; tile++) {
-        stage& now = shared.stages[tile % STAGES];
+        stage &now = shared.stages[tile % STAGES];
         const int first = tile * KEYS;
         const bool is_whole = BIAS == 0 && common.covers(first, first + KEYS);
         await_tiles();
         bool is_spoiled = false;
-        if (!is_whole) is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[tile % STAGES], tile);
+        if (!is_whole)
+            is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[tile % STAGES], tile);
         is_spoiled = __syncthreads_or(is_spoiled);
-        if (tile == from) q.load();
-        if (STAGES > 1 && tile + 1 < until) bring_tile(a, at, keys, first + KEYS, shared.stages[(tile + 1) % STAGES]);
+        if (tile == from)
+            q.load();
+        if (STAGES > 1 && tile + 1 < until)
+            bring_tile(a, at, keys, first + KEYS, shared.stages[(tile + 1) % STAGES]);
         bool meets = false;
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            meets = meets || rows[m].own[0].seen.meets(first, first + KEYS) || rows[m].own[1].seen.meets(first, first + KEYS);
+            meets = meets || rows[m].own[0].seen.meets(first, first + KEYS) ||
+                    rows[m].own[1].seen.meets(first, first + KEYS);
         meets = __any_sync(0xffffffffu, meets);
         sum_t s[M_TILES][N][4] = {};
         if constexpr (IS_SLICED)
@@ -200,17 +232,21 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
                 bring_keys(a, at, keys, first, column, now);
             });
         if (meets) {
-            if constexpr (!IS_SLICED) tiles::scores(s, q, now.k);
-            #pragma unroll
+            if constexpr (!IS_SLICED)
+                tiles::scores(s, q, now.k);
+#pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 sum_t spoil[2];
                 score_tile(a, rows[m].own, first, is_whole, scale, s[m]);
-                if (is_spoiled) find_spoils(shared.spoiled[tile % STAGES], tile, s[m], spoil);
+                if (is_spoiled)
+                    find_spoils(shared.spoiled[tile % STAGES], tile, s[m], spoil);
                 soften(rows[m], s[m], o[m]);
                 if (is_spoiled)
                     for (int j = 0; j < VALUES / 8; j++)
-                        for (int e = 0; e < 4; e++) o[m][j][e] += spoil[e / 2];
-                if constexpr (HAS_DROPOUT) drop(a, luck, rows[m], first, s[m]);
+                        for (int e = 0; e < 4; e++)
+                            o[m][j][e] += spoil[e / 2];
+                if constexpr (HAS_DROPOUT)
+                    drop(a, luck, rows[m], first, s[m]);
             }
             weights.set(s, shared.weights + (int)threadIdx.x / 32 * M_TILES * 16 * (KEYS + PAD));
             tiles::template results<VALUES + PAD, VALUES>(o, weights, now.v);
@@ -220,11 +256,12 @@ template <class P> DEVICE void attend(const P& a, memory& shared) {
             bring_tile(a, at, keys, first + KEYS, now);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < M_TILES; m++) store_rows(a, at, used, rows[m], o[m], own_first + 16 * m);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        store_rows(a, at, used, rows[m], o[m], own_first + 16 * m);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_fwd(const __grid_constant__ arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    attend(a, *(memory*)shared);
+    attend(a, *(memory *)shared);
 }

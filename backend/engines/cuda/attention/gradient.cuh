@@ -2,48 +2,69 @@
    side of q k: own k and passing q, or own q and passing k; `second` the side of v and dO alike. */
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEPT_WORDS = (N + 7) / 8;
-static_assert(COLUMNS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUE_DEPTH % 16 == 0, "products go by 16, multiply-adds by 8 rows of the other side");
+static_assert(COLUMNS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUE_DEPTH % 16 == 0,
+              "products go by 16, multiply-adds by 8 rows of the other side");
 
 struct alignas(16) passing {
     staged_t first[COLUMNS * (DEPTH + PAD)];
     staged_t second[COLUMNS * (VALUE_DEPTH + PAD)];
-    sum_t shifts[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)], dots[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)]; /* of queries */
+    sum_t shifts[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)],
+        dots[OWN_IS_KEY ? COLUMNS : 16 / sizeof(sum_t)]; /* of queries */
 };
 struct alignas(16) owned {
     staged_t first[ROWS * (DEPTH + PAD)];
     staged_t second[MAKES_FIRST ? ROWS * (VALUE_DEPTH + PAD) : PAD];
-    staged_t slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* of what passes */
+    staged_t
+        slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* of what passes */
 };
 
-template <class P> DEVICE sum_t growth_of(const P& a) {
-    if constexpr (HAS_DROPOUT) return (sum_t)__longlong_as_double(a.growth);
-    else return (sum_t)1;
+template <class P> DEVICE sum_t growth_of(const P &a) {
+    if constexpr (HAS_DROPOUT)
+        return (sum_t)__longlong_as_double(a.growth);
+    else
+        return (sum_t)1;
 }
 
 /* ---- Bringing ---- */
 
 /* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
-template <int COUNT, int WIDTH, int RUN, class T> DEVICE void bring_rows(staged_t* to, const T* head, i64 row_step, i64 column_step, const span& rows, int first, int column, i64 columns) {
-    carrier<COUNT, WIDTH, RUN, T>::bring(to, head, (int)columns - column, column_step, [&](int i) -> const T* { return rows.has(first + i) ? head + (first + i) * row_step + column * column_step : nullptr; });
+template <int COUNT, int WIDTH, int RUN, class T>
+DEVICE void bring_rows(staged_t *to, const T *head, i64 row_step, i64 column_step, const span &rows, int first,
+                       int column, i64 columns) {
+    carrier<COUNT, WIDTH, RUN, T>::bring(to, head, (int)columns - column, column_step, [&](int i) -> const T * {
+        return rows.has(first + i) ? head + (first + i) * row_step + column * column_step : nullptr;
+    });
 }
-template <bool IS_KEY, int COUNT, class P> DEVICE void bring_first(const P& a, i64 batch, i64 head, const span& rows, int first, int column, staged_t* to) {
-    if constexpr (IS_KEY) bring_rows<COUNT, DEPTH, K_RUN>(to, a.k + batch * a.k_batch + head / a.key_share * a.k_head, a.k_row, a.k_column, rows, first, column, a.depth);
-    else bring_rows<COUNT, DEPTH, Q_RUN>(to, a.q + batch * a.q_batch + head * a.q_head, a.q_row, a.q_column, rows, first, column, a.depth);
+template <bool IS_KEY, int COUNT, class P>
+DEVICE void bring_first(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
+    if constexpr (IS_KEY)
+        bring_rows<COUNT, DEPTH, K_RUN>(to, a.k + batch * a.k_batch + head / a.key_share * a.k_head, a.k_row,
+                                        a.k_column, rows, first, column, a.depth);
+    else
+        bring_rows<COUNT, DEPTH, Q_RUN>(to, a.q + batch * a.q_batch + head * a.q_head, a.q_row, a.q_column, rows, first,
+                                        column, a.depth);
 }
-template <bool IS_KEY, int COUNT, class P> DEVICE void bring_second(const P& a, i64 batch, i64 head, const span& rows, int first, int column, staged_t* to) {
-    if constexpr (IS_KEY) bring_rows<COUNT, VALUE_DEPTH, V_RUN>(to, a.v + batch * a.v_batch + head / a.value_share * a.v_head, a.v_row, a.v_column, rows, first, column, a.value_depth);
-    else bring_rows<COUNT, VALUE_DEPTH, D_O_RUN>(to, a.d_o + batch * a.d_o_batch + head * a.d_o_head, a.d_o_row, a.d_o_column, rows, first, column, a.value_depth);
+template <bool IS_KEY, int COUNT, class P>
+DEVICE void bring_second(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
+    if constexpr (IS_KEY)
+        bring_rows<COUNT, VALUE_DEPTH, V_RUN>(to, a.v + batch * a.v_batch + head / a.value_share * a.v_head, a.v_row,
+                                              a.v_column, rows, first, column, a.value_depth);
+    else
+        bring_rows<COUNT, VALUE_DEPTH, D_O_RUN>(to, a.d_o + batch * a.d_o_batch + head * a.d_o_head, a.d_o_row,
+                                                a.d_o_column, rows, first, column, a.value_depth);
 }
 
-template <class P> DEVICE void bring_owned(const P& a, i64 batch, i64 head, const span& rows, int first, owned& to) {
+template <class P> DEVICE void bring_owned(const P &a, i64 batch, i64 head, const span &rows, int first, owned &to) {
     bring_first<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.first);
-    if constexpr (MAKES_FIRST) bring_second<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.second);
+    if constexpr (MAKES_FIRST)
+        bring_second<OWN_IS_KEY, ROWS>(a, batch, head, rows, first, 0, to.second);
 }
 /* Whether two query heads have the same own tiles. */
-template <class P> DEVICE bool same_own(const P& a, i64 head, i64 other) {
-    return OWN_IS_KEY && head / a.key_share == other / a.key_share && (!MAKES_FIRST || head / a.value_share == other / a.value_share);
+template <class P> DEVICE bool same_own(const P &a, i64 head, i64 other) {
+    return OWN_IS_KEY && head / a.key_share == other / a.key_share &&
+           (!MAKES_FIRST || head / a.value_share == other / a.value_share);
 }
-template <class P> DEVICE void bring_statistics(const P& a, i64 batch, i64 head, int first, passing& to) {
+template <class P> DEVICE void bring_statistics(const P &a, i64 batch, i64 head, int first, passing &to) {
     const i64 line = (batch * a.heads + head) * a.queries;
     for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
         const i64 query = min((i64)(first + i), a.queries - 1);
@@ -57,18 +78,25 @@ template <class P> DEVICE void bring_statistics(const P& a, i64 batch, i64 head,
     }
 }
 /* Sliced: only the columns of `chunk`, where a gradient is a product with them. */
-template <class P> DEVICE void bring_passing(const P& a, i64 batch, i64 head, const span& seen, int first, int chunk, passing& to) {
-    if constexpr (!IS_SLICED || MAKES_FIRST) bring_first<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0, to.first);
-    if constexpr (!IS_SLICED || MAKES_SECOND) bring_second<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0, to.second);
-    if constexpr (OWN_IS_KEY) bring_statistics(a, batch, head, first, to);
+template <class P>
+DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int first, int chunk, passing &to) {
+    if constexpr (!IS_SLICED || MAKES_FIRST)
+        bring_first<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0, to.first);
+    if constexpr (!IS_SLICED || MAKES_SECOND)
+        bring_second<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0, to.second);
+    if constexpr (OWN_IS_KEY)
+        bring_statistics(a, batch, head, first, to);
 }
 
 /* Of the tiles that gradients are products with. */
-DEVICE bool clear_spoiled(passing& tile, int* spoiled, int mark) {
+DEVICE bool clear_spoiled(passing &tile, int *spoiled, int mark) {
     bool found = false;
-    if constexpr (!OWN_IS_KEY) found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_spoiled(tile.first, spoiled, mark);
-    else if constexpr (!IS_SLICED || MAKES_FIRST) found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_spoiled(tile.first, spoiled, mark);
-    if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND)) found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_spoiled(tile.second, spoiled, mark) || found;
+    if constexpr (!OWN_IS_KEY)
+        found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_spoiled(tile.first, spoiled, mark);
+    else if constexpr (!IS_SLICED || MAKES_FIRST)
+        found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_spoiled(tile.first, spoiled, mark);
+    if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND))
+        found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_spoiled(tile.second, spoiled, mark) || found;
     return found;
 }
 
@@ -83,22 +111,24 @@ struct scores_of_rows {
     tiles::rows<DEPTH, M_TILES, IS_HELD> first;
     tiles::rows<VALUE_DEPTH, M_TILES, IS_HELD> second;
 
-    template <class P> DEVICE void start(const P& a, const owned& tile, int warp_first) {
+    template <class P> DEVICE void start(const P &a, const owned &tile, int warp_first) {
         scale = in_units(scale_of(a));
         growth = growth_of(a);
         luck = chance_of(a);
         blocks_per_query = (u64)((a.keys + 3) / 4);
         first.point(tile.first + warp_first * (DEPTH + PAD));
-        if constexpr (MAKES_FIRST) second.point(tile.second + warp_first * (VALUE_DEPTH + PAD));
+        if constexpr (MAKES_FIRST)
+            second.point(tile.second + warp_first * (VALUE_DEPTH + PAD));
     }
-    template <class P> DEVICE void find(const P& a, const lengths& used, i64 batch, i64 head, int from, int last) {
-        #pragma unroll
+    template <class P> DEVICE void find(const P &a, const lengths &used, i64 batch, i64 head, int from, int last) {
+#pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            #pragma unroll
+#pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int i = from + 16 * m + lane() / 4 + 8 * h, row = min(i, last);
                 own[m][h] = own_row_of(a, used, batch, head, row);
-                if (i > last) own[m][h].seen = span{0, 0};
+                if (i > last)
+                    own[m][h].seen = span{0, 0};
                 if constexpr (!OWN_IS_KEY) {
                     shift[m][h] = a.shifts[(batch * a.heads + head) * a.queries + row];
                     dot[m][h] = a.dots[(batch * a.heads + head) * a.queries + row];
@@ -107,12 +137,13 @@ struct scores_of_rows {
     }
     DEVICE void load() {
         first.load();
-        if constexpr (MAKES_FIRST) second.load();
+        if constexpr (MAKES_FIRST)
+            second.load();
     }
     /* Whether the warp sees anything of a tile. */
     DEVICE bool meets(int from) const {
         bool found = false;
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < M_TILES; m++)
             found = found || own[m][0].seen.meets(from, from + COLUMNS) || own[m][1].seen.meets(from, from + COLUMNS);
         return __any_sync(0xffffffffu, found);
@@ -127,7 +158,9 @@ struct meeting {
 };
 
 /* The products that scores, and gradients of weights, are made of, where they come by slices. */
-template <class P> DEVICE void add_all_slices(const P& a, const meeting& at, const scores_of_rows& rows, owned& tile, bool takes, sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4]) {
+template <class P>
+DEVICE void add_all_slices(const P &a, const meeting &at, const scores_of_rows &rows, owned &tile, bool takes,
+                           sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4]) {
     add_slices<DEPTH>(s, rows.first, tile.slice, a.depth, takes, [&](int column) {
         bring_first<OWN_IS_KEY, ROWS>(a, at.batch, at.head, at.own, at.own_first, column, tile.first);
         bring_first<!OWN_IS_KEY, COLUMNS>(a, at.batch, at.head, at.others, at.first, column, tile.slice);
@@ -140,31 +173,37 @@ template <class P> DEVICE void add_all_slices(const P& a, const meeting& at, con
 }
 
 /* Scores become e^(score - stats). Statistics are at least the score; rounded, they may be less. */
-DEVICE void find_probabilities(const scores_of_rows& rows, int m, const passing& now, sum_t (&s)[N][4]) {
-    #pragma unroll
+DEVICE void find_probabilities(const scores_of_rows &rows, int m, const passing &now, sum_t (&s)[N][4]) {
+#pragma unroll
     for (int j = 0; j < N; j++)
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const sum_t distance = s[j][e] - (OWN_IS_KEY ? now.shifts[score_column(j) + e % 2] : rows.shift[m][e / 2]);
             s[j][e] = s[j][e] == unseen() ? (sum_t)0 : power(distance > 0 ? (sum_t)0 : distance);
         }
 }
 
-template <class P> DEVICE void find_kept(const P& a, const scores_of_rows& rows, int m, int first, u32 (&kept)[KEPT_WORDS]) {
-    #pragma unroll
-    for (int w = 0; w < KEPT_WORDS; w++) kept[w] = HAS_DROPOUT ? 0 : 0xffffffffu;
+template <class P>
+DEVICE void find_kept(const P &a, const scores_of_rows &rows, int m, int first, u32 (&kept)[KEPT_WORDS]) {
+#pragma unroll
+    for (int w = 0; w < KEPT_WORDS; w++)
+        kept[w] = HAS_DROPOUT ? 0 : 0xffffffffu;
     if constexpr (HAS_DROPOUT) {
-        #pragma unroll
-        for (int j = 0; j < N; j++) kept[j / 8] |= kept_of(rows.luck, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            kept[j / 8] |= kept_of(rows.luck, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
     }
 }
-DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int j, int e) { return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1); }
+DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int j, int e) {
+    return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1);
+}
 
 /* dp becomes ds. */
-DEVICE void find_score_gradients(const scores_of_rows& rows, int m, const passing& now, const u32 (&kept)[KEPT_WORDS], const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
-    #pragma unroll
+DEVICE void find_score_gradients(const scores_of_rows &rows, int m, const passing &now, const u32 (&kept)[KEPT_WORDS],
+                                 const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
+#pragma unroll
     for (int j = 0; j < N; j++)
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const sum_t dot = OWN_IS_KEY ? now.dots[score_column(j) + e % 2] : rows.dot[m][e / 2];
             const sum_t dp = is_kept(kept, j, e) ? (HAS_DROPOUT ? g[j][e] * rows.growth : g[j][e]) : (sum_t)0;

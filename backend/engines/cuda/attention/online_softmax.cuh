@@ -10,40 +10,46 @@ struct row_state {
 
 /* Scores become weights e^(s - maximum); where the maximum has grown, what was summed before is rescaled. IS_SELDOM: ask
    first whether that is so for a row of the warp, which pays where a warp takes few keys at a time. */
-template <bool IS_SELDOM = false, int N, int O> DEVICE void soften(row_state& rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
+template <bool IS_SELDOM = false, int N, int O>
+DEVICE void soften(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
     sum_t rescale[2];
-    #pragma unroll
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         sum_t maximum = rows.maximum[h];
-        #pragma unroll
-        for (int j = 0; j < N; j++) maximum = fmax(maximum, fmax(s[j][2 * h], s[j][2 * h + 1]));
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            maximum = fmax(maximum, fmax(s[j][2 * h], s[j][2 * h + 1]));
         maximum = row_most(maximum);
         const sum_t shift = maximum == unseen() ? (sum_t)0 : maximum;
         rescale[h] = power(rows.maximum[h] - shift);
         rows.maximum[h] = maximum;
         rows.sum[h] *= rescale[h];
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < N; j++)
-            #pragma unroll
+#pragma unroll
             for (int e = 2 * h; e < 2 * h + 2; e++) {
                 s[j][e] = power(s[j][e] - shift);
                 rows.sum[h] += s[j][e];
             }
     }
-    if (IS_SELDOM && !__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1)) return;
-    #pragma unroll
+    if (IS_SELDOM && !__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1))
+        return;
+#pragma unroll
     for (int j = 0; j < O; j++)
-        #pragma unroll
-        for (int e = 0; e < 4; e++) o[j][e] *= rescale[e / 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            o[j][e] *= rescale[e / 2];
 }
 
 /* Dropped weights become 0; the sum keeps them. */
-template <int N, class P> DEVICE void drop(const P& a, const chance& luck, const row_state& rows, int first, sum_t (&s)[N][4]) {
-    #pragma unroll
+template <int N, class P>
+DEVICE void drop(const P &a, const chance &luck, const row_state &rows, int first, sum_t (&s)[N][4]) {
+#pragma unroll
     for (int j = 0; j < N; j++) {
         const u32 kept = kept_of(luck, rows.own, first + 8 * j, 0);
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++)
-            if (!(kept >> e & 1)) s[j][e] = 0;
+            if (!(kept >> e & 1))
+                s[j][e] = 0;
     }
 }

@@ -24,10 +24,12 @@ struct lengths {
     i64 shift;
 };
 
-template <class P> DEVICE lengths lengths_of(const P& a, i64 batch) {
+template <class P> DEVICE lengths lengths_of(const P &a, i64 batch) {
     i64 queries = a.queries, keys = a.keys;
-    if constexpr (HAS_SEQ_LEN_Q) queries = min(max(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0ll), queries);
-    if constexpr (HAS_SEQ_LEN_KV) keys = min(max(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0ll), keys);
+    if constexpr (HAS_SEQ_LEN_Q)
+        queries = min(max(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0ll), queries);
+    if constexpr (HAS_SEQ_LEN_KV)
+        keys = min(max(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0ll), keys);
     return lengths{(int)queries, (int)keys, IS_BOTTOM_RIGHT ? keys - queries : 0};
 }
 
@@ -36,28 +38,32 @@ DEVICE span span_of(i64 first, i64 last, int all) {
     return span{from, (int)max(min(last, (i64)all), (i64)from)};
 }
 
-template <class P> DEVICE span keys_seen(const P& a, const lengths& used, int query) {
-    if (query >= used.queries) return span{0, 0};
+template <class P> DEVICE span keys_seen(const P &a, const lengths &used, int query) {
+    if (query >= used.queries)
+        return span{0, 0};
     return span_of(query + used.shift - a.left + 1, query + used.shift + a.right + 1, used.keys);
 }
-template <class P> DEVICE span queries_seeing(const P& a, const lengths& used, int key) {
-    if (key >= used.keys) return span{0, 0};
+template <class P> DEVICE span queries_seeing(const P &a, const lengths &used, int key) {
+    if (key >= used.keys)
+        return span{0, 0};
     return span_of(key - used.shift - a.right, key - used.shift + a.left, used.queries);
 }
 
 /* What `own` sees of the other side: own is a query, or, by OWN_IS_KEY, a key. Both ends grow with own. */
-template <class P> DEVICE span seen_by(const P& a, const lengths& used, int own) {
-    if constexpr (OWN_IS_KEY) return queries_seeing(a, used, own);
-    else return keys_seen(a, used, own);
+template <class P> DEVICE span seen_by(const P &a, const lengths &used, int own) {
+    if constexpr (OWN_IS_KEY)
+        return queries_seeing(a, used, own);
+    else
+        return keys_seen(a, used, own);
 }
-DEVICE int own_in_use(const lengths& used) { return OWN_IS_KEY ? used.keys : used.queries; }
+DEVICE int own_in_use(const lengths &used) { return OWN_IS_KEY ? used.keys : used.queries; }
 
 /* What any, and what each, of first .. last - 1 sees. */
-template <class P> DEVICE span seen_by_any(const P& a, const lengths& used, int first, int last) {
+template <class P> DEVICE span seen_by_any(const P &a, const lengths &used, int first, int last) {
     last = min(last, own_in_use(used));
     return first < last ? span{seen_by(a, used, first).first, seen_by(a, used, last - 1).last} : span{0, 0};
 }
-template <class P> DEVICE span seen_by_each(const P& a, const lengths& used, int first, int last) {
+template <class P> DEVICE span seen_by_each(const P &a, const lengths &used, int first, int last) {
     return last <= own_in_use(used) ? span{seen_by(a, used, last - 1).first, seen_by(a, used, first).last} : span{0, 0};
 }
 
@@ -78,9 +84,11 @@ DEVICE sum_t in_nature(sum_t score) { return IS_LOG2 ? score * (sum_t)LN_2 : sco
 DEVICE float power(float x) { return exp2_approx(IS_LOG2 ? x : x * LOG2_E); }
 DEVICE double power(double x) { return ::exp(x); }
 
-template <class P> DEVICE sum_t scale_of(const P& a) {
-    if constexpr (HAS_SCALE) return as<sum_t>::of(*a.scale);
-    else return (sum_t)__longlong_as_double(a.scale);
+template <class P> DEVICE sum_t scale_of(const P &a) {
+    if constexpr (HAS_SCALE)
+        return as<sum_t>::of(*a.scale);
+    else
+        return (sum_t)__longlong_as_double(a.scale);
 }
 
 /* A row of scores, as the thread that has it sees it: of a query over keys, or of a key over queries. */
@@ -88,42 +96,50 @@ struct own_row {
     int index;
     span seen;
     sum_t slope;
-    i64 bias;  /* offset of its first score's bias */
-    u64 line;  /* of a query: its first block of random words; of a key: that of query 0 */
+    i64 bias; /* offset of its first score's bias */
+    u64 line; /* of a query: its first block of random words; of a key: that of query 0 */
 };
 
-template <class P> DEVICE own_row own_row_of(const P& a, const lengths& used, i64 batch, i64 head, int index) {
+template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
     own_row own{index, seen_by(a, used, index), 0, 0, 0};
-    if constexpr (HAS_ALIBI) own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
-    if constexpr (BIAS != 0) own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
-    if constexpr (HAS_DROPOUT) own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
+    if constexpr (HAS_ALIBI)
+        own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
+    if constexpr (BIAS != 0)
+        own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
+    if constexpr (HAS_DROPOUT)
+        own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
     return own;
 }
 
 /* A score from its scaled product. */
-template <class P> DEVICE sum_t score_of(const P& a, const own_row& own, int other, sum_t score) {
+template <class P> DEVICE sum_t score_of(const P &a, const own_row &own, int other, sum_t score) {
     if constexpr (BIAS != 0) {
         const i64 place = own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key);
         const sum_t number = as<sum_t>::of(load_run<bias_t, 1>(a.bias + place).at[0]);
-        if (BIAS == 1 ? number == unseen() : number == 0) return unseen();
-        if constexpr (BIAS == 1) score += number;
+        if (BIAS == 1 ? number == unseen() : number == 0)
+            return unseen();
+        if constexpr (BIAS == 1)
+            score += number;
     }
-    if constexpr (HAS_ALIBI) score += own.slope * (sum_t)(OWN_IS_KEY ? own.index - other : other - own.index);
+    if constexpr (HAS_ALIBI)
+        score += own.slope * (sum_t)(OWN_IS_KEY ? own.index - other : other - own.index);
     return score;
 }
 
 /* Turns the products of 16 rows with columns `first` .. into scores. is_whole: every row sees every column. */
-template <int N, class P> DEVICE void score_tile(const P& a, const own_row (&own)[2], int first, bool is_whole, sum_t scale, sum_t (&s)[N][4]) {
-    #pragma unroll
+template <int N, class P>
+DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_whole, sum_t scale, sum_t (&s)[N][4]) {
+#pragma unroll
     for (int j = 0; j < N; j++)
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) {
-            const own_row& row = own[e / 2];
+            const own_row &row = own[e / 2];
             const int other = first + score_column(j) + e % 2;
             const bool is_seen = is_whole || row.seen.has(other);
             sum_t score = s[j][e] * scale;
             if constexpr (BIAS != 0 || HAS_ALIBI)
-                if (is_seen) score = score_of(a, row, other, score);
+                if (is_seen)
+                    score = score_of(a, row, other, score);
             s[j][e] = is_seen ? score : unseen();
         }
 }
@@ -132,7 +148,7 @@ template <int N, class P> DEVICE void score_tile(const P& a, const own_row (&own
 
 /* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
    that need parts of it ask for them. */
-DEVICE u32 kept_of(const chance& c, const own_row (&own)[2], int first, u64 blocks_per_query) {
+DEVICE u32 kept_of(const chance &c, const own_row (&own)[2], int first, u64 blocks_per_query) {
     const int t = lane() % 4, w = lane() / 4 % 4;
     if constexpr (!OWN_IS_KEY) {
         /* Two lanes share the words of both their rows: the even one draws for the upper row. */
@@ -142,10 +158,12 @@ DEVICE u32 kept_of(const chance& c, const own_row (&own)[2], int first, u64 bloc
         return (upper >> t % 2 * 2 & 3) | (lower >> t % 2 * 2 & 3) << 2;
     } else {
         /* Four lanes share the words of their four elements: the lane of key w (mod 4) draws for element w. */
-        const u32 drawn = keep_bits(c, own[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query + (u64)((w / 2 ? own[1].index : own[0].index) / 4));
+        const u32 drawn = keep_bits(c, own[0].line + (u64)(first + 2 * t + w % 2) * blocks_per_query +
+                                           (u64)((w / 2 ? own[1].index : own[0].index) / 4));
         u32 bits = 0;
-        #pragma unroll
-        for (int e = 0; e < 4; e++) bits |= (__shfl_sync(0xffffffffu, drawn, (lane() & ~12) | e << 2) >> w & 1) << e;
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            bits |= (__shfl_sync(0xffffffffu, drawn, (lane() & ~12) | e << 2) >> w & 1) << e;
         return bits;
     }
 }
@@ -158,74 +176,87 @@ DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x
 DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) != 0x7ff00000u; }
 
 /* A word of shared memory that several threads may store at once, all the same. */
-DEVICE void store_same(int* to, int value) {
+DEVICE void store_same(int *to, int value) {
     asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(to)), "r"(value) : "memory");
 }
 
 /* ROWS rows of WIDTH elements, read RUN neighbours at a time by a group of GROUP threads, whole warps. */
 template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct carrier {
-    static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + GROUP - 1) / GROUP;
+    static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS,
+                         EACH = (RUNS + GROUP - 1) / GROUP;
     static constexpr bool IS_ASYNC = HAS_ASYNC && same<T, staged_t>::value && RUN * sizeof(T) >= 4;
     static constexpr int BATCH = EACH < 4 ? EACH : 4; /* loads under way at once */
 
     static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
     /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. */
-    template <class F> static DEVICE void bring(staged_t* tile, const T* any, int columns, i64 step, F place) {
+    template <class F> static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place) {
         if constexpr (IS_ASYNC) {
-            #pragma unroll 4
+#pragma unroll 4
             for (int u = 0; u < EACH; u++) {
                 const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
-                if (RUNS % GROUP != 0 && i >= RUNS) break;
-                const T* from = place(row);
+                if (RUNS % GROUP != 0 && i >= RUNS)
+                    break;
+                const T *from = place(row);
                 const bool take = from && column < columns;
-                copy_async<RUN * (int)sizeof(T)>(tile + row * PITCH + column, take ? from + column * (RUN == 1 ? step : 1) : any, take);
+                copy_async<RUN *(int)sizeof(T)>(tile + row * PITCH + column,
+                                                take ? from + column * (RUN == 1 ? step : 1) : any, take);
             }
         } else {
-            #pragma unroll 1
+#pragma unroll 1
             for (int u = 0; u < EACH; u += BATCH) {
                 run<T, RUN> kept[BATCH];
-                #pragma unroll
+#pragma unroll
                 for (int b = 0; b < BATCH; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     kept[b] = run<T, RUN>{};
-                    if (i >= RUNS) continue;
-                    const T* from = place(row);
-                    if (from && column < columns) kept[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
+                    if (i >= RUNS)
+                        continue;
+                    const T *from = place(row);
+                    if (from && column < columns)
+                        kept[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
                 }
-                #pragma unroll
+#pragma unroll
                 for (int b = 0; b < BATCH; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     run<staged_t, RUN> turned;
-                    #pragma unroll
-                    for (int e = 0; e < RUN; e++) turned.at[e] = turn(kept[b].at[e]);
-                    if (i < RUNS) store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
+#pragma unroll
+                    for (int e = 0; e < RUN; e++)
+                        turned.at[e] = turn(kept[b].at[e]);
+                    if (i < RUNS)
+                        store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
                 }
             }
         }
     }
     static DEVICE staged_t turn(T x) {
-        if constexpr (same<T, staged_t>::value) return x;
-        else return from<staged_t>::number(as<sum_t>::of(x));
+        if constexpr (same<T, staged_t>::value)
+            return x;
+        else
+            return from<staged_t>::number(as<sum_t>::of(x));
     }
 
     /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
        rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row: whoever
        does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
-    static DEVICE bool clear_spoiled(staged_t* tile, int* spoiled, int mark) {
+    static DEVICE bool clear_spoiled(staged_t *tile, int *spoiled, int mark) {
         bool found = false;
-        #pragma unroll 2
+#pragma unroll 2
         for (int u = 0; u < EACH; u++) {
             const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
-            if (i >= RUNS) break;
+            if (i >= RUNS)
+                break;
             run<staged_t, RUN> some = load_run<staged_t, RUN>(tile + row * PITCH + column);
             bool is_clean = true;
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) is_clean = is_clean && is_finite(some.at[e]);
-            if (is_clean) continue;
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < RUN; e++)
-                if (!is_finite(some.at[e])) some.at[e] = staged_t{};
+                is_clean = is_clean && is_finite(some.at[e]);
+            if (is_clean)
+                continue;
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                if (!is_finite(some.at[e]))
+                    some.at[e] = staged_t{};
             store_run<staged_t, RUN>(tile + row * PITCH + column, some);
             store_same(spoiled + row, mark);
             found = true;
@@ -234,32 +265,41 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
     }
 };
 
-DEVICE void commit_tiles() { if constexpr (HAS_ASYNC) commit_copies(); }
-DEVICE void await_tiles() { if constexpr (HAS_ASYNC) await_copies<0>(); }
+DEVICE void commit_tiles() {
+    if constexpr (HAS_ASYNC)
+        commit_copies();
+}
+DEVICE void await_tiles() {
+    if constexpr (HAS_ASYNC)
+        await_copies<0>();
+}
 
 /* Products of rows too deep for shared memory: both sides come in slices of WIDTH columns, which bring(column) brings. The
    whole block takes part; `takes`: whether the warp wants the sums. */
-template <int WIDTH, int M, int N, class R, class F> DEVICE void add_slices(sum_t (&s)[M][N][4], const R& own, const staged_t* other, i64 depth, bool takes, F bring) {
-    #pragma unroll 1
+template <int WIDTH, int M, int N, class R, class F>
+DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other, i64 depth, bool takes, F bring) {
+#pragma unroll 1
     for (int column = 0; column < depth; column += WIDTH) {
         __syncthreads();
         bring(column);
         commit_tiles();
         await_tiles();
         __syncthreads();
-        if (takes) tiles::scores(s, own, other);
+        if (takes)
+            tiles::scores(s, own, other);
     }
 }
 
 /* What to add to the sums of a row: NaN where it sees a spoiled row, else 0. */
-template <int N> DEVICE void find_spoils(const int* spoiled, int mark, const sum_t (&s)[N][4], sum_t (&spoil)[2]) {
-    #pragma unroll
+template <int N> DEVICE void find_spoils(const int *spoiled, int mark, const sum_t (&s)[N][4], sum_t (&spoil)[2]) {
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         bool is_spoiled = false;
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < N; j++)
-            #pragma unroll
-            for (int e = 0; e < 2; e++) is_spoiled = is_spoiled || (spoiled[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                is_spoiled = is_spoiled || (spoiled[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
         const u32 quad = 0xfu << lane() / 4 * 4;
         spoil[h] = __ballot_sync(0xffffffffu, is_spoiled) & quad ? not_a_number() : (sum_t)0;
     }
@@ -278,11 +318,13 @@ DEVICE sum_t row_most(sum_t x) {
 /* ---- Results ---- */
 
 /* Two neighbours of a row; IS_PAIR: side by side in memory, and aligned so. */
-template <bool IS_PAIR, class T> DEVICE void store_two(T* row, i64 step, int column, int columns, sum_t x, sum_t y) {
+template <bool IS_PAIR, class T> DEVICE void store_two(T *row, i64 step, int column, int columns, sum_t x, sum_t y) {
     if (IS_PAIR && column + 1 < columns) {
         store_run<T, 2>(row + column, run<T, 2>{{from<T>::number(x), from<T>::number(y)}});
         return;
     }
-    if (column < columns) row[column * step] = from<T>::number(x);
-    if (column + 1 < columns) row[(column + 1) * step] = from<T>::number(y);
+    if (column < columns)
+        row[column * step] = from<T>::number(x);
+    if (column + 1 < columns)
+        row[(column + 1) * step] = from<T>::number(y);
 }

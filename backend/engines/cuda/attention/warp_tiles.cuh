@@ -15,13 +15,19 @@ template <class S> struct two_of;
 template <> struct two_of<f16> {
     static DEVICE u32 number(float low, float high) {
         u32 y;
-        if constexpr (HAS_K16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        else y = (u32)from<f16>::number(low).bits | (u32)from<f16>::number(high).bits << 16;
+        if constexpr (HAS_K16)
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+        else
+            y = (u32)from<f16>::number(low).bits | (u32)from<f16>::number(high).bits << 16;
         return y;
     }
 };
 template <> struct two_of<bf16> {
-    static DEVICE u32 number(float low, float high) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+    static DEVICE u32 number(float low, float high) {
+        u32 y;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+        return y;
+    }
 };
 
 template <class S> struct warp_tiles {
@@ -32,40 +38,44 @@ template <class S> struct warp_tiles {
 
     /* 16 M rows of a left factor in shared memory; HELD: kept in registers once loaded. */
     template <int DEPTH, int M, bool HELD> struct rows {
-        const S* at;
+        const S *at;
         u32 held[HELD ? M : 1][HELD ? DEPTH / 16 : 1][4];
-        DEVICE void point(const S* tile) { at = tile + lane() % 16 * (DEPTH + PAD) + lane() / 16 * 8; }
+        DEVICE void point(const S *tile) { at = tile + lane() % 16 * (DEPTH + PAD) + lane() / 16 * 8; }
         DEVICE void load() {
             if constexpr (HELD) {
-                #pragma unroll
+#pragma unroll
                 for (int m = 0; m < M; m++)
-                    #pragma unroll
-                    for (int k = 0; k < DEPTH / 16; k++) load_blocks(held[m][k], at + m * 16 * (DEPTH + PAD) + k * 16);
+#pragma unroll
+                    for (int k = 0; k < DEPTH / 16; k++)
+                        load_blocks(held[m][k], at + m * 16 * (DEPTH + PAD) + k * 16);
             }
         }
         DEVICE void get(u32 (&left)[4], int m, int k) const {
             if constexpr (HELD) {
-                #pragma unroll
-                for (int i = 0; i < 4; i++) left[i] = held[m][k][i];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    left[i] = held[m][k][i];
             } else {
                 load_blocks(left, at + m * 16 * (DEPTH + PAD) + k * 16);
             }
         }
     };
 
-    template <int DEPTH, int M, int N, bool HELD> static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, HELD>& a, const S* b) {
-        const S* from = b + (lane() % 8 + lane() / 16 * 8) * (DEPTH + PAD) + lane() / 8 % 2 * 8;
+    template <int DEPTH, int M, int N, bool HELD>
+    static DEVICE void scores(float (&s)[M][N][4], const rows<DEPTH, M, HELD> &a, const S *b) {
+        const S *from = b + (lane() % 8 + lane() / 16 * 8) * (DEPTH + PAD) + lane() / 8 % 2 * 8;
         constexpr int UNROLL = HELD || DEPTH <= 128 ? DEPTH / 16 : 4; /* all loads of a deep tile at once would spill */
-        #pragma unroll UNROLL
+#pragma unroll UNROLL
         for (int k = 0; k < DEPTH / 16; k++) {
             u32 left[M][4];
-            #pragma unroll
-            for (int m = 0; m < M; m++) a.get(left[m], m, k);
-            #pragma unroll
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                a.get(left[m], m, k);
+#pragma unroll
             for (int j = 0; j < N; j += 2) {
                 u32 right[4];
                 load_blocks(right, from + j * 8 * (DEPTH + PAD) + k * 16);
-                #pragma unroll
+#pragma unroll
                 for (int m = 0; m < M; m++) {
                     product<S, S>::template add<HAS_K16>(s[m][j], left[m], right);
                     product<S, S>::template add<HAS_K16>(s[m][j + 1], left[m], right + 2);
@@ -77,34 +87,36 @@ template <class S> struct warp_tiles {
     /* Columns 16 k .. 16 k + 15 of the sums are the registers of left factor k. PARTS 2 keeps what the first rounding lost. */
     template <int M, int N, int PARTS> struct weights {
         u32 at[PARTS][M][N / 2][4];
-        DEVICE void set(const float (&s)[M][N][4], S*) {
-            #pragma unroll
+        DEVICE void set(const float (&s)[M][N][4], S *) {
+#pragma unroll
             for (int m = 0; m < M; m++)
-                #pragma unroll
+#pragma unroll
                 for (int j = 0; j < N; j++)
-                    #pragma unroll
+#pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const float low = s[m][j][2 * h], high = s[m][j][2 * h + 1];
                         const u32 both = two_of<S>::number(low, high);
                         at[0][m][j / 2][j % 2 * 2 + h] = both;
                         if constexpr (PARTS == 2)
-                            at[1][m][j / 2][j % 2 * 2 + h] = two_of<S>::number(low - to_float(S{(u16)both}), high - to_float(S{(u16)(both >> 16)}));
+                            at[1][m][j / 2][j % 2 * 2 + h] =
+                                two_of<S>::number(low - to_float(S{(u16)both}), high - to_float(S{(u16)(both >> 16)}));
                     }
         }
     };
 
     /* `v` points at the first of the WIDTH columns to be multiplied, PITCH elements from row to row. */
-    template <int PITCH, int WIDTH, int M, int N, int PARTS> static DEVICE void results(float (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS>& w, const S* v) {
-        const S* from = v + lane() % 16 * PITCH + lane() / 16 * 8;
-        #pragma unroll
+    template <int PITCH, int WIDTH, int M, int N, int PARTS>
+    static DEVICE void results(float (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS> &w, const S *v) {
+        const S *from = v + lane() % 16 * PITCH + lane() / 16 * 8;
+#pragma unroll
         for (int k = 0; k < N / 2; k++)
-            #pragma unroll
+#pragma unroll
             for (int d = 0; d < WIDTH / 16; d++) {
                 u32 right[4];
                 load_blocks_transposed(right, from + k * 16 * PITCH + d * 16);
-                #pragma unroll
+#pragma unroll
                 for (int p = 0; p < PARTS; p++)
-                    #pragma unroll
+#pragma unroll
                     for (int m = 0; m < M; m++) {
                         product<S, S>::template add<HAS_K16>(o[m][2 * d], w.at[p][m][k], right);
                         product<S, S>::template add<HAS_K16>(o[m][2 * d + 1], w.at[p][m][k], right + 2);
@@ -123,78 +135,86 @@ template <class S> struct fma_tiles {
     static DEVICE int result_column(int j) { return j / 2 * 16 + lane() % 4 * 4 + j % 2 * 2; }
 
     template <int DEPTH, int M, bool HELD> struct rows {
-        const S* at;
-        DEVICE void point(const S* tile) { at = tile + lane() / 4 * (DEPTH + PAD); }
+        const S *at;
+        DEVICE void point(const S *tile) { at = tile + lane() / 4 * (DEPTH + PAD); }
         DEVICE void load() {}
     };
 
-    template <int DEPTH, int M, int N, bool HELD> static DEVICE void scores(S (&s)[M][N][4], const rows<DEPTH, M, HELD>& a, const S* b) {
-        const S* from = b + lane() % 4 * 2 * (DEPTH + PAD);
-        #pragma unroll 1
+    template <int DEPTH, int M, int N, bool HELD>
+    static DEVICE void scores(S (&s)[M][N][4], const rows<DEPTH, M, HELD> &a, const S *b) {
+        const S *from = b + lane() % 4 * 2 * (DEPTH + PAD);
+#pragma unroll 1
         for (int k = 0; k < DEPTH; k += RUN) {
             run<S, RUN> left[M][2];
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < M; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) left[m][h] = load_run<S, RUN>(a.at + (m * 16 + h * 8) * (DEPTH + PAD) + k);
-            #pragma unroll
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    left[m][h] = load_run<S, RUN>(a.at + (m * 16 + h * 8) * (DEPTH + PAD) + k);
+#pragma unroll
             for (int j = 0; j < N; j++)
-                #pragma unroll
+#pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const run<S, RUN> right = load_run<S, RUN>(from + (8 * j + e) * (DEPTH + PAD) + k);
-                    #pragma unroll
+#pragma unroll
                     for (int i = 0; i < RUN; i++)
-                        #pragma unroll
+#pragma unroll
                         for (int m = 0; m < M; m++)
-                            #pragma unroll
-                            for (int h = 0; h < 2; h++) s[m][j][2 * h + e] += left[m][h].at[i] * right.at[i];
+#pragma unroll
+                            for (int h = 0; h < 2; h++)
+                                s[m][j][2 * h + e] += left[m][h].at[i] * right.at[i];
                 }
         }
     }
 
     /* Through the warp's own part of shared memory, since a row's weights lie in four lanes. */
     template <int M, int N, int PARTS> struct weights {
-        const S* at;
-        DEVICE void set(const S (&s)[M][N][4], S* scratch) {
+        const S *at;
+        DEVICE void set(const S (&s)[M][N][4], S *scratch) {
             __syncwarp();
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < M; m++)
-                #pragma unroll
+#pragma unroll
                 for (int j = 0; j < N; j++)
-                    #pragma unroll
+#pragma unroll
                     for (int h = 0; h < 2; h++)
-                        store_run<S, 2>(scratch + (m * 16 + h * 8 + lane() / 4) * (8 * N + PAD) + score_column(j), run<S, 2>{{s[m][j][2 * h], s[m][j][2 * h + 1]}});
+                        store_run<S, 2>(scratch + (m * 16 + h * 8 + lane() / 4) * (8 * N + PAD) + score_column(j),
+                                        run<S, 2>{{s[m][j][2 * h], s[m][j][2 * h + 1]}});
             __syncwarp();
             at = scratch + lane() / 4 * (8 * N + PAD);
         }
     };
 
-    template <int PITCH, int WIDTH, int M, int N, int PARTS> static DEVICE void results(S (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS>& w, const S* v) {
-        const S* from = v + lane() % 4 * 4;
-        #pragma unroll 1
+    template <int PITCH, int WIDTH, int M, int N, int PARTS>
+    static DEVICE void results(S (&o)[M][WIDTH / 8][4], const weights<M, N, PARTS> &w, const S *v) {
+        const S *from = v + lane() % 4 * 4;
+#pragma unroll 1
         for (int k = 0; k < 8 * N; k += RUN) {
             run<S, RUN> left[M][2];
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < M; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) left[m][h] = load_run<S, RUN>(w.at + (m * 16 + h * 8) * (8 * N + PAD) + k);
-            #pragma unroll
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    left[m][h] = load_run<S, RUN>(w.at + (m * 16 + h * 8) * (8 * N + PAD) + k);
+#pragma unroll
             for (int i = 0; i < RUN; i++)
-                #pragma unroll
+#pragma unroll
                 for (int d = 0; d < WIDTH / 16; d++) {
                     S right[4];
-                    #pragma unroll
+#pragma unroll
                     for (int c = 0; c < 4; c += RUN) {
                         const run<S, RUN> some = load_run<S, RUN>(from + (k + i) * PITCH + d * 16 + c);
-                        #pragma unroll
-                        for (int e = 0; e < RUN; e++) right[c + e] = some.at[e];
+#pragma unroll
+                        for (int e = 0; e < RUN; e++)
+                            right[c + e] = some.at[e];
                     }
-                    #pragma unroll
+#pragma unroll
                     for (int m = 0; m < M; m++)
-                        #pragma unroll
+#pragma unroll
                         for (int h = 0; h < 2; h++)
-                            #pragma unroll
-                            for (int c = 0; c < 4; c++) o[m][2 * d + c / 2][2 * h + c % 2] += left[m][h].at[i] * right[c];
+#pragma unroll
+                            for (int c = 0; c < 4; c++)
+                                o[m][2 * d + c / 2][2 * h + c % 2] += left[m][h].at[i] * right[c];
                 }
         }
     }

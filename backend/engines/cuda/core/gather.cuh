@@ -5,18 +5,18 @@
 constexpr i64 NOWHERE = -(1ll << 62);
 
 /* Takes the fastest digit off an index. */
-DEVICE u32 split(u32& rest, const divisor& d) {
+DEVICE u32 split(u32 &rest, const divisor &d) {
     const u32 whole = divide(rest, d), digit = rest - whole * d.value;
     rest = whole;
     return digit;
 }
-DEVICE i32 split(i32& rest, const divisor& d) {
+DEVICE i32 split(i32 &rest, const divisor &d) {
     u32 whole = (u32)rest;
     const u32 digit = split(whole, d);
     rest = (i32)whole;
     return (i32)digit;
 }
-DEVICE i64 split(i64& rest, const divisor& d) {
+DEVICE i64 split(i64 &rest, const divisor &d) {
     const i64 whole = rest / d.value, digit = rest - whole * d.value;
     rest = whole;
     return digit;
@@ -25,7 +25,8 @@ DEVICE i64 split(i64& rest, const divisor& d) {
 /* The divisor that the host would have sent. */
 DEVICE divisor make_divisor(u32 value) {
     u32 bits = 0;
-    while ((1ull << bits) < value) bits++;
+    while ((1ull << bits) < value)
+        bits++;
     const u64 magic = value <= 1 ? 0 : ((1ull << (31 + bits)) + value - 1) / value;
     return divisor{value, (u32)magic, bits ? bits - 1 : 0, 0};
 }
@@ -33,7 +34,8 @@ DEVICE divisor make_divisor(u32 value) {
 /* The first tap r for which place - r * dilation is a multiple of the stride; taps when there is none. */
 DEVICE i32 first_tap(i32 place, i32 taps, i32 dilation, i32 stride) {
     i32 r = 0;
-    while (r < taps && (place - r * dilation) % stride != 0) r++;
+    while (r < taps && (place - r * dilation) % stride != 0)
+        r++;
     return r;
 }
 DEVICE u32 count_taps(i32 first, i32 taps, i32 step) { return first < taps ? (u32)((taps - 1 - first) / step + 1) : 0; }
@@ -43,7 +45,15 @@ template <class S> struct staged_as {
     static DEVICE S of(S x) { return x; }
     template <class T> static DEVICE S of(T x) { return from<S>::number(to_float(x)); }
 };
-template <> struct staged_as<double> { template <class T> static DEVICE double of(T x) { return to_double(x); } };
-template <> struct staged_as<i64> { template <class T> static DEVICE i64 of(T x) { return to_integer(x); } };
-template <> struct staged_as<i32> { template <class T> static DEVICE i32 of(T x) { return (i32)to_integer(x); } };
-template <> struct staged_as<u8> { template <class T> static DEVICE u8 of(T x) { return (u8)to_integer(x); } };
+template <> struct staged_as<double> {
+    template <class T> static DEVICE double of(T x) { return to_double(x); }
+};
+template <> struct staged_as<i64> {
+    template <class T> static DEVICE i64 of(T x) { return to_integer(x); }
+};
+template <> struct staged_as<i32> {
+    template <class T> static DEVICE i32 of(T x) { return (i32)to_integer(x); }
+};
+template <> struct staged_as<u8> {
+    template <class T> static DEVICE u8 of(T x) { return (u8)to_integer(x); }
+};

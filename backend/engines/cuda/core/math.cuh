@@ -4,11 +4,31 @@
 
 namespace weft {
 
-DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float reciprocal_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
-using ::fmod; using ::floor; using ::ceil; using ::fabs; using ::pow; using ::atan2; using ::sqrt;
-using ::cos; using ::sin; using ::tan; using ::log; using ::log1p; using ::expm1; using ::erf;
+using ::atan2;
+using ::ceil;
+using ::cos;
+using ::erf;
+using ::expm1;
+using ::fabs;
+using ::floor;
+using ::fmod;
+using ::log;
+using ::log1p;
+using ::pow;
+using ::sin;
+using ::sqrt;
+using ::tan;
 
 /* x * log2(e) in two parts: the rounding error of the product would be multiplied by |x|. */
 DEVICE float exp(float x) {
@@ -35,7 +55,8 @@ DEVICE float logistic_approx(float x) { return reciprocal_approx(1.0f + exp2_app
 DEVICE double logistic_approx(double x) { return logistic(x); }
 /* The larger one; of NaN, NaN. Of two zeros, +0. */
 DEVICE float at_least(float x, float least) {
-    if constexpr (CHIP < 800) return x <= least ? least : x;
+    if constexpr (CHIP < 800)
+        return x <= least ? least : x;
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
     return y;
@@ -56,8 +77,10 @@ DEVICE i64 quotient_of(i64 x, i64 b) { return b == 0 ? 0 : b == -1 ? (i64)(0 - (
 DEVICE i64 remainder_of(i64 x, i64 b) { return b == 0 || b == -1 ? 0 : x % b; }
 DEVICE i64 integer_power(i64 x, i64 b) {
     u64 power = 1;
-    if (b < 0) return x == 1 ? 1 : x == -1 ? (b % 2 ? -1 : 1) : 0;
-    for (u64 base = (u64)x; b; b >>= 1, base *= base) power *= b & 1 ? base : 1;
+    if (b < 0)
+        return x == 1 ? 1 : x == -1 ? (b % 2 ? -1 : 1) : 0;
+    for (u64 base = (u64)x; b; b >>= 1, base *= base)
+        power *= b & 1 ? base : 1;
     return (i64)power;
 }
 using int64_t = i64;

@@ -6,32 +6,43 @@ namespace weft {
 
 /* ---- Between threads ---- */
 
-template <class T> DEVICE T shuffle_xor(const T& x, int mask) {
-    struct words { u32 at[sizeof(T) / 4]; };
-    union { words from; T number; } both;
+template <class T> DEVICE T shuffle_xor(const T &x, int mask) {
+    struct words {
+        u32 at[sizeof(T) / 4];
+    };
+    union {
+        words from;
+        T number;
+    } both;
     both.number = x;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
         both.from.at[i] = __shfl_xor_sync(0xffffffffu, both.from.at[i], mask);
     return both.number;
 }
 
 /* A lane's numbers. */
-template <class T> DEVICE T shuffle_from(const T& x, int lane) {
-    union { u32 words[(sizeof(T) + 3) / 4]; T numbers; } both;
+template <class T> DEVICE T shuffle_from(const T &x, int lane) {
+    union {
+        u32 words[(sizeof(T) + 3) / 4];
+        T numbers;
+    } both;
     both.numbers = x;
-    #pragma unroll
-    for (int i = 0; i < (int)(sizeof(T) / 4); i++) both.words[i] = __shfl_sync(0xffffffffu, both.words[i], lane);
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); i++)
+        both.words[i] = __shfl_sync(0xffffffffu, both.words[i], lane);
     return both.numbers;
 }
 
 /* Lanes whose numbers differ in the bits FIRST .. LAST get the total of all of them: P::joined, lower lanes first. */
 template <class P, int FIRST, int LAST, class T> DEVICE T reduce_lanes(T x) {
-    #pragma unroll
+#pragma unroll
     for (int mask = FIRST; mask <= LAST; mask *= 2) {
         const T other = shuffle_xor(x, mask);
-        if (P::COMMUTES || !(threadIdx.x & mask)) x = P::joined(x, other);
-        else x = P::joined(other, x);
+        if (P::COMMUTES || !(threadIdx.x & mask))
+            x = P::joined(x, other);
+        else
+            x = P::joined(other, x);
     }
     return x;
 }
@@ -49,11 +60,14 @@ DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
    instruction. */
 template <class A, int N> DEVICE A plus_all(A number, const A (&x)[N]) {
     A odd = (A)0;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < N; i++)
-        if (N > 2 && i == 1) odd = x[i];
-        else if (N > 2 && i % 2) odd = plus(odd, x[i]);
-        else number = plus(number, x[i]);
+        if (N > 2 && i == 1)
+            odd = x[i];
+        else if (N > 2 && i % 2)
+            odd = plus(odd, x[i]);
+        else
+            number = plus(number, x[i]);
     return N > 2 ? plus(number, odd) : number;
 }
 
@@ -64,7 +78,7 @@ template <class A> struct sum {
     static DEVICE sum none() { return {(A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) { number = plus_all(number, x); }
     DEVICE sum settled() const { return *this; }
-    static DEVICE sum joined(const sum& a, const sum& b) { return {plus(a.number, b.number)}; }
+    static DEVICE sum joined(const sum &a, const sum &b) { return {plus(a.number, b.number)}; }
 };
 
 template <class A> struct product {
@@ -73,11 +87,12 @@ template <class A> struct product {
     static constexpr bool COMMUTES = true;
     static DEVICE product none() { return {(A)1}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; i++) number = times(number, x[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            number = times(number, x[i]);
     }
     DEVICE product settled() const { return *this; }
-    static DEVICE product joined(const product& a, const product& b) { return {times(a.number, b.number)}; }
+    static DEVICE product joined(const product &a, const product &b) { return {times(a.number, b.number)}; }
 };
 
 /* ---- Extremes ---- */
@@ -98,14 +113,16 @@ template <> struct ends<i64> {
 
 template <class A> DEVICE A larger(A a, A b) { return a > b || a != a ? a : b; }
 template <> DEVICE float larger(float a, float b) {
-    if constexpr (CHIP < 800) return a > b || a != a ? a : b;
+    if constexpr (CHIP < 800)
+        return a > b || a != a ? a : b;
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
 template <class A> DEVICE A smaller(A a, A b) { return a < b || a != a ? a : b; }
 template <> DEVICE float smaller(float a, float b) {
-    if constexpr (CHIP < 800) return a < b || a != a ? a : b;
+    if constexpr (CHIP < 800)
+        return a < b || a != a ? a : b;
     float y;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
@@ -117,11 +134,12 @@ template <class A> struct largest {
     static constexpr bool COMMUTES = true;
     static DEVICE largest none() { return {ends<A>::low()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; i++) number = larger(number, x[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            number = larger(number, x[i]);
     }
     DEVICE largest settled() const { return *this; }
-    static DEVICE largest joined(const largest& a, const largest& b) { return {larger(a.number, b.number)}; }
+    static DEVICE largest joined(const largest &a, const largest &b) { return {larger(a.number, b.number)}; }
 };
 
 template <class A> struct least {
@@ -130,17 +148,22 @@ template <class A> struct least {
     static constexpr bool COMMUTES = true;
     static DEVICE least none() { return {ends<A>::high()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; i++) number = smaller(number, x[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            number = smaller(number, x[i]);
     }
     DEVICE least settled() const { return *this; }
-    static DEVICE least joined(const least& a, const least& b) { return {smaller(a.number, b.number)}; }
+    static DEVICE least joined(const least &a, const least &b) { return {smaller(a.number, b.number)}; }
 };
 
 /* ---- Mean and squared deviations ---- */
 
 /* 1 / sqrt(x), and part / whole where that need not be exact to the last bit. */
-DEVICE float inverse_root(float x) { float y; asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float inverse_root(float x) {
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
@@ -148,17 +171,19 @@ DEVICE double share(double part, double whole) { return part / whole; }
 /* The mean of some elements: what sums of all of them may be taken around. */
 template <class T, int N> DEVICE T mean_of(const T (&some)[N]) {
     float mean = 0;
-    #pragma unroll
-    for (int i = 0; i < N; i++) mean += to_float(some[i]) * (1.0f / N);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        mean += to_float(some[i]) * (1.0f / N);
     return from<T>::number(mean);
 }
 
 /* That of elements that lie `step` apart. */
-template <class T> DEVICE T sample(const T* p, i64 step) {
+template <class T> DEVICE T sample(const T *p, i64 step) {
     constexpr int SAMPLES = 16;
     T some[SAMPLES];
-    #pragma unroll
-    for (int i = 0; i < SAMPLES; i++) some[i] = p[i * step];
+#pragma unroll
+    for (int i = 0; i < SAMPLES; i++)
+        some[i] = p[i * step];
     return mean_of(some);
 }
 
@@ -167,7 +192,7 @@ template <class A> struct moments {
     A count, number, squares; /* number: the mean */
     static constexpr bool COMMUTES = false;
     static DEVICE moments none() { return {(A)0, (A)0, (A)0}; }
-    static DEVICE moments joined(const moments& a, const moments& b) {
+    static DEVICE moments joined(const moments &a, const moments &b) {
         const A count = a.count + b.count;
         const A weight = count > 0 ? share(b.count, count) : (A)0, distance = b.number - a.number;
         return {count, a.count > 0 ? a.number + distance * weight : b.number,
@@ -182,7 +207,7 @@ template <class A> struct moments {
         template <int N> DEVICE void added(const A (&x)[N]) {
             A near[N], square[N];
             shift = count > 0 ? shift : x[0];
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < N; i++) {
                 near[i] = x[i] - shift;
                 square[i] = near[i] * near[i];
@@ -229,16 +254,18 @@ template <class A, bool IS_BRIEF> struct weights {
     static DEVICE weights none() { return {ends<A>::low(), (A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
         A most = number, each[N];
-        #pragma unroll
-        for (int i = 0; i < N; i++) most = larger(most, x[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            most = larger(most, x[i]);
         const A shift = shift_of(most);
-        #pragma unroll
-        for (int i = 0; i < N; i++) each[i] = of(x[i], shift);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            each[i] = of(x[i], shift);
         sum = plus_all(sum * of(number, shift), each);
         number = most;
     }
     DEVICE weights settled() const { return *this; }
-    static DEVICE weights joined(const weights& a, const weights& b) {
+    static DEVICE weights joined(const weights &a, const weights &b) {
         const A most = larger(a.number, b.number), shift = shift_of(most);
         return {most, a.sum * of(a.number, shift) + b.sum * of(b.number, shift)};
     }
@@ -248,12 +275,14 @@ template <class A, bool IS_BRIEF> struct weights {
 template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
 DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
     A most = x.number;
-    #pragma unroll
-    for (int mask = FIRST; mask <= LAST; mask *= 2) most = larger(most, shuffle_xor(most, mask));
+#pragma unroll
+    for (int mask = FIRST; mask <= LAST; mask *= 2)
+        most = larger(most, shuffle_xor(most, mask));
     x.sum *= weights<A, IS_BRIEF>::of(x.number, shift_of(most));
     x.number = most;
-    #pragma unroll
-    for (int mask = FIRST; mask <= LAST; mask *= 2) x.sum += shuffle_xor(x.sum, mask);
+#pragma unroll
+    for (int mask = FIRST; mask <= LAST; mask *= 2)
+        x.sum += shuffle_xor(x.sum, mask);
     return x;
 }
 
@@ -263,10 +292,13 @@ DEVICE i64 magnitude(i64 x) { return x == ends<i64>::low() ? ends<i64>::high() :
 
 /* The largest integer whose square is at most x. */
 DEVICE i64 integer_root(i64 x) {
-    if (x <= 0) return 0;
+    if (x <= 0)
+        return 0;
     u64 root = (u64)::sqrt((double)x);
-    while (root * root > (u64)x) root--;
-    while ((root + 1) * (root + 1) <= (u64)x) root++;
+    while (root * root > (u64)x)
+        root--;
+    while ((root + 1) * (root + 1) <= (u64)x)
+        root++;
     return (i64)root;
 }
 

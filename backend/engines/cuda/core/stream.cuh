@@ -3,17 +3,21 @@
 
 namespace weft {
 
-struct alignas(16) words4 { u32 at[4]; };
+struct alignas(16) words4 {
+    u32 at[4];
+};
 
-DEVICE words4 load_words(const void* p) {
+DEVICE words4 load_words(const void *p) {
     words4 w;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3]) : "l"(p));
+                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+                 : "l"(p));
     return w;
 }
-DEVICE void store_words(void* p, const words4& w) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(p), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3]) : "memory");
+DEVICE void store_words(void *p, const words4 &w) {
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.at[0]), "r"(w.at[1]),
+                 "r"(w.at[2]), "r"(w.at[3])
+                 : "memory");
 }
 
 /* A run in registers as it lies in memory, in whole words. Where elements were taken apart as they are loaded, a thread
@@ -23,110 +27,136 @@ template <class T, int N> struct raw {
     u32 words[WORDS];
 
     DEVICE T at(int e) const {
-        union { u32 words[(sizeof(T) + 3) / 4]; T number; } one;
-        if constexpr (BITS < 32) one.words[0] = words[e * BITS / 32] >> e * BITS % 32;
+        union {
+            u32 words[(sizeof(T) + 3) / 4];
+            T number;
+        } one;
+        if constexpr (BITS < 32)
+            one.words[0] = words[e * BITS / 32] >> e * BITS % 32;
         else
-            for (int w = 0; w < BITS / 32; w++) one.words[w] = words[e * BITS / 32 + w];
+            for (int w = 0; w < BITS / 32; w++)
+                one.words[w] = words[e * BITS / 32 + w];
         return one.number;
     }
 
     /* Each element once, the first of a word first. */
     DEVICE void put(int e, T x) {
-        union { u32 words[(sizeof(T) + 3) / 4]; T number; } one;
+        union {
+            u32 words[(sizeof(T) + 3) / 4];
+            T number;
+        } one;
         one.words[0] = 0;
         one.number = x;
-        if constexpr (BITS < 32) words[e * BITS / 32] = (e * BITS % 32 ? words[e * BITS / 32] : 0) | one.words[0] << e * BITS % 32;
+        if constexpr (BITS < 32)
+            words[e * BITS / 32] = (e * BITS % 32 ? words[e * BITS / 32] : 0) | one.words[0] << e * BITS % 32;
         else
-            for (int w = 0; w < BITS / 32; w++) words[e * BITS / 32 + w] = one.words[w];
+            for (int w = 0; w < BITS / 32; w++)
+                words[e * BITS / 32 + w] = one.words[w];
     }
 
     /* ONCE: nobody reads it again soon. COUNT: how many elements there are. */
-    template <bool ONCE, int COUNT = N> static DEVICE raw load(const T* p) {
+    template <bool ONCE, int COUNT = N> static DEVICE raw load(const T *p) {
         raw r;
         if constexpr (COUNT < N) {
             r = load_each<COUNT>(p);
         } else if constexpr (BYTES % 16 == 0) {
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < BYTES / 16; i++) {
-                const words4 w = ONCE ? load_words((const words4*)p + i) : ((const words4*)p)[i];
-                #pragma unroll
-                for (int k = 0; k < 4; k++) r.words[4 * i + k] = w.at[k];
+                const words4 w = ONCE ? load_words((const words4 *)p + i) : ((const words4 *)p)[i];
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    r.words[4 * i + k] = w.at[k];
             }
         } else if constexpr (BYTES % 4 == 0 && BYTES != 8) {
-            #pragma unroll
-            for (int i = 0; i < WORDS; i++) r.words[i] = ((const u32*)p)[i];
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                r.words[i] = ((const u32 *)p)[i];
         } else if constexpr (BYTES == 8) {
-            const run<u32, 2> w = *(const run<u32, 2>*)p;
+            const run<u32, 2> w = *(const run<u32, 2> *)p;
             r.words[0] = w.at[0];
             r.words[1] = w.at[1];
         } else if constexpr (BYTES == 2) {
-            r.words[0] = *(const u16*)p;
+            r.words[0] = *(const u16 *)p;
         } else {
-            r.words[0] = *(const u8*)p;
+            r.words[0] = *(const u8 *)p;
         }
         return r;
     }
 
     /* One by one, wherever they lie. */
-    template <int COUNT> static DEVICE raw load_each(const T* p) {
+    template <int COUNT> static DEVICE raw load_each(const T *p) {
         raw r;
-        #pragma unroll
-        for (int e = 0; e < COUNT; e++) r.put(e, p[e]);
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            r.put(e, p[e]);
         return r;
     }
 
     /* Elements that begin `head` elements, or so many and some 16 bytes, behind aligned memory: out of the 16 bytes in
        which they lie. */
-    template <int COUNT = N, bool EACH = false> static DEVICE raw load_across(const T* p, int head) {
-        if constexpr (COUNT < N || EACH) return load_each<COUNT>(p);
+    template <int COUNT = N, bool EACH = false> static DEVICE raw load_across(const T *p, int head) {
+        if constexpr (COUNT < N || EACH)
+            return load_each<COUNT>(p);
         constexpr int PIECES = (BYTES + 15) / 16 + 1;
         const u32 phase = head * sizeof(T) % 16;
         u32 w[4 * PIECES];
         raw r;
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const u32 further = 16 * i < BYTES ? 16 * i : (phase + BYTES - 1) / 16 * 16;
-            const words4 piece = *(const words4*)((const char*)p - phase + further);
-            #pragma unroll
-            for (int k = 0; k < 4; k++) w[4 * i + k] = piece.at[k];
+            const words4 piece = *(const words4 *)((const char *)p - phase + further);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w[4 * i + k] = piece.at[k];
         }
-        #pragma unroll
-        for (int i = 0; i < WORDS + 2; i++) w[i] = phase & 8 ? w[i + 2] : w[i];
-        #pragma unroll
-        for (int i = 0; i < WORDS + 1 && BITS <= 32; i++) w[i] = phase & 4 ? w[i + 1] : w[i];
-        #pragma unroll
-        for (int i = 0; i < WORDS; i++) r.words[i] = BITS < 32 ? __funnelshift_r(w[i], w[i + 1], phase % 4 * 8) : w[i];
+#pragma unroll
+        for (int i = 0; i < WORDS + 2; i++)
+            w[i] = phase & 8 ? w[i + 2] : w[i];
+#pragma unroll
+        for (int i = 0; i < WORDS + 1 && BITS <= 32; i++)
+            w[i] = phase & 4 ? w[i + 1] : w[i];
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            r.words[i] = BITS < 32 ? __funnelshift_r(w[i], w[i + 1], phase % 4 * 8) : w[i];
         return r;
     }
 
     /* Makes the compiler take it for new, so that it converts it again rather than keep what it made of it. */
     DEVICE void forget() {
-        #pragma unroll
-        for (int w = 0; w < WORDS; w++) asm volatile("" : "+r"(words[w]));
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            asm volatile("" : "+r"(words[w]));
     }
 };
 
-template <class T, int N> DEVICE void stream_out(T* p, const run<T, N>& r) {
+template <class T, int N> DEVICE void stream_out(T *p, const run<T, N> &r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
-        union { words4 words[sizeof(run<T, N>) / 16]; run<T, N> elements; } both;
+        union {
+            words4 words[sizeof(run<T, N>) / 16];
+            run<T, N> elements;
+        } both;
         both.elements = r;
-        #pragma unroll
-        for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++) store_words((words4*)p + i, both.words[i]);
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
+            store_words((words4 *)p + i, both.words[i]);
     } else {
         store_run<T, N>(p, r);
     }
 }
 
 /* The same for what the cache shall give up first. */
-template <class T, int N> DEVICE void put_away(T* p, const run<T, N>& r) {
+template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
-        union { words4 words[sizeof(run<T, N>) / 16]; run<T, N> elements; } both;
+        union {
+            words4 words[sizeof(run<T, N>) / 16];
+            run<T, N> elements;
+        } both;
         both.elements = r;
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
-            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
-                         :: "l"((words4*)p + i), "r"(both.words[i].at[0]), "r"(both.words[i].at[1]),
-                            "r"(both.words[i].at[2]), "r"(both.words[i].at[3]) : "memory");
+            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((words4 *)p + i), "r"(both.words[i].at[0]),
+                         "r"(both.words[i].at[1]), "r"(both.words[i].at[2]), "r"(both.words[i].at[3])
+                         : "memory");
     } else {
         store_run<T, N>(p, r);
     }
@@ -136,14 +166,15 @@ template <class T, int N> DEVICE void put_away(T* p, const run<T, N>& r) {
 
 /* Waits for `threads` threads, whole warps, that name the same barrier, 1 .. 15. */
 DEVICE void team_barrier(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* Copies to shared memory that pass by the registers, 16 bytes at a time where there are as many. */
-template <int BYTES> DEVICE void copy_pieces(char* shared, const void* p) {
+template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
     constexpr int PIECE = BYTES < 16 ? BYTES : 16;
-    #pragma unroll
-    for (int i = 0; i < BYTES; i += PIECE) copy_async<PIECE>(shared + i, (const char*)p + i, true);
+#pragma unroll
+    for (int i = 0; i < BYTES; i += PIECE)
+        copy_async<PIECE>(shared + i, (const char *)p + i, true);
 }
 
 /* How long the second cache keeps what a copy reads (sm_80 on): what is not read again leaves first. */
@@ -160,35 +191,42 @@ DEVICE u64 policy_to_stay() {
 
 /* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what the
    others did before. */
-DEVICE bool is_last(u32* arrived, u32 count) {
+DEVICE bool is_last(u32 *arrived, u32 count) {
     u32 before;
     asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;"
-                 : "=r"(before) : "r"((u32)__cvta_generic_to_shared(arrived)), "r"(count - 1) : "memory");
+                 : "=r"(before)
+                 : "r"((u32)__cvta_generic_to_shared(arrived)), "r"(count - 1)
+                 : "memory");
     return before == count - 1;
 }
 
 /* ---- Copies by the copy engine (sm_90 on) ---- */
 
 /* One thread makes an arrival of `count` threads; all threads may use it after the next barrier. */
-DEVICE void make_arrival(u64* arrival, int count = 1) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;"
-                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(count) : "memory");
+DEVICE void make_arrival(u64 *arrival, int count = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(
+                     (u32)__cvta_generic_to_shared(arrival)),
+                 "r"(count)
+                 : "memory");
 }
 
 /* Those that wait see what the thread stored before. */
-DEVICE void count_arrival(u64* arrival) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
+DEVICE void count_arrival(u64 *arrival) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
 }
 
 /* One thread announces how many bytes arrive next, and then copies them; both sides are multiples of 16 bytes. */
-DEVICE void expect_bytes(u64* arrival, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(bytes) : "memory");
+DEVICE void expect_bytes(u64 *arrival, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(arrival)),
+                 "r"(bytes)
+                 : "memory");
 }
-DEVICE void copy_bulk(void* shared, const void* p, u32 bytes, u64* arrival) {
-    if (bytes == 0) return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"((u32)__cvta_generic_to_shared(shared)), "l"(p), "r"(bytes), "r"((u32)__cvta_generic_to_shared(arrival))
+DEVICE void copy_bulk(void *shared, const void *p, u32 bytes, u64 *arrival) {
+    if (bytes == 0)
+        return;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     (u32)__cvta_generic_to_shared(shared)),
+                 "l"(p), "r"(bytes), "r"((u32)__cvta_generic_to_shared(arrival))
                  : "memory");
 }
 
@@ -197,24 +235,25 @@ DEVICE void copy_bulk(void* shared, const void* p, u32 bytes, u64* arrival) {
 DEVICE void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
-DEVICE void await_arrival(u64* arrival, u32 turn) {
+DEVICE void await_arrival(u64 *arrival, u32 turn) {
     asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra AGAIN;\n}"
-                 :: "r"((u32)__cvta_generic_to_shared(arrival)), "r"(turn) : "memory");
+                 "@!there bra AGAIN;\n}" ::"r"((u32)__cvta_generic_to_shared(arrival)),
+                 "r"(turn)
+                 : "memory");
 }
 
 /* ---- Blocks that run at once ---- */
 
 /* Adds to a counter what other blocks wait for; they see what was written before. */
-DEVICE void add_released(u32* counter, u32 number) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(counter), "r"(number) : "memory");
+DEVICE void add_released(u32 *counter, u32 number) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(number) : "memory");
 }
-DEVICE u32 load_acquired(const u32* counter) {
+DEVICE u32 load_acquired(const u32 *counter) {
     u32 number;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(counter) : "memory");
     return number;
 }
-DEVICE u32 fetch_and_add(u32* counter, u32 number) {
+DEVICE u32 fetch_and_add(u32 *counter, u32 number) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(number) : "memory");
     return before;
@@ -223,27 +262,34 @@ DEVICE u32 fetch_and_add(u32* counter, u32 number) {
 /* ---- Clusters of blocks (sm_90 on) ---- */
 
 /* Writes a number of whole words to where it lies in this block, but in the shared memory of block `peer`. */
-template <class T> DEVICE void store_to_peer(T* shared, int peer, const T& number) {
-    union { u32 words[sizeof(T) / 4]; T number; } both;
+template <class T> DEVICE void store_to_peer(T *shared, int peer, const T &number) {
+    union {
+        u32 words[sizeof(T) / 4];
+        T number;
+    } both;
     both.number = number;
     u32 at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
-        asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at + 4 * i), "r"(both.words[i]) : "memory");
+        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(both.words[i]) : "memory");
 }
 
 /* The same, and no barrier after it: the arrival of that block counts the bytes, for those that wait there. */
-template <class T> DEVICE void send_to_peer(T* shared, u64* arrival, int peer, const T& number) {
-    union { u32 words[sizeof(T) / 4]; T number; } both;
+template <class T> DEVICE void send_to_peer(T *shared, u64 *arrival, int peer, const T &number) {
+    union {
+        u32 words[sizeof(T) / 4];
+        T number;
+    } both;
     both.number = number;
     u32 at, counts;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(peer));
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                     :: "r"(at + 4 * i), "r"(both.words[i]), "r"(counts) : "memory");
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at + 4 * i),
+                     "r"(both.words[i]), "r"(counts)
+                     : "memory");
 }
 
 /* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. The
@@ -267,9 +313,11 @@ DEVICE void allow_launch_after() { asm volatile("griddepcontrol.launch_dependent
 enum { AT_ONCE, WHEN_BEGUN, WHEN_DONE };
 template <int LETS_NEXT> DEVICE void begin_launch() {
     if constexpr (CHIP >= 900) {
-        if constexpr (LETS_NEXT == AT_ONCE) allow_launch_after();
+        if constexpr (LETS_NEXT == AT_ONCE)
+            allow_launch_after();
         await_launch_before();
-        if constexpr (LETS_NEXT == WHEN_BEGUN) allow_launch_after();
+        if constexpr (LETS_NEXT == WHEN_BEGUN)
+            allow_launch_after();
     }
 }
 

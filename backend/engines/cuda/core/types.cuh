@@ -15,29 +15,59 @@ using u64 = unsigned long long;
 
 constexpr int CHIP = __CUDA_ARCH__; /* 900 for sm_90: whether an instruction exists */
 
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
-struct e4m3 { u8 bits; };
-struct e5m2 { u8 bits; };
-struct e8m0 { u8 bits; };
-struct bool8 { u8 bits; };
-struct tf32 { u32 bits; }; /* a float of 10 bits of fraction, in registers and shared memory alone */
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+struct e4m3 {
+    u8 bits;
+};
+struct e5m2 {
+    u8 bits;
+};
+struct e8m0 {
+    u8 bits;
+};
+struct bool8 {
+    u8 bits;
+};
+struct tf32 {
+    u32 bits;
+}; /* a float of 10 bits of fraction, in registers and shared memory alone */
 
 /* Types below a byte: a byte each in registers, packed from the lowest bits on in memory (see packed). Conversions mind
    only the bits that belong to the element. */
-struct e2m1 { u8 bits; };
-struct i4 { u8 bits; };
-struct u4 { u8 bits; };
-struct bool1 { u8 bits; };
+struct e2m1 {
+    u8 bits;
+};
+struct i4 {
+    u8 bits;
+};
+struct u4 {
+    u8 bits;
+};
+struct bool1 {
+    u8 bits;
+};
 
 /* ---- To float ---- */
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(double x) { return (float)x; }
-DEVICE float to_float(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+DEVICE float to_float(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 /* The same, but not before it is used: what is read ahead would take twice the registers. */
-DEVICE float to_float_late(bf16 x) { float y; asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits)); return y; }
+DEVICE float to_float_late(bf16 x) {
+    float y;
+    asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits));
+    return y;
+}
 /* Of two in a word, which stays whole until then: apart, each would be cut out of what was read. */
 DEVICE float to_float_late(u32 pair, int e) {
     u32 y;
@@ -53,7 +83,9 @@ DEVICE float to_float(bool8 x) { return x.bits ? 1.0f : 0.0f; }
 DEVICE float to_float(bool1 x) { return (float)(x.bits & 1); }
 DEVICE float to_float(u4 x) { return (float)(x.bits & 15); }
 DEVICE float to_float(i4 x) { return (float)((i32)((u32)x.bits << 28) >> 28); }
-DEVICE float to_float(e8m0 x) { return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23); }
+DEVICE float to_float(e8m0 x) {
+    return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23);
+}
 
 /* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on every
    chip, subnormals included. */
@@ -82,7 +114,12 @@ template <> DEVICE double to_double(i32 x) { return (double)x; }
 template <> DEVICE double to_double(u32 x) { return (double)x; }
 template <> DEVICE double to_double(i64 x) { return (double)x; }
 
-DEVICE i64 round_to_integer(double x) { return x != x ? 0 : x >= 9.2233720368547758e18 ? 0x7fffffffffffffffll : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull : __double2ll_rn(x); }
+DEVICE i64 round_to_integer(double x) {
+    return x != x                        ? 0
+           : x >= 9.2233720368547758e18  ? 0x7fffffffffffffffll
+           : x <= -9.2233720368547758e18 ? (i64)0x8000000000000000ull
+                                         : __double2ll_rn(x);
+}
 template <class T> DEVICE i64 to_integer(T x) { return round_to_integer(to_double(x)); }
 template <> DEVICE i64 to_integer(i8 x) { return x; }
 template <> DEVICE i64 to_integer(u8 x) { return x; }
@@ -96,21 +133,30 @@ template <> DEVICE i64 to_integer(i4 x) { return (i32)((u32)x.bits << 28) >> 28;
 
 /* Any arithmetic type from any storage type. */
 template <class A> struct as;
-template <> struct as<float> { template <class T> static DEVICE float of(T x) { return to_float(x); } };
-template <> struct as<double> { template <class T> static DEVICE double of(T x) { return to_double(x); } };
-template <> struct as<i64> { template <class T> static DEVICE i64 of(T x) { return to_integer(x); } };
+template <> struct as<float> {
+    template <class T> static DEVICE float of(T x) { return to_float(x); }
+};
+template <> struct as<double> {
+    template <class T> static DEVICE double of(T x) { return to_double(x); }
+};
+template <> struct as<i64> {
+    template <class T> static DEVICE i64 of(T x) { return to_integer(x); }
+};
 
 /* ---- From float ---- */
 
 DEVICE u8 pack_fp8(double x, int fraction_bits, int bias, u32 largest, u32 nan) {
     u32 sign = __double2hiint(x) < 0 ? 0x80 : 0;
     double magnitude = fabs(x);
-    if (x != x) return (u8)(sign | nan);
+    if (x != x)
+        return (u8)(sign | nan);
     int exponent = (__double2hiint(magnitude) >> 20) - 1023;
-    if (exponent < 1 - bias) exponent = 1 - bias;
+    if (exponent < 1 - bias)
+        exponent = 1 - bias;
     /* In units of the last place at this exponent; rounding up may carry into the exponent, as it should. */
     double scale = __hiloint2double((1023 + fraction_bits - exponent) << 20, 0);
-    if (exponent > 40) return (u8)(sign | largest);
+    if (exponent > 40)
+        return (u8)(sign | largest);
     u32 code = (u32)((exponent + bias - 1) << fraction_bits) + (u32)__double2ll_rn(magnitude * scale);
     return (u8)(sign | (code > largest ? largest : code));
 }
@@ -121,10 +167,20 @@ template <> struct from<float> {
     static DEVICE float number(double x) { return (float)x; }
     static DEVICE float number(i64 x) { return (float)x; }
 };
-template <> struct from<double> { template <class A> static DEVICE double number(A x) { return (double)x; } };
+template <> struct from<double> {
+    template <class A> static DEVICE double number(A x) { return (double)x; }
+};
 template <> struct from<f16> {
-    static DEVICE f16 number(float x) { f16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
-    static DEVICE f16 number(double x) { f16 y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; }
+    static DEVICE f16 number(float x) {
+        f16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+    static DEVICE f16 number(double x) {
+        f16 y;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
+        return y;
+    }
     static DEVICE f16 number(i64 x) { return number((double)x); }
 };
 /* Where chips convert in one instruction, the assembler joins those of neighbours to one of two numbers. */
@@ -136,7 +192,8 @@ template <> struct from<bf16> {
             return y;
         }
         u32 bits = __float_as_uint(x);
-        if (x != x) return bf16{(u16)(bits >> 16 | 0x40)};
+        if (x != x)
+            return bf16{(u16)(bits >> 16 | 0x40)};
         return bf16{(u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
     }
     /* Rounds to odd first, so that the second rounding sees which way the first one went. */
@@ -148,12 +205,17 @@ template <> struct from<bf16> {
     static DEVICE bf16 number(i64 x) { return number((double)x); }
 };
 template <> struct from<tf32> {
-    static DEVICE tf32 number(float x) { tf32 y; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y.bits) : "f"(x)); return y; }
+    static DEVICE tf32 number(float x) {
+        tf32 y;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y.bits) : "f"(x));
+        return y;
+    }
 };
 template <> struct from<e4m3> {
     template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; }
     static DEVICE e4m3 number(float x) {
-        if constexpr (CHIP < 890) return number((double)x);
+        if constexpr (CHIP < 890)
+            return number((double)x);
         u16 y;
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
         return e4m3{(u8)y};
@@ -162,7 +224,8 @@ template <> struct from<e4m3> {
 template <> struct from<e5m2> {
     template <class A> static DEVICE e5m2 number(A x) { return e5m2{pack_fp8((double)x, 2, 15, 0x7b, 0x7e)}; }
     static DEVICE e5m2 number(float x) {
-        if constexpr (CHIP < 890) return number((double)x);
+        if constexpr (CHIP < 890)
+            return number((double)x);
         u16 y;
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
         return e5m2{(u8)y};
@@ -172,9 +235,12 @@ template <> struct from<e5m2> {
 template <> struct from<e8m0> {
     template <class A> static DEVICE e8m0 number(A number) {
         const double x = (double)number;
-        if (x != x) return e8m0{255};
-        if (x <= 5.877471754111438e-39) return e8m0{0}; /* 2^-127 */
-        if (x >= 1.7014118346046923e38) return e8m0{254}; /* 2^127 */
+        if (x != x)
+            return e8m0{255};
+        if (x <= 5.877471754111438e-39)
+            return e8m0{0}; /* 2^-127 */
+        if (x >= 1.7014118346046923e38)
+            return e8m0{254}; /* 2^127 */
         const u64 rebased = (u64)__double_as_longlong(x) - (896ull << 52);
         return e8m0{(u8)((rebased + (1ull << 51)) >> 52)};
     }
@@ -191,37 +257,83 @@ template <> struct from<i64> {
     static DEVICE i64 number(i64 x) { return x; }
 };
 template <i64 LOW, i64 HIGH> DEVICE i64 clamp(i64 x) { return x < LOW ? LOW : x > HIGH ? HIGH : x; }
-template <> struct from<i8> { template <class A> static DEVICE i8 number(A x) { return (i8)clamp<-128, 127>(from<i64>::number(x)); } };
-template <> struct from<u8> { template <class A> static DEVICE u8 number(A x) { return (u8)clamp<0, 255>(from<i64>::number(x)); } };
-template <> struct from<i32> { template <class A> static DEVICE i32 number(A x) { return (i32)clamp<-2147483648ll, 2147483647ll>(from<i64>::number(x)); } };
-template <> struct from<u32> { template <class A> static DEVICE u32 number(A x) { return (u32)clamp<0, 4294967295ll>(from<i64>::number(x)); } };
-template <> struct from<i4> { template <class A> static DEVICE i4 number(A x) { return i4{(u8)(clamp<-8, 7>(from<i64>::number(x)) & 15)}; } };
-template <> struct from<u4> { template <class A> static DEVICE u4 number(A x) { return u4{(u8)clamp<0, 15>(from<i64>::number(x))}; } };
-template <> struct from<bool1> { template <class A> static DEVICE bool1 number(A x) { return bool1{(u8)(x != (A)0)}; } };
-template <> struct from<bool8> { template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; } };
+template <> struct from<i8> {
+    template <class A> static DEVICE i8 number(A x) { return (i8)clamp<-128, 127>(from<i64>::number(x)); }
+};
+template <> struct from<u8> {
+    template <class A> static DEVICE u8 number(A x) { return (u8)clamp<0, 255>(from<i64>::number(x)); }
+};
+template <> struct from<i32> {
+    template <class A> static DEVICE i32 number(A x) {
+        return (i32)clamp<-2147483648ll, 2147483647ll>(from<i64>::number(x));
+    }
+};
+template <> struct from<u32> {
+    template <class A> static DEVICE u32 number(A x) { return (u32)clamp<0, 4294967295ll>(from<i64>::number(x)); }
+};
+template <> struct from<i4> {
+    template <class A> static DEVICE i4 number(A x) { return i4{(u8)(clamp<-8, 7>(from<i64>::number(x)) & 15)}; }
+};
+template <> struct from<u4> {
+    template <class A> static DEVICE u4 number(A x) { return u4{(u8)clamp<0, 15>(from<i64>::number(x))}; }
+};
+template <> struct from<bool1> {
+    template <class A> static DEVICE bool1 number(A x) { return bool1{(u8)(x != (A)0)}; }
+};
+template <> struct from<bool8> {
+    template <class A> static DEVICE bool8 number(A x) { return bool8{(u8)(x != (A)0)}; }
+};
 
 /* The arithmetic type that holds every number of a storage type that matters: whole ones in i64. */
-template <class T> struct wide { using type = double; };
-template <> struct wide<float> { using type = float; };
-template <> struct wide<i8> { using type = i64; };
-template <> struct wide<u8> { using type = i64; };
-template <> struct wide<i32> { using type = i64; };
-template <> struct wide<u32> { using type = i64; };
-template <> struct wide<i64> { using type = i64; };
-template <> struct wide<bool8> { using type = i64; };
-template <> struct wide<bool1> { using type = i64; };
-template <> struct wide<i4> { using type = i64; };
-template <> struct wide<u4> { using type = i64; };
+template <class T> struct wide {
+    using type = double;
+};
+template <> struct wide<float> {
+    using type = float;
+};
+template <> struct wide<i8> {
+    using type = i64;
+};
+template <> struct wide<u8> {
+    using type = i64;
+};
+template <> struct wide<i32> {
+    using type = i64;
+};
+template <> struct wide<u32> {
+    using type = i64;
+};
+template <> struct wide<i64> {
+    using type = i64;
+};
+template <> struct wide<bool8> {
+    using type = i64;
+};
+template <> struct wide<bool1> {
+    using type = i64;
+};
+template <> struct wide<i4> {
+    using type = i64;
+};
+template <> struct wide<u4> {
+    using type = i64;
+};
 
 /* Storage type T from anything, storage or arithmetic; from itself to the bit. */
 template <class T, class S> struct conversion {
     static DEVICE T of(S x) { return from<T>::number(as<typename wide<S>::type>::of(x)); }
 };
-template <class T> struct conversion<T, T> { static DEVICE T of(T x) { return x; } };
+template <class T> struct conversion<T, T> {
+    static DEVICE T of(T x) { return x; }
+};
 template <class T, class S> DEVICE T convert(S x) { return conversion<T, S>::of(x); }
 
-template <class A, class B> struct same { static constexpr bool value = false; };
-template <class A> struct same<A, A> { static constexpr bool value = true; };
+template <class A, class B> struct same {
+    static constexpr bool value = false;
+};
+template <class A> struct same<A, A> {
+    static constexpr bool value = true;
+};
 
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
@@ -239,32 +351,38 @@ template <> DEVICE u32 rounded_pair<f16>(float low, float high) {
     return pair;
 }
 template <> DEVICE float rounded<bf16, float>(float x) {
-    if constexpr (CHIP < 800) return to_float(from<bf16>::number(x));
+    if constexpr (CHIP < 800)
+        return to_float(from<bf16>::number(x));
     return __uint_as_float(rounded_pair<bf16>(x, 0.0f) << 16);
 }
 template <> DEVICE float rounded<f16, float>(float x) {
-    if constexpr (CHIP < 800) return to_float(from<f16>::number(x));
+    if constexpr (CHIP < 800)
+        return to_float(from<f16>::number(x));
     return to_float(f16{(u16)rounded_pair<f16>(x, 0.0f)});
 }
 
 /* ---- Runs of elements: up to 16 bytes in one access ---- */
 
-template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) run { T at[N]; };
+template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) run {
+    T at[N];
+};
 
-template <class T, int N> DEVICE run<T, N> load_run(const T* p) { return *(const run<T, N>*)p; }
+template <class T, int N> DEVICE run<T, N> load_run(const T *p) { return *(const run<T, N> *)p; }
 /* What memory of type T keeps of a run of numbers, and what is read there then. */
 template <class T, int N> struct kept_run {
     run<T, N> stored;
     run<float, N> number;
 };
-template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N>& x) {
+template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N> &x) {
     kept_run<T, N> kept;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < N; i += 2)
         if constexpr (CHIP >= 800 && (same<T, bf16>::value || same<T, f16>::value)) {
             const u32 pair = rounded_pair<T>(x.at[i], i + 1 < N ? x.at[i + 1] : 0.0f);
-            if constexpr (N % 2 == 0) ((u32*)kept.stored.at)[i / 2] = pair;
-            else kept.stored.at[i].bits = (u16)pair;
+            if constexpr (N % 2 == 0)
+                ((u32 *)kept.stored.at)[i / 2] = pair;
+            else
+                kept.stored.at[i].bits = (u16)pair;
             for (int e = 0; e < 2 && i + e < N; e++)
                 kept.number.at[i + e] = same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000 : pair << 16)
                                                              : to_float(f16{(u16)(e ? pair >> 16 : pair)});
@@ -278,30 +396,43 @@ template <class T, int N> DEVICE kept_run<T, N> keep_run(const run<float, N>& x)
 }
 
 /* By words: the compiler takes runs of bytes apart where it copies them. */
-template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk { u32 words[BYTES / 4]; };
-template <class T, int N> DEVICE void store_run(T* p, const run<T, N>& r) {
-    if constexpr (sizeof(T) == 1 && N % 4 == 0) *(chunk<N>*)p = *(const chunk<N>*)&r;
-    else *(run<T, N>*)p = r;
+template <int BYTES> struct alignas(BYTES < 16 ? BYTES : 16) chunk {
+    u32 words[BYTES / 4];
+};
+template <class T, int N> DEVICE void store_run(T *p, const run<T, N> &r) {
+    if constexpr (sizeof(T) == 1 && N % 4 == 0)
+        *(chunk<N> *)p = *(const chunk<N> *)&r;
+    else
+        *(run<T, N> *)p = r;
 }
-template <class T, int N> DEVICE void copy_run(run<T, N>& to, const run<T, N>& r) { store_run<T, N>(to.at, r); }
+template <class T, int N> DEVICE void copy_run(run<T, N> &to, const run<T, N> &r) { store_run<T, N>(to.at, r); }
 
 /* One access to global memory, spelled out: the compiler makes several of some. */
 template <int BYTES> DEVICE chunk<BYTES> load_global(u64 p) {
     chunk<BYTES> r;
-    if constexpr (BYTES == 16) asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3]) : "l"(p));
-    else asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "l"(p));
+    if constexpr (BYTES == 16)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3])
+                     : "l"(p));
+    else
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "l"(p));
     return r;
 }
-template <int BYTES> DEVICE void store_global(u64 p, const chunk<BYTES>& r) {
-    if constexpr (BYTES == 16) asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(p), "r"(r.words[0]), "r"(r.words[1]), "r"(r.words[2]), "r"(r.words[3]));
-    else asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(p), "r"(r.words[0]), "r"(r.words[1]));
-}
-template <class T, int N> DEVICE void store_global(T* p, const run<T, N>& r) {
-    constexpr int BYTES = sizeof r % 16 == 0 ? 16 : (int)sizeof r;
-    if constexpr (BYTES < 8) store_run<T, N>(p, r);
+template <int BYTES> DEVICE void store_global(u64 p, const chunk<BYTES> &r) {
+    if constexpr (BYTES == 16)
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.words[0]), "r"(r.words[1]),
+                     "r"(r.words[2]), "r"(r.words[3]));
     else
-        #pragma unroll
-        for (int i = 0; i < (int)sizeof r / BYTES; i++) store_global((u64)p + i * BYTES, ((const chunk<BYTES>*)&r)[i]);
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.words[0]), "r"(r.words[1]));
+}
+template <class T, int N> DEVICE void store_global(T *p, const run<T, N> &r) {
+    constexpr int BYTES = sizeof r % 16 == 0 ? 16 : (int)sizeof r;
+    if constexpr (BYTES < 8)
+        store_run<T, N>(p, r);
+    else
+#pragma unroll
+        for (int i = 0; i < (int)sizeof r / BYTES; i++)
+            store_global((u64)p + i * BYTES, ((const chunk<BYTES> *)&r)[i]);
 }
 
 /* ---- Elements below a byte in memory ---- */
@@ -314,44 +445,47 @@ template <> constexpr int BITS<bool1> = 1;
 
 /* An element's place. What is added counts elements, as with pointers. */
 template <class T> struct packed_place {
-    u8* base;
+    u8 *base;
     i64 index;
     DEVICE packed_place operator+(i64 n) const { return {base, index + n}; }
-    DEVICE u8* byte() const { return base + index * BITS<T> / 8; }
-    DEVICE int shift() const { return (int)(index * BITS<T>) & 7; }
+    DEVICE u8 *byte() const { return base + index * BITS<T> / 8; }
+    DEVICE int shift() const { return (int)(index * BITS<T>)&7; }
 };
 /* A pointer to the first element: what arguments hold. */
 template <class T> struct packed {
-    u8* base;
+    u8 *base;
     DEVICE packed_place<T> operator+(i64 n) const { return {base, n}; }
     DEVICE operator packed_place<T>() const { return {base, 0}; }
 };
 
 /* N neighbours; where they fill bytes they must begin at a multiple of N, and go in one access. */
 template <class T, int N> DEVICE run<T, N> load_run(packed_place<T> p) {
-    constexpr u32 MASK = (1u << BITS<T>) - 1;
+    constexpr u32 MASK = (1u << BITS<T>)-1;
     run<T, N> r;
     if constexpr (N * BITS<T> % 8 == 0) {
-        const run<u8, N * BITS<T> / 8> bytes = *(const run<u8, N * BITS<T> / 8>*)p.byte();
-        #pragma unroll
-        for (int e = 0; e < N; e++) r.at[e].bits = (u8)(bytes.at[e * BITS<T> / 8] >> e * BITS<T> % 8 & MASK);
+        const run<u8, N * BITS<T> / 8> bytes = *(const run<u8, N * BITS<T> / 8> *)p.byte();
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            r.at[e].bits = (u8)(bytes.at[e * BITS<T> / 8] >> e * BITS<T> % 8 & MASK);
     } else {
-        #pragma unroll
-        for (int e = 0; e < N; e++) r.at[e].bits = (u8)(*(p + e).byte() >> (p + e).shift() & MASK);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            r.at[e].bits = (u8)(*(p + e).byte() >> (p + e).shift() & MASK);
     }
     return r;
 }
 
 /* A thread that stores less than whole bytes must be the only one that stores to them. */
-template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, N>& r) {
-    constexpr u32 MASK = (1u << BITS<T>) - 1;
+template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, N> &r) {
+    constexpr u32 MASK = (1u << BITS<T>)-1;
     if constexpr (N * BITS<T> % 8 == 0) {
         run<u8, N * BITS<T> / 8> bytes = {};
-        #pragma unroll
-        for (int e = 0; e < N; e++) bytes.at[e * BITS<T> / 8] |= (u8)((r.at[e].bits & MASK) << e * BITS<T> % 8);
-        *(run<u8, N * BITS<T> / 8>*)p.byte() = bytes;
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            bytes.at[e * BITS<T> / 8] |= (u8)((r.at[e].bits & MASK) << e * BITS<T> % 8);
+        *(run<u8, N * BITS<T> / 8> *)p.byte() = bytes;
     } else {
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < N; e++) {
             const packed_place<T> to = p + e;
             *to.byte() = (u8)((*to.byte() & ~(MASK << to.shift())) | (r.at[e].bits & MASK) << to.shift());
@@ -362,5 +496,5 @@ template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, 
 /* A scalar that came with the arguments, where kernels expect a pointer. */
 template <class T> struct held {
     u64 word;
-    DEVICE operator const T*() const { return (const T*)&word; }
+    DEVICE operator const T *() const { return (const T *)&word; }
 };

@@ -19,19 +19,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) block_scales(const __grid_
     for (i64 base = (i64)blockIdx.x * THREADS; base < p.blocks * LANES; base += (i64)gridDim.x * THREADS) {
         const i64 at = (base + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
         i64 x = 0, scale = 0, count = 0;
-        if (at < p.blocks) count = begin_block(p, (position)at, x, scale);
+        if (at < p.blocks)
+            count = begin_block(p, (position)at, x, scale);
         math_t magnitude = 0;
         for (i64 e = lane; e < count; e += LANES) {
             const math_t value = fabs(as<math_t>::of(*(p.x + (x + e * p.step))));
-            if (value <= FINITE && value > magnitude) magnitude = value;
+            if (value <= FINITE && value > magnitude)
+                magnitude = value;
         }
-        #pragma unroll
+#pragma unroll
         for (int width = LANES / 2; width > 0; width /= 2) {
             const math_t other = __shfl_xor_sync(0xffffffffu, magnitude, width);
             magnitude = other > magnitude ? other : magnitude;
         }
         double number = (double)magnitude / MOST;
-        if constexpr (IS_POWER) number = round_up_to_power(number);
-        if (at < p.blocks && lane == 0) p.scale[scale] = from<scale_t>::number(number < SCALE_MOST ? number : SCALE_MOST);
+        if constexpr (IS_POWER)
+            number = round_up_to_power(number);
+        if (at < p.blocks && lane == 0)
+            p.scale[scale] = from<scale_t>::number(number < SCALE_MOST ? number : SCALE_MOST);
     }
 }

@@ -6,9 +6,10 @@
 
 #include "core/dependent_launch.cuh"
 
-DEVICE y_t make_value(const arguments& p, i64 x, i64 scale) {
+DEVICE y_t make_value(const arguments &p, i64 x, i64 scale) {
     const math_t value = as<math_t>::of(load_run<x_t, 1>(p.x + x).at[0]), factor = as<math_t>::of(*(p.scale + scale));
-    if constexpr (IS_QUANTIZED) return from<y_t>::number(factor > 0 ? value / factor : (math_t)0);
+    if constexpr (IS_QUANTIZED)
+        return from<y_t>::number(factor > 0 ? value / factor : (math_t)0);
     return from<y_t>::number(value * (IS_NEGATIVE ? -factor : factor));
 }
 
@@ -16,10 +17,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) block_values(const __grid_
     constexpr int EACH = 8 / (BITS<y_t> < 8 ? BITS<y_t> : 8);
     begin_overlapped();
     for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.turns; turn += (i64)gridDim.x * THREADS) {
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < EACH; e++) {
             position at = (position)turn;
-            if (EACH > 1 && !find(p, turn * EACH + e, at)) continue;
+            if (EACH > 1 && !find(p, turn * EACH + e, at))
+                continue;
             i64 x = 0, scale = 0, y = 0;
             locate(p, at, x, scale, y);
             store_run<y_t, 1>(p.y + y, {make_value(p, x, scale)});

@@ -26,8 +26,12 @@ DEVICE void turn_words(u32 (&w)[4]) {
 }
 
 /* A run as it is read, in whole words where it fills such: the compiler takes runs of bytes apart where it copies them. */
-template <class T, int N, bool HAS_WORDS = sizeof(run<T, N>) % 4 == 0> struct read_run { using type = chunk<(int)sizeof(run<T, N>)>; };
-template <class T, int N> struct read_run<T, N, false> { using type = run<T, N>; };
+template <class T, int N, bool HAS_WORDS = sizeof(run<T, N>) % 4 == 0> struct read_run {
+    using type = chunk<(int)sizeof(run<T, N>)>;
+};
+template <class T, int N> struct read_run<T, N, false> {
+    using type = run<T, N>;
+};
 
 template <class T> struct exchange {
     static constexpr int PITCH = (TILE_AXIS * (int)sizeof(T) + 3) / 4 | 1;
@@ -37,62 +41,74 @@ template <class T> struct exchange {
 
     /* N neighbours along the axis, from a multiple of N on: whole words, or what fits into one. */
     template <int N> DEVICE run<T, N> take(int last, int axis) const {
-        const u32* row = words + row_of(last);
-        if constexpr (sizeof(run<T, N>) < 4) return load_run<T, N>((const T*)row + axis);
-        union { u32 words[(sizeof(run<T, N>) + 3) / 4]; run<T, N> elements; } both;
-        #pragma unroll
-        for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++) both.words[i] = row[axis * (int)sizeof(T) / 4 + i];
+        const u32 *row = words + row_of(last);
+        if constexpr (sizeof(run<T, N>) < 4)
+            return load_run<T, N>((const T *)row + axis);
+        union {
+            u32 words[(sizeof(run<T, N>) + 3) / 4];
+            run<T, N> elements;
+        } both;
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(run<T, N>) / 4); i++)
+            both.words[i] = row[axis * (int)sizeof(T) / 4 + i];
         return both.elements;
     }
 
     /* COUNT neighbours along the last dim at each of N along the axis: as many words, whose bytes are dealt out. */
     template <int COUNT, int N> DEVICE void turn(run<T, COUNT> (&out)[N], int last, int axis) const {
         if constexpr (sizeof(run<T, N>) == 4 && N > 1 && COUNT % N == 0) {
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < COUNT; e += N) {
                 u32 w[N];
-                #pragma unroll
-                for (int i = 0; i < N; i++) w[i] = words[row_of(last + e + i) + axis / N];
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    w[i] = words[row_of(last + e + i) + axis / N];
                 turn_words(w);
-                #pragma unroll
-                for (int i = 0; i < N; i++) ((u32*)&out[i])[e / N] = w[i];
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    ((u32 *)&out[i])[e / N] = w[i];
             }
         } else {
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < COUNT; e++) {
                 const run<T, N> group = take<N>(last + e, axis);
-                #pragma unroll
-                for (int i = 0; i < N; i++) out[i].at[e] = group.at[i];
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    out[i].at[e] = group.at[i];
             }
         }
     }
 
-    template <int BYTES> DEVICE void put(int last, int axis, const chunk<BYTES>& r) {
-        #pragma unroll
-        for (int i = 0; i < BYTES / 4; i++) words[row_of(last) + axis * (int)sizeof(T) / 4 + i] = r.words[i];
+    template <int BYTES> DEVICE void put(int last, int axis, const chunk<BYTES> &r) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++)
+            words[row_of(last) + axis * (int)sizeof(T) / 4 + i] = r.words[i];
     }
-    template <int N> DEVICE void put(int last, int axis, const run<T, N>& r) {
-        #pragma unroll
-        for (int e = 0; e < N; e++) ((T*)(words + row_of(last)))[axis + e] = r.at[e];
+    template <int N> DEVICE void put(int last, int axis, const run<T, N> &r) {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            ((T *)(words + row_of(last)))[axis + e] = r.at[e];
     }
 
     /* Reads the tile at `from`, whose neighbours along the last dim are `stride` apart, as far as the tensor goes. */
-    template <int N> DEVICE void fill(const T* from, i64 stride, i64 left_axis, i64 left_last) {
+    template <int N> DEVICE void fill(const T *from, i64 stride, i64 left_axis, i64 left_last) {
         constexpr int PER_ROW = TILE_AXIS / N, ALL = TILE_LAST * PER_ROW, EACH = (ALL + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = EACH < 8 ? EACH : 8;
-        #pragma unroll 1
+#pragma unroll 1
         for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
             using read_t = typename read_run<T, N>::type;
             read_t in[AT_ONCE];
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
-                if (n < ALL && last < left_last && axis < left_axis) in[i] = *(const read_t*)(from + (last * stride + axis));
+                if (n < ALL && last < left_last && axis < left_axis)
+                    in[i] = *(const read_t *)(from + (last * stride + axis));
             }
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const int n = first + i * THREADS, last = n / PER_ROW, axis = n % PER_ROW * N;
-                if (n < ALL && last < left_last && axis < left_axis) put(last, axis, in[i]);
+                if (n < ALL && last < left_last && axis < left_axis)
+                    put(last, axis, in[i]);
             }
         }
     }

@@ -12,30 +12,32 @@
 constexpr int BYTES = EACH * (int)sizeof(element);
 
 /* Whether a chunk lies in one row of its source, and the aligned ones that hold it in the source's memory. */
-DEVICE bool is_whole(const piece& from) {
+DEVICE bool is_whole(const piece &from) {
     const u64 first = from.at - from.at % 16;
     return from.left >= EACH && first >= from.begin && first + 32 <= from.end;
 }
 
-DEVICE void copy_elements(const arguments& p, i64 first) {
-    #pragma unroll 1
+DEVICE void copy_elements(const arguments &p, i64 first) {
+#pragma unroll 1
     for (int e = 0; e < EACH && first + e < p.elements; e++) {
         position rest = (position)(first + e);
         const i64 column = (i64)split(rest, p.length);
-        to_memory(p)[first + e] = *(const element*)find(p, (i64)rest, column).at;
+        to_memory(p)[first + e] = *(const element *)find(p, (i64)rest, column).at;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant__ arguments p) {
     begin_overlapped();
-    for (i64 first = (i64)blockIdx.x * THREADS * UNROLL + threadIdx.x; first * EACH < p.elements; first += (i64)gridDim.x * THREADS * UNROLL) {
+    for (i64 first = (i64)blockIdx.x * THREADS * UNROLL + threadIdx.x; first * EACH < p.elements;
+         first += (i64)gridDim.x * THREADS * UNROLL) {
         chunk<BYTES> in[UNROLL];
         bool has[UNROLL];
-        #pragma unroll
+#pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             const i64 at = (first + u * THREADS) * EACH;
             has[u] = at < p.elements;
-            if (!has[u]) continue;
+            if (!has[u])
+                continue;
             position rest = (position)at;
             const i64 column = (i64)split(rest, p.length);
             const piece from = find(p, (i64)rest, column);
@@ -43,20 +45,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant
                 in[u] = load_global<BYTES>(from.at);
             } else {
                 has[u] = is_whole(from);
-                if (has[u]) in[u] = load_shifted<BYTES>(from.at);
+                if (has[u])
+                    in[u] = load_shifted<BYTES>(from.at);
             }
         }
         u32 left = 0;
-        #pragma unroll
+#pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             const i64 at = (first + u * THREADS) * EACH;
-            if (has[u]) store_global((u64)(to_memory(p) + at), in[u]);
-            else if (at < p.elements) left |= 1u << u;
+            if (has[u])
+                store_global((u64)(to_memory(p) + at), in[u]);
+            else if (at < p.elements)
+                left |= 1u << u;
         }
         if constexpr (!IS_ALIGNED) {
-            #pragma unroll 1
+#pragma unroll 1
             for (int u = 0; u < UNROLL; u++)
-                if (left >> u & 1) copy_elements(p, (first + u * THREADS) * EACH);
+                if (left >> u & 1)
+                    copy_elements(p, (first + u * THREADS) * EACH);
         }
     }
 }

@@ -10,19 +10,22 @@
 #include "core/dependent_launch.cuh"
 
 /* The elements after the last whole run of a flat space. A template, so that element() is looked up where it is printed. */
-template <class A> DEVICE void sweep_rest(const A& a, i64 first) {
+template <class A> DEVICE void sweep_rest(const A &a, i64 first) {
     constexpr int EACH = SHARES_BYTES ? RUN : 1;
-    if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH) return;
+    if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH)
+        return;
     place to[EACH];
     inputs<1> in[EACH];
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < EACH; e++) {
         to[e] = element(a, first + threadIdx.x + e);
-        if (first + threadIdx.x + e < a.elements) load_inputs(in[e], a, to[e]);
+        if (first + threadIdx.x + e < a.elements)
+            load_inputs(in[e], a, to[e]);
     }
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < EACH; e++)
-        if (first + threadIdx.x + e < a.elements) compute(in[e], a, to[e]);
+        if (first + threadIdx.x + e < a.elements)
+            compute(in[e], a, to[e]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant__ arguments a) {
@@ -30,17 +33,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) map(const __grid_constant_
     const i64 runs = a.elements / RUN;
     if constexpr (EXPECTS) {
         const i64 first = (i64)blockIdx.x * THREADS * UNROLL;
-        if (threadIdx.x == 0 && first + UNROLL * THREADS <= runs) expect_inputs(a, locate(a, first));
+        if (threadIdx.x == 0 && first + UNROLL * THREADS <= runs)
+            expect_inputs(a, locate(a, first));
     }
     begin_overlapped();
     for (i64 first = (i64)blockIdx.x * THREADS * UNROLL + threadIdx.x; first < runs; first += step) {
         inputs<RUN> in[UNROLL];
-        #pragma unroll
+#pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (first + u * THREADS < runs) load_inputs(in[u], a, locate(a, first + u * THREADS));
-        #pragma unroll
+            if (first + u * THREADS < runs)
+                load_inputs(in[u], a, locate(a, first + u * THREADS));
+#pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (first + u * THREADS < runs) compute(in[u], a, locate(a, first + u * THREADS));
+            if (first + u * THREADS < runs)
+                compute(in[u], a, locate(a, first + u * THREADS));
     }
-    if constexpr (HAS_REST) sweep_rest(a, runs * RUN);
+    if constexpr (HAS_REST)
+        sweep_rest(a, runs * RUN);
 }

@@ -19,22 +19,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) map_tile(const __g
     const i64 left_axis = a.axis_extent - along_axis(origin), left_last = a.last_extent - along_last(origin);
     stage_inputs(tile, a, origin, left_axis, left_last);
     __syncthreads();
-    #pragma unroll 1
+#pragma unroll 1
     for (int n = threadIdx.x; n < ALL; n += THREADS) {
         const int axis = n / PER_ROW * GROUP, last = n % PER_ROW * RUN;
-        if (axis >= left_axis || last >= left_last) continue;
+        if (axis >= left_axis || last >= left_last)
+            continue;
         inputs<RUN> in[GROUP];
         place to[GROUP];
-        #pragma unroll
+#pragma unroll
         for (int g = 0; g < GROUP; g++) {
             to[g] = origin;
             along_axis(to[g]) += axis + g;
             along_last(to[g]) += last;
-            if (axis + g < left_axis) load_inputs(in[g], a, to[g]);
+            if (axis + g < left_axis)
+                load_inputs(in[g], a, to[g]);
         }
         take_inputs(in, tile, axis, last);
-        #pragma unroll
+#pragma unroll
         for (int g = 0; g < GROUP; g++)
-            if (axis + g < left_axis) compute(in[g], a, to[g]);
+            if (axis + g < left_axis)
+                compute(in[g], a, to[g]);
     }
 }

@@ -7,7 +7,7 @@
 
 #include "core/dependent_launch.cuh"
 
-template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 blocks) {
+template <class part> DEVICE void copy_part(const arguments &p, i64 block, i64 blocks) {
     using position = typename part::position;
     using from_t = typename part::from_t;
     using to_t = typename part::to_t;
@@ -15,22 +15,25 @@ template <class part> DEVICE void copy_part(const arguments& p, i64 block, i64 b
     const i64 runs = part::runs(p);
     for (i64 first = block * THREADS * UNROLL + threadIdx.x; first < runs; first += blocks * THREADS * UNROLL) {
         run<from_t, RUN> in[UNROLL];
-        #pragma unroll
+#pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (first + u * THREADS < runs) in[u] = load_run<from_t, RUN>(part::from(p, (position)((first + u * THREADS) * RUN)));
-        #pragma unroll
+            if (first + u * THREADS < runs)
+                in[u] = load_run<from_t, RUN>(part::from(p, (position)((first + u * THREADS) * RUN)));
+#pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            if (first + u * THREADS >= runs) continue;
+            if (first + u * THREADS >= runs)
+                continue;
             run<to_t, RUN> out;
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) out.at[e] = convert<to_t>(in[u].at[e]);
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                out.at[e] = convert<to_t>(in[u].at[e]);
             store_run<to_t, RUN>(part::to(p, (position)((first + u * THREADS) * RUN)), out);
         }
     }
 }
 
 /* Each byte of what is written by one thread, which leaves the bits between elements as they are. */
-template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 blocks) {
+template <class part> DEVICE void copy_bytes(const arguments &p, i64 block, i64 blocks) {
     using position = typename part::position;
     using from_t = typename part::from_t;
     using to_t = typename part::to_t;
@@ -39,20 +42,22 @@ template <class part> DEVICE void copy_bytes(const arguments& p, i64 block, i64 
         const packed_place<to_t> to = part::to(p, 0) + byte * EACH;
         run<to_t, EACH> out;
         bool is_there[EACH], is_whole = true;
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < EACH; e++) {
             position at;
             is_there[e] = part::find(p, byte * EACH + e, at);
             is_whole = is_whole && is_there[e];
-            if (is_there[e]) out.at[e] = convert<to_t>(load_run<from_t, 1>(part::from(p, at)).at[0]);
+            if (is_there[e])
+                out.at[e] = convert<to_t>(load_run<from_t, 1>(part::from(p, at)).at[0]);
         }
         if (is_whole) {
             store_run<to_t, EACH>(to, out);
             continue;
         }
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < EACH; e++)
-            if (is_there[e]) store_run<to_t, 1>(to + e, {out.at[e]});
+            if (is_there[e])
+                store_run<to_t, 1>(to + e, {out.at[e]});
     }
 }
 

@@ -5,15 +5,17 @@
    Params    THREADS DISTRIBUTION (0 Bernoulli, 1 uniform, 2 normal) IS_WHOLE y_t math_t position, and row_of(), seed_of(), offset_of() */
 
 /* Box and Muller: r cos(t) and r sin(t) of two words. Near 1 the logarithm is taken of the distance to 1, which float holds. */
-DEVICE void make_pair(u32 a, u32 b, float& x, float& y) {
-    const float log_u = a >> 31 ? log1pf((float)(0xffffffffu - a) * -2.3283064365386963e-10f) : logf(((float)a + 1.0f) * 2.3283064365386963e-10f);
+DEVICE void make_pair(u32 a, u32 b, float &x, float &y) {
+    const float log_u = a >> 31 ? log1pf((float)(0xffffffffu - a) * -2.3283064365386963e-10f)
+                                : logf(((float)a + 1.0f) * 2.3283064365386963e-10f);
     const float radius = sqrtf(-2.0f * log_u);
     sincospif((float)(b >> 8) * 1.1920928955078125e-7f, &y, &x); /* 2 (b >> 8) / 2^24 turns of half a circle */
     x *= radius;
     y *= radius;
 }
-DEVICE void make_pair(u32 a, u32 b, double& x, double& y) {
-    const double radius = ::sqrt(-2 * ::log((a + 1.0) * 2.3283064365386963e-10)), angle = 6.283185307179586477 * philox_unit(b);
+DEVICE void make_pair(u32 a, u32 b, double &x, double &y) {
+    const double radius = ::sqrt(-2 * ::log((a + 1.0) * 2.3283064365386963e-10)),
+                 angle = 6.283185307179586477 * philox_unit(b);
     x = radius * ::cos(angle);
     y = radius * ::sin(angle);
 }
@@ -29,24 +31,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) rng(const __grid_consta
             math_t drawn[4];
             make_pair(words.word[0], words.word[1], drawn[0], drawn[1]);
             make_pair(words.word[2], words.word[3], drawn[2], drawn[3]);
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++)
-                out.at[e] = from<y_t>::number((math_t)__longlong_as_double(p.first) + (math_t)__longlong_as_double(p.second) * drawn[e]);
+                out.at[e] = from<y_t>::number((math_t)__longlong_as_double(p.first) +
+                                              (math_t)__longlong_as_double(p.second) * drawn[e]);
         } else {
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const u32 word = words.word[e];
-                if constexpr (DISTRIBUTION == 0) out.at[e] = from<y_t>::number((math_t)(word >> 8 < (u32)p.first));
-                else out.at[e] = from<y_t>::number(__longlong_as_double(p.first) + __longlong_as_double(p.second) * philox_unit(word));
+                if constexpr (DISTRIBUTION == 0)
+                    out.at[e] = from<y_t>::number((math_t)(word >> 8 < (u32)p.first));
+                else
+                    out.at[e] = from<y_t>::number(__longlong_as_double(p.first) +
+                                                  __longlong_as_double(p.second) * philox_unit(word));
             }
         }
-        y_t* y = row_of(p, rest);
+        y_t *y = row_of(p, rest);
         if constexpr (IS_WHOLE) {
             store_run<y_t, 4>(y + column, out);
         } else {
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++)
-                if (column + e < p.columns) y[(column + e) * p.column_stride] = out.at[e];
+                if (column + e < p.columns)
+                    y[(column + e) * p.column_stride] = out.at[e];
         }
     }
 }

@@ -27,7 +27,7 @@ constexpr int SKIPPED = -(1 << 30), TILE_WORDS = (PLACES * SIZE + 3) / 4 + 4;
 /* A warp fills the tile of a flat `to` by ACROSS chunks side by side of as many rows as meet in no bank. */
 constexpr int ACROSS = TILE_LAST % 2 ? 8 : TILE_LAST % 4 ? 4 : 2, DOWN = 32 / ACROSS;
 
-DEVICE int phase_of(const element* p) { return (int)((u64)p / SIZE % EACH); }
+DEVICE int phase_of(const element *p) { return (int)((u64)p / SIZE % EACH); }
 
 /* Where in their chunks rows begin: row 0 of `from`, each further row after it, and the tile's part of a flat `to`. */
 struct phases {
@@ -35,117 +35,145 @@ struct phases {
     DEVICE int of_row(int row) const { return SHIFTS_FROM ? (int)((u32)(from + row * step) % EACH) : 0; }
     /* Where in the tile an element of `from` lies. */
     DEVICE int place(int last, int axis) const {
-        if (IS_FLAT_TO) return to + axis * TILE_LAST + last;
+        if (IS_FLAT_TO)
+            return to + axis * TILE_LAST + last;
         return last * PITCH + (SKEW ? last / EACH * SKEW : 0) + axis + (IS_FLAT_FROM ? from : of_row(last));
     }
 };
 
 /* Chunks that reach over an end of the memory are cut: their elements come one by one. */
-DEVICE bool is_cut(const arguments& a, const element* p) { return p < from_memory(a) || p + EACH > from_memory(a) + a.from_span; }
+DEVICE bool is_cut(const arguments &a, const element *p) {
+    return p < from_memory(a) || p + EACH > from_memory(a) + a.from_span;
+}
 
-DEVICE bool has_cut(const arguments& a, const element* from, int axis_left, int rows) {
-    const element* const last = from + ((rows - 1) * a.from_step + axis_left - 1);
+DEVICE bool has_cut(const arguments &a, const element *from, int axis_left, int rows) {
+    const element *const last = from + ((rows - 1) * a.from_step + axis_left - 1);
     return is_cut(a, from - phase_of(from)) || is_cut(a, last - phase_of(last));
 }
 
-DEVICE void fill_cut(u32* tile, const arguments& a, const element* from, const phases& at, int axis_left, int rows) {
+DEVICE void fill_cut(u32 *tile, const arguments &a, const element *from, const phases &at, int axis_left, int rows) {
     for (int n = threadIdx.x; n < rows * axis_left; n += THREADS) {
         const int row = n / axis_left, axis = n % axis_left;
-        const element* const p = from + (row * a.from_step + axis);
-        if (is_cut(a, p - phase_of(p))) ((element*)tile)[at.place(row, axis)] = *p;
+        const element *const p = from + (row * a.from_step + axis);
+        if (is_cut(a, p - phase_of(p)))
+            ((element *)tile)[at.place(row, axis)] = *p;
     }
 }
 
 /* How much nearer an element lies in the tile than its row's first ones say, where rows follow one another. */
-DEVICE int wrapped_by(int axis) { return IS_FLAT_FROM ? (int)((u32)axis / TILE_AXIS) * (TILE_AXIS * TILE_LAST - 1) : 0; }
+DEVICE int wrapped_by(int axis) {
+    return IS_FLAT_FROM ? (int)((u32)axis / TILE_AXIS) * (TILE_AXIS * TILE_LAST - 1) : 0;
+}
 
 /* Whether chunks may lie in their rows in part: what else lies in them would be put elsewhere. */
 constexpr bool HAS_PARTS = SHIFTS_FROM || IS_FLAT_FROM || TILE_AXIS % EACH;
 
 /* Puts a chunk into the tile at place `to`. It begins at element `axis` of its row, of which those before 0 and from `length` on are not
    ours. */
-DEVICE void put_chunk(u32* tile, const chunk<16>& in, int to, int axis, int length) {
+DEVICE void put_chunk(u32 *tile, const chunk<16> &in, int to, int axis, int length) {
     if constexpr (!IS_FLAT_TO) {
-        #pragma unroll
-        for (int w = 0; w < 4; w++) tile[to * SIZE / 4 + w] = in.words[w];
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+            tile[to * SIZE / 4 + w] = in.words[w];
     } else if (!HAS_PARTS || (axis >= 0 && axis + EACH <= length)) {
-        #pragma unroll
-        for (int e = 0; e < EACH; e++) ((element*)tile)[to + e * TILE_LAST - wrapped_by(axis + e)] = element_of(in, e);
-    } else {
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < EACH; e++)
-            if (axis + e >= 0 && axis + e < length) ((element*)tile)[to + e * TILE_LAST - wrapped_by(axis + e)] = element_of(in, e);
+            ((element *)tile)[to + e * TILE_LAST - wrapped_by(axis + e)] = element_of(in, e);
+    } else {
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (axis + e >= 0 && axis + e < length)
+                ((element *)tile)[to + e * TILE_LAST - wrapped_by(axis + e)] = element_of(in, e);
     }
 }
 
-template <bool HAS_CUT> DEVICE void fill_tile(u32* tile, const arguments& a, const element* from, const phases& at, int axis_left, int rows) {
+template <bool HAS_CUT>
+DEVICE void fill_tile(u32 *tile, const arguments &a, const element *from, const phases &at, int axis_left, int rows) {
     constexpr int SEGMENTS = IS_FLAT_FROM ? 1 : ROWS, LONGEST = IS_FLAT_FROM ? ROWS * TILE_AXIS : TILE_AXIS;
-    constexpr int PER_SEGMENT = (LONGEST + EACH - 1) / EACH + (SHIFTS_FROM ? 1 : 0), GROUPS = (PER_SEGMENT + ACROSS - 1) / ACROSS;
+    constexpr int PER_SEGMENT = (LONGEST + EACH - 1) / EACH + (SHIFTS_FROM ? 1 : 0),
+                  GROUPS = (PER_SEGMENT + ACROSS - 1) / ACROSS;
     constexpr bool IS_GROUPED = IS_FLAT_TO && !IS_FLAT_FROM;
     constexpr int ALL = IS_GROUPED ? GROUPS * ((SEGMENTS + DOWN - 1) / DOWN) * 32 : SEGMENTS * PER_SEGMENT;
     constexpr int TURNS = (ALL + THREADS - 1) / THREADS, AT_ONCE = TURNS < 8 ? TURNS : 8;
     const int length = IS_FLAT_FROM ? rows * TILE_AXIS : axis_left;
-    #pragma unroll 1
+#pragma unroll 1
     for (u32 first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
         chunk<16> in[AT_ONCE];
         int to[AT_ONCE], axis[AT_ONCE];
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const u32 n = first + i * THREADS, group = n / 32, lane = n % 32;
             const int row = (int)(IS_GROUPED ? group / GROUPS * DOWN + lane / ACROSS : n / PER_SEGMENT);
-            axis[i] = (int)(IS_GROUPED ? group % GROUPS * ACROSS + lane % ACROSS : n % PER_SEGMENT) * EACH - at.of_row(row);
-            const element* const p = from + (row * a.from_step + axis[i]);
-            to[i] = n < ALL && row < rows && axis[i] < length && !(HAS_CUT && is_cut(a, p)) ? at.place(row, axis[i]) : SKIPPED;
-            if (to[i] != SKIPPED) in[i] = load_global<16>((u64)p);
+            axis[i] =
+                (int)(IS_GROUPED ? group % GROUPS * ACROSS + lane % ACROSS : n % PER_SEGMENT) * EACH - at.of_row(row);
+            const element *const p = from + (row * a.from_step + axis[i]);
+            to[i] = n < ALL && row < rows && axis[i] < length && !(HAS_CUT && is_cut(a, p)) ? at.place(row, axis[i])
+                                                                                            : SKIPPED;
+            if (to[i] != SKIPPED)
+                in[i] = load_global<16>((u64)p);
         }
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (to[i] != SKIPPED) put_chunk(tile, in[i], to[i], axis[i], length);
+            if (to[i] != SKIPPED)
+                put_chunk(tile, in[i], to[i], axis[i], length);
     }
 }
 
 /* A chunk of which the first `skipped` elements are not ours, and neither are those from `count` on. */
-DEVICE void store_chunk(element* p, const chunk<16>& r, int skipped, int count) {
+DEVICE void store_chunk(element *p, const chunk<16> &r, int skipped, int count) {
     if (skipped == 0 && count >= EACH) {
         store_global((u64)p, r);
         return;
     }
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < EACH; e++)
-        if (e >= skipped && e < count) p[e] = element_of(r, e);
+        if (e >= skipped && e < count)
+            p[e] = element_of(r, e);
 }
 
 /* Rows of `to` one after another, as they lie in the tile. */
-DEVICE void empty_flat(const u32* tile, element* to, const phases& at, int axis_left) {
+DEVICE void empty_flat(const u32 *tile, element *to, const phases &at, int axis_left) {
     const int length = axis_left * TILE_LAST;
     for (int first = (int)threadIdx.x * EACH - at.to; first < length; first += THREADS * EACH)
-        store_chunk(to + first, *(const chunk<16>*)((const element*)tile + (first + at.to)), first < 0 ? -first : 0, length - first);
+        store_chunk(to + first, *(const chunk<16> *)((const element *)tile + (first + at.to)), first < 0 ? -first : 0,
+                    length - first);
 }
 
 /* The chunk of a row of `to` that begins at `last`, before which `skipped` elements are another tile's. */
-DEVICE void empty_chunk(const u32* tile, element* row, int axis, int last, int skipped, const phases& at, int last_left) {
+DEVICE void empty_chunk(const u32 *tile, element *row, int axis, int last, int skipped, const phases &at,
+                        int last_left) {
     chunk<16> out = {};
-    #pragma unroll
-    for (int e = 0; e < EACH; e++) put_element(out, e, ((const element*)tile)[at.place(skipped && e < skipped ? last + skipped : last + e, axis)]);
+#pragma unroll
+    for (int e = 0; e < EACH; e++)
+        put_element(out, e,
+                    ((const element *)tile)[at.place(skipped && e < skipped ? last + skipped : last + e, axis)]);
     store_chunk(row + last, out, skipped, last_left - last);
 }
 
-DEVICE void empty_rows(const u32* tile, const arguments& a, element* to, const phases& at, int axis_left, int last_left, bool is_first) {
+DEVICE void empty_rows(const u32 *tile, const arguments &a, element *to, const phases &at, int axis_left, int last_left,
+                       bool is_first) {
     constexpr int PER_ROW = TILE_LAST / EACH > 0 ? TILE_LAST / EACH : 1;
     for (int n = threadIdx.x; n < TILE_AXIS * PER_ROW; n += THREADS) {
         const int axis = n / PER_ROW;
-        if (axis >= axis_left) break;
-        element* const row = to + axis * a.to_step;
-        const int before = SHIFTS_TO ? (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED) : 0, last = n % PER_ROW * EACH + before;
-        if (last < last_left) empty_chunk(tile, row, axis, last, 0, at, last_left);
+        if (axis >= axis_left)
+            break;
+        element *const row = to + axis * a.to_step;
+        const int before = SHIFTS_TO ? (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED) : 0,
+                  last = n % PER_ROW * EACH + before;
+        if (last < last_left)
+            empty_chunk(tile, row, axis, last, 0, at, last_left);
     }
-    if (!SHIFTS_TO || !is_first) return;
+    if (!SHIFTS_TO || !is_first)
+        return;
     for (int n = threadIdx.x; n < TILE_AXIS * (OWNED / EACH); n += THREADS) {
         const int axis = n / (OWNED / EACH);
-        if (axis >= axis_left) break;
-        element* const row = to + axis * a.to_step;
-        const int shift = phase_of(row), before = (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED), last = n % (OWNED / EACH) * EACH - shift;
-        if (last < before && last < last_left) empty_chunk(tile, row, axis, last, last < 0 ? shift : 0, at, last_left);
+        if (axis >= axis_left)
+            break;
+        element *const row = to + axis * a.to_step;
+        const int shift = phase_of(row), before = (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED),
+                  last = n % (OWNED / EACH) * EACH - shift;
+        if (last < before && last < last_left)
+            empty_chunk(tile, row, axis, last, last < 0 ? shift : 0, at, last_left);
     }
 }
 
@@ -158,15 +186,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) turn(const __grid_
     place origin = locate(a, blockIdx.x);
     const bool is_first = along_last(origin) == 0;
     const i64 axis_left = a.axis_extent - along_axis(origin), last_left = a.last_extent - along_last(origin);
-    const int axis = axis_left < TILE_AXIS ? (int)axis_left : TILE_AXIS, last = last_left < ROWS ? (int)last_left : ROWS;
-    const element* const from = from_place(a, origin);
-    element* const to = to_place(a, origin);
-    const phases at = {SHIFTS_FROM ? phase_of(from) : 0, SHIFTS_FROM ? (int)(a.from_step % EACH) : 0, IS_FLAT_TO && SHIFTS_TO ? phase_of(to) : 0};
+    const int axis = axis_left < TILE_AXIS ? (int)axis_left : TILE_AXIS,
+              last = last_left < ROWS ? (int)last_left : ROWS;
+    const element *const from = from_place(a, origin);
+    element *const to = to_place(a, origin);
+    const phases at = {SHIFTS_FROM ? phase_of(from) : 0, SHIFTS_FROM ? (int)(a.from_step % EACH) : 0,
+                       IS_FLAT_TO && SHIFTS_TO ? phase_of(to) : 0};
     const bool is_end = has_cut(a, from, axis, last);
-    if (IS_FLAT_TO && !is_end) fill_tile<false>(tile, a, from, at, axis, last);
-    else fill_tile<true>(tile, a, from, at, axis, last);
-    if (is_end) fill_cut(tile, a, from, at, axis, last);
+    if (IS_FLAT_TO && !is_end)
+        fill_tile<false>(tile, a, from, at, axis, last);
+    else
+        fill_tile<true>(tile, a, from, at, axis, last);
+    if (is_end)
+        fill_cut(tile, a, from, at, axis, last);
     __syncthreads();
-    if constexpr (IS_FLAT_TO) empty_flat(tile, to, at, axis);
-    else empty_rows(tile, a, to, at, axis, last, is_first);
+    if constexpr (IS_FLAT_TO)
+        empty_flat(tile, to, at, axis);
+    else
+        empty_rows(tile, a, to, at, axis, last, is_first);
 }

@@ -11,34 +11,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) totals_of_parts(const _
     __shared__ float s_shares[totals::COUNT][THREADS];
     const u32 entry = divide(blockIdx.x, p.blocks), lane = threadIdx.x % LANES, share = threadIdx.x / LANES;
     const i64 at = (i64)(blockIdx.x - entry * p.blocks.value) * LANES + lane;
-    const float* from = p.parts + entry * p.lines * p.along + at;
+    const float *from = p.parts + entry * p.lines * p.along + at;
     float total[totals::COUNT];
     let_next_kernel_start(); /* it waits for this one, as this one does for the tiles */
     wait_for_previous_kernel();
-    #pragma unroll
-    for (int t = 0; t < totals::COUNT; ++t) total[t] = totals::none(t);
+#pragma unroll
+    for (int t = 0; t < totals::COUNT; ++t)
+        total[t] = totals::none(t);
     for (i64 first = share; first < p.lines && at < p.along; first += AT_ONCE * SHARES) {
         float part[AT_ONCE][totals::COUNT];
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const i64 line = first + i * SHARES;
-            #pragma unroll
+#pragma unroll
             for (int t = 0; t < totals::COUNT; ++t)
                 part[i][t] = line < p.lines ? from[(t * p.entries * p.lines + line) * p.along] : totals::none(t);
         }
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
-            #pragma unroll
-            for (int t = 0; t < totals::COUNT; ++t) total[t] = totals::joined(t, total[t], part[i][t]);
+#pragma unroll
+            for (int t = 0; t < totals::COUNT; ++t)
+                total[t] = totals::joined(t, total[t], part[i][t]);
     }
-    #pragma unroll
-    for (int t = 0; t < totals::COUNT; ++t) s_shares[t][threadIdx.x] = total[t];
-    #pragma unroll
+#pragma unroll
+    for (int t = 0; t < totals::COUNT; ++t)
+        s_shares[t][threadIdx.x] = total[t];
+#pragma unroll
     for (int half = SHARES / 2; half > 0; half /= 2) {
         __syncthreads();
-        #pragma unroll
+#pragma unroll
         for (int t = 0; t < totals::COUNT && share < half; ++t)
             s_shares[t][threadIdx.x] = total[t] = totals::joined(t, total[t], s_shares[t][threadIdx.x + half * LANES]);
     }
-    if (share == 0 && at < p.along) conclude(p, (index)entry, SPAN_IS_ROW ? (index)at : 0, SPAN_IS_ROW ? 0 : (index)at, total);
+    if (share == 0 && at < p.along)
+        conclude(p, (index)entry, SPAN_IS_ROW ? (index)at : 0, SPAN_IS_ROW ? 0 : (index)at, total);
 }

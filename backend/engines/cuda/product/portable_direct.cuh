@@ -8,25 +8,30 @@
 template <class factor> struct neighbours {
     using T = typename factor::stored;
     T at[RUN];
-    DEVICE neighbours(const arguments& p, const T* from) {
+    DEVICE neighbours(const arguments &p, const T *from) {
         if constexpr (factor::IS_SHARED) {
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) at[e] = *from;
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                at[e] = *from;
         } else if constexpr (factor::RUN == RUN) {
             const run<T, RUN> all = load_run<T, RUN>(from);
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) at[e] = all.at[e];
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                at[e] = all.at[e];
         } else {
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) at[e] = from[e * factor::lead(p)];
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                at[e] = from[e * factor::lead(p)];
         }
     }
 };
 
 /* A template, so that what was not printed is not looked up. */
-template <class P> DEVICE void end_run(const P& p, i64 at, const run<sum_t, RUN>& sum) {
-    if constexpr (IS_SPLIT) store_run<sum_t, RUN>(p.partial + (blockIdx.y * p.runs + at) * RUN, sum);
-    else finish(p, (index)(at * RUN), 0, 0, sum);
+template <class P> DEVICE void end_run(const P &p, i64 at, const run<sum_t, RUN> &sum) {
+    if constexpr (IS_SPLIT)
+        store_run<sum_t, RUN>(p.partial + (blockIdx.y * p.runs + at) * RUN, sum);
+    else
+        finish(p, (index)(at * RUN), 0, 0, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) direct(const __grid_constant__ arguments p) {
@@ -42,10 +47,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) direct(const __grid_con
         for (index k = (index)from; k < until; k++) {
             const factor_a::place a_step = a_depth(p, g, k);
             const factor_b::place b_step = b_depth(p, g, k);
-            if (!factor_a::is_inside(p, a_start, a_step) || !factor_b::is_inside(p, b_start, b_step)) continue;
+            if (!factor_a::is_inside(p, a_start, a_step) || !factor_b::is_inside(p, b_start, b_step))
+                continue;
             const neighbours<factor_a> a(p, p.a + (a_start.offset + a_step.offset));
             const neighbours<factor_b> b(p, p.b + (b_start.offset + b_step.offset));
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < RUN; e++)
                 sum.at[e] += (sum_t)staged_as<factor_t>::of(a.at[e]) * (sum_t)staged_as<factor_t>::of(b.at[e]);
         }

@@ -14,38 +14,45 @@ constexpr bool READS_ALONG_DEPTH = false;
 
 struct sums {
     static constexpr int M = THREAD_M, N = THREAD_N;
-    static constexpr int ACROSS = BLOCK_N / N, DOWN = BLOCK_M / M; /* threads; each has 4 x 4 corners, apart by all threads' */
+    static constexpr int ACROSS = BLOCK_N / N,
+                         DOWN = BLOCK_M / M; /* threads; each has 4 x 4 corners, apart by all threads' */
     static constexpr int SLABS = M / 4, SLAB_ROWS = DOWN * 4;
     sum_t at[M][N];
 
     static DEVICE int row_of(int m) { return m / 4 * SLAB_ROWS + (int)threadIdx.x / ACROSS * 4 + m % 4; }
     static DEVICE int column_of(int n) { return n / 4 * (ACROSS * 4) + (int)threadIdx.x % ACROSS * 4 + n % 4; }
 
-    DEVICE void multiply(stage& s) {
-        #pragma unroll
+    DEVICE void multiply(stage &s) {
+#pragma unroll
         for (int k = 0; k < BLOCK_K; k++) {
             run<factor_a::staged, 4> a[M / 4];
             run<factor_b::staged, 4> b[N / 4];
-            #pragma unroll
-            for (int m = 0; m < M; m += 4) a[m / 4] = load_run<factor_a::staged, 4>(s.a.place(row_of(m), k));
-            #pragma unroll
-            for (int n = 0; n < N; n += 4) b[n / 4] = load_run<factor_b::staged, 4>(s.b.place(column_of(n), k));
-            #pragma unroll
+#pragma unroll
+            for (int m = 0; m < M; m += 4)
+                a[m / 4] = load_run<factor_a::staged, 4>(s.a.place(row_of(m), k));
+#pragma unroll
+            for (int n = 0; n < N; n += 4)
+                b[n / 4] = load_run<factor_b::staged, 4>(s.b.place(column_of(n), k));
+#pragma unroll
             for (int m = 0; m < M; m++)
-                #pragma unroll
-                for (int n = 0; n < N; n++) at[m][n] += (sum_t)a[m / 4].at[m % 4] * (sum_t)b[n / 4].at[n % 4];
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    at[m][n] += (sum_t)a[m / 4].at[m % 4] * (sum_t)b[n / 4].at[n % 4];
         }
     }
     static DEVICE int tile_row(int slab, int row) { return slab * SLAB_ROWS + row; }
     template <class F> DEVICE void each(int slab, F keep) {
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < M; m++)
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < N; n++)
-                if (m / 4 == slab) keep(row_of(m % 4), column_of(n), at[m][n]);
+                if (m / 4 == slab)
+                    keep(row_of(m % 4), column_of(n), at[m][n]);
     }
 };
 
 #include "product/tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) { make_tiles(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) {
+    make_tiles(p);
+}

@@ -25,39 +25,46 @@ struct sums {
     static DEVICE int warp_m() { return threadIdx.x / 32 % WARPS_M; }
     static DEVICE int warp_n() { return threadIdx.x / 32 / WARPS_M; }
 
-    DEVICE void multiply(stage& s) {
-        #pragma unroll
+    DEVICE void multiply(stage &s) {
+#pragma unroll
         for (int k = 0; k < BLOCK_K; k += 2 * HALF) {
             u32 a[WARP_M / 16][4], b[WARP_N / 16][4];
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < WARP_M / 16; m++) {
                 const int row = warp_m() * WARP_M + m * 16;
-                if constexpr (stage_of<factor_a, BLOCK_M>::ALONG_DEPTH) load_blocks(a[m], s.a.place(row + lane() % 16, k + lane() / 16 * HALF));
-                else load_blocks_transposed(a[m], s.a.place(row + lane() / 8 % 2 * 8, k + lane() / 16 * 8 + lane() % 8));
+                if constexpr (stage_of<factor_a, BLOCK_M>::ALONG_DEPTH)
+                    load_blocks(a[m], s.a.place(row + lane() % 16, k + lane() / 16 * HALF));
+                else
+                    load_blocks_transposed(a[m], s.a.place(row + lane() / 8 % 2 * 8, k + lane() / 16 * 8 + lane() % 8));
             }
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < WARP_N / 16; n++) {
                 const int column = warp_n() * WARP_N + n * 16;
-                if constexpr (stage_of<factor_b, BLOCK_N>::ALONG_DEPTH) load_blocks(b[n], s.b.place(column + lane() / 16 * 8 + lane() % 8, k + lane() / 8 % 2 * HALF));
-                else load_blocks_transposed(b[n], s.b.place(column + lane() / 16 * 8, k + lane() % 16));
+                if constexpr (stage_of<factor_b, BLOCK_N>::ALONG_DEPTH)
+                    load_blocks(b[n], s.b.place(column + lane() / 16 * 8 + lane() % 8, k + lane() / 8 % 2 * HALF));
+                else
+                    load_blocks_transposed(b[n], s.b.place(column + lane() / 16 * 8, k + lane() % 16));
             }
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < WARP_M / 16; m++)
-                #pragma unroll
+#pragma unroll
                 for (int n = 0; n < WARP_N / 8; n++)
                     product<factor_a::staged, factor_b::staged>::add<HAS_K16>(at[m][n], a[m], b[n / 2] + n % 2 * 2);
         }
     }
     static DEVICE int tile_row(int slab, int row) { return row / 16 * WARP_M + slab * 16 + row % 16; }
     template <class F> DEVICE void each(int slab, F keep) {
-        #pragma unroll
+#pragma unroll
         for (int n = 0; n < WARP_N / 8; n++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++)
-                keep(warp_m() * 16 + lane() / 4 + e / 2 * 8, warp_n() * WARP_N + n * 8 + lane() % 4 * 2 + e % 2, at[slab][n][e]);
+                keep(warp_m() * 16 + lane() / 4 + e / 2 * 8, warp_n() * WARP_N + n * 8 + lane() % 4 * 2 + e % 2,
+                     at[slab][n][e]);
     }
 };
 
 #include "product/tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) { make_tiles(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) {
+    make_tiles(p);
+}

@@ -5,13 +5,18 @@
 template <class factor, int BLOCK> struct stage_of {
     using T = typename factor::staged;
     static constexpr bool ALONG_DEPTH = READS_ALONG_DEPTH && (factor::ALONG_DEPTH || sizeof(T) != 2);
-    static constexpr int PITCH = (ALONG_DEPTH ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
+    static constexpr int PITCH =
+        (ALONG_DEPTH ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
     alignas(16) T at[(ALONG_DEPTH ? BLOCK : BLOCK_K) * PITCH];
-    DEVICE T* place(int outer, int k) { return at + (ALONG_DEPTH ? outer * PITCH + k : k * PITCH + outer); }
+    DEVICE T *place(int outer, int k) { return at + (ALONG_DEPTH ? outer * PITCH + k : k * PITCH + outer); }
 };
 
-template <bool CONDITION, class A, class B> struct choose { using type = A; };
-template <class A, class B> struct choose<false, A, B> { using type = B; };
+template <bool CONDITION, class A, class B> struct choose {
+    using type = A;
+};
+template <class A, class B> struct choose<false, A, B> {
+    using type = B;
+};
 
 /* The elements of one step that this thread brings: fetch() reads them, put() stores them as the product wants them. */
 template <class factor, int BLOCK> struct carrier {
@@ -32,35 +37,42 @@ template <class factor, int BLOCK> struct carrier {
     static DEVICE int outer_of(int u) { return factor::ALONG_DEPTH ? down(u) : across(); }
     static DEVICE int depth_of(int u) { return factor::ALONG_DEPTH ? across() : down(u); }
 
-    DEVICE void fetch(const arguments& p, const T* base, const place* outers, const place* depths) {
-        #pragma unroll
+    DEVICE void fetch(const arguments &p, const T *base, const place *outers, const place *depths) {
+#pragma unroll
         for (int u = 0; u < EACH; u++) {
-            if (!has(u)) continue;
+            if (!has(u))
+                continue;
             const place x = outers[outer_of(u)], y = depths[depth_of(u)];
             const i64 at = x.offset + y.offset;
             const bool is_inside = at >= 0 && factor::is_inside(p, x, y);
             if constexpr (HAS_FILL) {
-                kept[u].at[0] = is_inside ? staged_as<S>::of(base[at]) : at >= 0 ? (S)__longlong_as_double(p.fill) : (S)0;
+                kept[u].at[0] = is_inside ? staged_as<S>::of(base[at])
+                                : at >= 0 ? (S)__longlong_as_double(p.fill)
+                                          : (S)0;
             } else {
                 kept[u] = run<T, LENGTH>{};
-                if (is_inside) kept[u] = load_run<T, LENGTH>(base + at);
+                if (is_inside)
+                    kept[u] = load_run<T, LENGTH>(base + at);
             }
         }
     }
-    DEVICE void put(stage_of<factor, BLOCK>& stage) {
-        #pragma unroll
+    DEVICE void put(stage_of<factor, BLOCK> &stage) {
+#pragma unroll
         for (int u = 0; u < EACH; u++) {
-            if (!has(u)) continue;
+            if (!has(u))
+                continue;
             const int outer = outer_of(u), k = depth_of(u);
             run<S, LENGTH> elements;
-            #pragma unroll
-            for (int e = 0; e < LENGTH; e++) elements.at[e] = staged_as<S>::of(kept[u].at[e]);
+#pragma unroll
+            for (int e = 0; e < LENGTH; e++)
+                elements.at[e] = staged_as<S>::of(kept[u].at[e]);
             if constexpr (stage_of<factor, BLOCK>::ALONG_DEPTH == factor::ALONG_DEPTH) {
                 store_run<S, LENGTH>(stage.place(outer, k), elements);
             } else {
-                #pragma unroll
+#pragma unroll
                 for (int e = 0; e < LENGTH; e++)
-                    *stage.place(outer + (factor::ALONG_DEPTH ? 0 : e), k + (factor::ALONG_DEPTH ? e : 0)) = elements.at[e];
+                    *stage.place(outer + (factor::ALONG_DEPTH ? 0 : e), k + (factor::ALONG_DEPTH ? e : 0)) =
+                        elements.at[e];
             }
         }
     }
@@ -70,4 +82,3 @@ struct stage {
     stage_of<factor_a, BLOCK_M> a;
     stage_of<factor_b, BLOCK_N> b;
 };
-

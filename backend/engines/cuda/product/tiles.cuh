@@ -27,28 +27,34 @@ struct place_of_tile {
 };
 
 /* Tiles are numbered by split, batch entry, groups of GROUP_TILES rows of tiles, columns, rows. */
-DEVICE place_of_tile locate(const arguments& p, position tile) {
+DEVICE place_of_tile locate(const arguments &p, position tile) {
     const position within = split(tile, p.tiles_per_entry), entry = split(tile, p.batches);
     position group = within;
     const u32 in_group = (u32)split(group, p.tiles_per_group), first = (u32)group * GROUP_TILES;
     const u32 left = (u32)p.tiles_m - first, rows = left < GROUP_TILES ? left : GROUP_TILES;
-    return place_of_tile{(index)entry, (index)(first + in_group % rows) * BLOCK_M, (index)(in_group / rows) * BLOCK_N, (u32)tile};
+    return place_of_tile{(index)entry, (index)(first + in_group % rows) * BLOCK_M, (index)(in_group / rows) * BLOCK_N,
+                         (u32)tile};
 }
 
-DEVICE void list_depths(memory& s, const arguments& p, const batch& g, i64 step) {
+DEVICE void list_depths(memory &s, const arguments &p, const batch &g, i64 step) {
     for (int t = threadIdx.x; t < 2 * BLOCK_K; t += THREADS) {
         const index k = (index)(step * BLOCK_K + t % BLOCK_K);
-        if (t < BLOCK_K) s.a_depths[step % 2][t] = a_depth(p, g, k);
-        else s.b_depths[step % 2][t - BLOCK_K] = b_depth(p, g, k);
+        if (t < BLOCK_K)
+            s.a_depths[step % 2][t] = a_depth(p, g, k);
+        else
+            s.b_depths[step % 2][t - BLOCK_K] = b_depth(p, g, k);
     }
 }
 
 /* Sums steps from .. until - 1. */
-DEVICE void multiply_tile(sums& sum, memory& s, const arguments& p, const batch& g, const place_of_tile& at, i64 from, i64 until) {
+DEVICE void multiply_tile(sums &sum, memory &s, const arguments &p, const batch &g, const place_of_tile &at, i64 from,
+                          i64 until) {
     carrier<factor_a, BLOCK_M> a;
     carrier<factor_b, BLOCK_N> b;
-    for (int t = threadIdx.x; t < BLOCK_M; t += THREADS) s.a_outers[t] = a_outer(p, g, at.row + t);
-    for (int t = threadIdx.x; t < BLOCK_N; t += THREADS) s.b_outers[t] = b_outer(p, g, at.column + t);
+    for (int t = threadIdx.x; t < BLOCK_M; t += THREADS)
+        s.a_outers[t] = a_outer(p, g, at.row + t);
+    for (int t = threadIdx.x; t < BLOCK_N; t += THREADS)
+        s.b_outers[t] = b_outer(p, g, at.column + t);
     list_depths(s, p, g, from);
     __syncthreads();
     a.fetch(p, p.a, s.a_outers, s.a_depths[from % 2]);
@@ -73,11 +79,14 @@ DEVICE void multiply_tile(sums& sum, memory& s, const arguments& p, const batch&
 }
 
 /* A run of sums that lie side by side in the result. A template, so that what was not printed is not looked up. */
-template <class P> DEVICE void end_run(const P& p, const place_of_tile& at, index row, index column, const run<sum_t, RUN>& sum) {
-    if (row >= (index)p.rows || column >= (index)p.columns) return;
+template <class P>
+DEVICE void end_run(const P &p, const place_of_tile &at, index row, index column, const run<sum_t, RUN> &sum) {
+    if (row >= (index)p.rows || column >= (index)p.columns)
+        return;
     if constexpr (IS_SPLIT) {
         const i64 entry = (i64)at.split * p.batches.value + at.z;
-        const i64 place = LEAD_IS_ROW ? (entry * p.columns + column) * p.rows + row : (entry * p.rows + row) * p.columns + column;
+        const i64 place =
+            LEAD_IS_ROW ? (entry * p.columns + column) * p.rows + row : (entry * p.rows + row) * p.columns + column;
         store_run<sum_t, RUN>(p.partial + place, sum);
     } else {
         finish(p, at.z, row, column, sum);
@@ -85,11 +94,13 @@ template <class P> DEVICE void end_run(const P& p, const place_of_tile& at, inde
 }
 
 /* Passes the sums through shared memory, so that neighbours in the result meet in one thread. */
-DEVICE void end_tile(sums& sum, memory& s, const arguments& p, const place_of_tile& at) {
+DEVICE void end_tile(sums &sum, memory &s, const arguments &p, const place_of_tile &at) {
     constexpr int RUNS = sums::SLAB_ROWS * BLOCK_N / RUN, ACROSS = (LEAD_IS_ROW ? sums::SLAB_ROWS : BLOCK_N) / RUN;
-    #pragma unroll
+#pragma unroll
     for (int slab = 0; slab < sums::SLABS; slab++) {
-        sum.each(slab, [&](int row, int column, sum_t x) { s.slab[LEAD_IS_ROW ? column * SLAB_PITCH + row : row * SLAB_PITCH + column] = x; });
+        sum.each(slab, [&](int row, int column, sum_t x) {
+            s.slab[LEAD_IS_ROW ? column * SLAB_PITCH + row : row * SLAB_PITCH + column] = x;
+        });
         __syncthreads();
         for (int t = threadIdx.x; t < RUNS; t += THREADS) {
             const int line = t / ACROSS, along = t % ACROSS * RUN;
@@ -100,7 +111,7 @@ DEVICE void end_tile(sums& sum, memory& s, const arguments& p, const place_of_ti
     }
 }
 
-DEVICE void make_tiles(const arguments& p) {
+DEVICE void make_tiles(const arguments &p) {
     __shared__ memory s;
     for (i64 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const place_of_tile at = locate(p, (position)tile);
@@ -108,7 +119,8 @@ DEVICE void make_tiles(const arguments& p) {
         const i64 steps = ((i64)g.depth + BLOCK_K - 1) / BLOCK_K, from = (i64)at.split * p.steps_per_split;
         const i64 until = steps < from + p.steps_per_split ? steps : from + p.steps_per_split;
         sums sum = {};
-        if (from < until) multiply_tile(sum, s, p, g, at, from, until);
+        if (from < until)
+            multiply_tile(sum, s, p, g, at, from, until);
         end_tile(sum, s, p, at);
     }
 }

@@ -22,23 +22,26 @@
              239 -> 254 us; two slabs for a block, one worked on while the other meets: slower; slabs of a line rather than
              two for large x: 155 us, not 151 */
 
-constexpr int WIDTH = ACROSS * RUN;            // channels of a slab
-constexpr int WARPS = THREADS / 32;            // that calculate; one more copies
-constexpr int BATCH = UNROLL * TEAM;           // places
+constexpr int WIDTH = ACROSS * RUN;  // channels of a slab
+constexpr int WARPS = THREADS / 32;  // that calculate; one more copies
+constexpr int BATCH = UNROLL * TEAM; // places
 constexpr int BATCH_BYTES = SLOTS * HELD_BYTES;
 constexpr int SPARE = THREADS / WIDTH;
 constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > WARPS ? WARPS : SPARE; // threads that join totals of one channel
-constexpr int MEETINGS = 256;                  // slabs, at most
+constexpr int MEETINGS = 256;                                          // slabs, at most
 
 static_assert(THREADS == TEAM * ACROSS && 32 % ACROSS == 0, "a thread keeps to a run of channels");
-static_assert(SLOTS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 == 0), "a slot has a run for each thread and step");
+static_assert(SLOTS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 == 0),
+              "a slot has a run for each thread and step");
 static_assert(WIDTH * JOINERS % 32 == 0 && THREADS % WIDTH == 0, "whole warps join");
 static_assert(FLOW > 0 && FLOW < DEPTH, "some slots are for what is copied anew");
 
 using summed = pass<0>;
 using used = pass<1>;
 
-struct alignas(128) line { u32 words[32]; };
+struct alignas(128) line {
+    u32 words[32];
+};
 
 extern __shared__ line s_ring[];
 __shared__ row s_rows[WIDTH];
@@ -56,7 +59,7 @@ struct duty {
     place at;
 };
 
-DEVICE duty duty_of(const arguments& a) {
+DEVICE duty duty_of(const arguments &a) {
     duty s;
     s.blocks = (int)(gridDim.x / (u32)a.slabs);
     s.slab = (int)(blockIdx.x / (u32)s.blocks);
@@ -72,7 +75,9 @@ DEVICE duty duty_of(const arguments& a) {
 
 /* The first place of the i-th batch of the block. Places are counted from the end, which was written last: the last batch
    may begin before the first place. */
-DEVICE int first_of(const duty& s, const arguments& a, int i) { return (int)a.runs - (i * s.blocks + s.block + 1) * BATCH; }
+DEVICE int first_of(const duty &s, const arguments &a, int i) {
+    return (int)a.runs - (i * s.blocks + s.block + 1) * BATCH;
+}
 
 /* ---- The order of pass 1 ----------------------------------------------------------------------------------------- */
 
@@ -86,12 +91,12 @@ struct turn {
     int batch, slot, round; // round -1: it stayed
 };
 
-DEVICE int slot_back(const duty& s, int k) {
+DEVICE int slot_back(const duty &s, int k) {
     const int slot = (s.batches - 1) % DEPTH - k;
     return slot < 0 ? slot + DEPTH : slot;
 }
 
-DEVICE turn next_turn(order& o, const duty& s) {
+DEVICE turn next_turn(order &o, const duty &s) {
     const int flows = s.batches > DEPTH ? s.batches - DEPTH : 0, stays = s.batches - flows, last = s.batches - 1;
     const bool is_due = o.stayed < FLOW || o.flowed * (DEPTH - FLOW + 1) >= (o.stayed - FLOW + 1) * flows;
     if (o.stayed < stays && is_due) {
@@ -108,19 +113,20 @@ DEVICE turn next_turn(order& o, const duty& s) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-DEVICE void fetch(const duty& s, const arguments& a, int pass, int slot, int i, u64 policy) {
+DEVICE void fetch(const duty &s, const arguments &a, int pass, int slot, int i, u64 policy) {
     const u32 arrival = shared_address(&s_arrived[pass][slot]);
     arrive_expecting(arrival, BATCH_BYTES);
     bring(shared_address(s_ring) + slot * BATCH_BYTES, arrival, a, s.slab * WIDTH, first_of(s, a, i), policy);
 }
 
 /* One thread asks for all batches. A slot is filled anew when all warps have read what is in it. */
-DEVICE void fetch_all(const duty& s, const arguments& a) {
+DEVICE void fetch_all(const duty &s, const arguments &a) {
     const u64 leaves = policy_to_leave(), stays = policy_to_stay();
     const int last = s.batches - 1, flows = s.batches - DEPTH;
     int slot = 0, round = 0;
     for (int i = 0; i <= last; i++) {
-        if (i >= DEPTH) wait(shared_address(&s_freed[0][slot]), (round - 1) & 1);
+        if (i >= DEPTH)
+            wait(shared_address(&s_freed[0][slot]), (round - 1) & 1);
         fetch(s, a, 0, slot, i, i < flows && i >= flows - (int)a.stay ? stays : leaves);
         slot = slot == DEPTH - 1 ? 0 : slot + 1;
         round += slot == 0;
@@ -137,42 +143,47 @@ DEVICE void fetch_all(const duty& s, const arguments& a) {
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
-template <class P> DEVICE void load_batch(typename P::inputs (&in)[UNROLL], const duty& s, const arguments& a, int i) {
+template <class P> DEVICE void load_batch(typename P::inputs (&in)[UNROLL], const duty &s, const arguments &a, int i) {
     const int place = first_of(s, a, i) + s.lane;
-    #pragma unroll
+#pragma unroll
     for (int u = 0; u < UNROLL; u++)
-        if (s.inside && place + u * TEAM >= 0) P::load(in[u], a, s.at, place + u * TEAM);
+        if (s.inside && place + u * TEAM >= 0)
+            P::load(in[u], a, s.at, place + u * TEAM);
 }
 
 /* Takes a batch from shared memory to registers, which makes room for the next one. */
 DEVICE void take(held (&own)[UNROLL], int pass, int slot) {
-    #pragma unroll
-    for (int u = 0; u < UNROLL; u++) take_held(own[u], (const char*)s_ring + slot * BATCH_BYTES, u * THREADS + threadIdx.x);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        take_held(own[u], (const char *)s_ring + slot * BATCH_BYTES, u * THREADS + threadIdx.x);
     loads_before_copies();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&s_freed[pass][slot]));
+    if (threadIdx.x % 32 == 0)
+        arrive(shared_address(&s_freed[pass][slot]));
 }
 
 template <class P, bool WHOLE>
 DEVICE void work(typename P::taken (&taken)[RUN], const held (&own)[UNROLL], const typename P::inputs (&in)[UNROLL],
-                 const row* now, const duty& s, const arguments& a, int i) {
+                 const row *now, const duty &s, const arguments &a, int i) {
     const int place = first_of(s, a, i) + s.lane;
-    if (!s.inside) return;
+    if (!s.inside)
+        return;
     if constexpr (WHOLE)
         P::template elements<UNROLL>(own, nullptr, in, now, taken, nullptr, a, s.at, place);
     else
-        #pragma unroll
+#pragma unroll
         for (int u = 0; u < UNROLL; u++)
             if (place + u * TEAM >= 0)
                 P::template elements<1>(own + u, nullptr, in + u, now, taken, nullptr, a, s.at, place + u * TEAM);
 }
 
-DEVICE void sum_up(summed::taken (&taken)[RUN], const row* now, const duty& s, const arguments& a) {
+DEVICE void sum_up(summed::taken (&taken)[RUN], const row *now, const duty &s, const arguments &a) {
     const summed::inputs none[UNROLL] = {};
     held own[UNROLL];
     int slot = 0, round = 0;
-    #pragma unroll
-    for (int l = 0; l < RUN; l++) taken[l] = summed::nothing();
+#pragma unroll
+    for (int l = 0; l < RUN; l++)
+        taken[l] = summed::nothing();
     for (int i = 0; i < s.batches - 1; i++) {
         wait(shared_address(&s_arrived[0][slot]), round & 1);
         take(own, 0, slot);
@@ -185,7 +196,7 @@ DEVICE void sum_up(summed::taken (&taken)[RUN], const row* now, const duty& s, c
     work<summed, false>(taken, own, none, now, s, a, s.batches - 1);
 }
 
-DEVICE void use_up(const row* now, const duty& s, const arguments& a) {
+DEVICE void use_up(const row *now, const duty &s, const arguments &a) {
     used::taken nothing[RUN];
     used::inputs in[UNROLL], next_in[UNROLL];
     held own[UNROLL];
@@ -194,14 +205,19 @@ DEVICE void use_up(const row* now, const duty& s, const arguments& a) {
     load_batch<used>(in, s, a, t.batch);
     for (int i = 0; i < s.batches; i++) {
         const turn next = i < s.batches - 1 ? next_turn(o, s) : t;
-        if (i < s.batches - 1) load_batch<used>(next_in, s, a, next.batch);
-        if (t.round >= 0) wait(shared_address(&s_arrived[1][t.slot]), t.round & 1);
+        if (i < s.batches - 1)
+            load_batch<used>(next_in, s, a, next.batch);
+        if (t.round >= 0)
+            wait(shared_address(&s_arrived[1][t.slot]), t.round & 1);
         take(own, 1, t.slot);
-        if (i > 0) work<used, true>(nothing, own, in, now, s, a, t.batch);
-        else work<used, false>(nothing, own, in, now, s, a, t.batch);
+        if (i > 0)
+            work<used, true>(nothing, own, in, now, s, a, t.batch);
+        else
+            work<used, false>(nothing, own, in, now, s, a, t.batch);
         t = next;
-        #pragma unroll
-        for (int u = 0; u < UNROLL; u++) in[u] = next_in[u];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            in[u] = next_in[u];
     }
 }
 
@@ -210,76 +226,88 @@ DEVICE void use_up(const row* now, const duty& s, const arguments& a) {
 DEVICE void sync_workers() { team_barrier(1, THREADS); }
 
 /* The block's totals of the slab's channels go to the workspace. */
-DEVICE void leave_totals(const summed::taken (&taken)[RUN], const duty& s, const arguments& a) {
-    #pragma unroll
+DEVICE void leave_totals(const summed::taken (&taken)[RUN], const duty &s, const arguments &a) {
+#pragma unroll
     for (int l = 0; l < RUN; l++) {
         const summed::total sum = reduce_lanes<summed, ACROSS, 16>(summed::settled(taken[l]));
-        if (threadIdx.x % 32 < ACROSS) s_parts[threadIdx.x / 32][s.across * RUN + l] = sum;
+        if (threadIdx.x % 32 < ACROSS)
+            s_parts[threadIdx.x / 32][s.across * RUN + l] = sum;
     }
     sync_workers();
-    summed::total* left = (summed::total*)a.left + (s.slab * s.blocks + s.block) * WIDTH;
+    summed::total *left = (summed::total *)a.left + (s.slab * s.blocks + s.block) * WIDTH;
     const int joiner = threadIdx.x % JOINERS;
     for (int c = threadIdx.x / JOINERS; c < WIDTH; c += THREADS / JOINERS) {
         summed::total sum = summed::none();
-        for (int w = joiner; w < WARPS; w += JOINERS) sum = summed::joined(sum, s_parts[w][c]);
+        for (int w = joiner; w < WARPS; w += JOINERS)
+            sum = summed::joined(sum, s_parts[w][c]);
         sum = reduce_lanes<summed, 1, JOINERS / 2>(sum);
-        if (joiner == 0) left[c] = sum;
+        if (joiner == 0)
+            left[c] = sum;
     }
 }
 
 /* Until all blocks of the slab have left theirs. */
-DEVICE void meet(const duty& s) {
+DEVICE void meet(const duty &s) {
     sync_workers();
     if (threadIdx.x == 0) {
         add_released(&arrived[s.slab], 1);
-        while (load_acquired(&arrived[s.slab]) < (u32)s.blocks) {}
+        while (load_acquired(&arrived[s.slab]) < (u32)s.blocks) {
+        }
     }
     sync_workers();
 }
 
 /* The last block to have seen that all have arrived makes ready for the next launch. */
-DEVICE void part(const duty& s) {
-    if (threadIdx.x == 0 && fetch_and_add(&gone[s.slab], 1) == (u32)s.blocks - 1) arrived[s.slab] = gone[s.slab] = 0;
+DEVICE void part(const duty &s) {
+    if (threadIdx.x == 0 && fetch_and_add(&gone[s.slab], 1) == (u32)s.blocks - 1)
+        arrived[s.slab] = gone[s.slab] = 0;
 }
 
 /* The channels that threads open and close, one for each; false: there is none. */
-DEVICE bool has_channel(const duty& s, const arguments& a, int c, place& at) {
+DEVICE bool has_channel(const duty &s, const arguments &a, int c, place &at) {
     const i64 group = (i64)s.slab * ACROSS + c / RUN;
-    if (c >= WIDTH || group >= a.groups) return false;
+    if (c >= WIDTH || group >= a.groups)
+        return false;
     at = place_of(a, group);
     return true;
 }
 
-DEVICE void open_rows(const duty& s, const arguments& a) {
+DEVICE void open_rows(const duty &s, const arguments &a) {
     place at;
-    if (has_channel(s, a, threadIdx.x, at)) open_row(s_rows[threadIdx.x], a, at, threadIdx.x % RUN);
+    if (has_channel(s, a, threadIdx.x, at))
+        open_row(s_rows[threadIdx.x], a, at, threadIdx.x % RUN);
     sync_workers();
 }
 
 /* Joins what all blocks left, in one order whatever their order of arrival. */
-DEVICE void close_rows(const duty& s, const arguments& a) {
+DEVICE void close_rows(const duty &s, const arguments &a) {
     constexpr int EACH = 4; // totals under way at once
-    const summed::total* left = (const summed::total*)a.left + s.slab * s.blocks * WIDTH;
+    const summed::total *left = (const summed::total *)a.left + s.slab * s.blocks * WIDTH;
     const int joiner = threadIdx.x / WIDTH, c = threadIdx.x % WIDTH;
     place at;
     if (joiner < JOINERS) {
         summed::total sum = summed::none();
         for (int b = joiner; b < s.blocks; b += EACH * JOINERS) {
             summed::total some[EACH];
-            #pragma unroll
+#pragma unroll
             for (int k = 0; k < EACH; k++)
-                if (b + k * JOINERS < s.blocks) some[k] = left[(b + k * JOINERS) * WIDTH + c];
-                else some[k] = summed::none();
-            sum = summed::joined(sum, summed::joined(summed::joined(some[0], some[1]), summed::joined(some[2], some[3])));
+                if (b + k * JOINERS < s.blocks)
+                    some[k] = left[(b + k * JOINERS) * WIDTH + c];
+                else
+                    some[k] = summed::none();
+            sum =
+                summed::joined(sum, summed::joined(summed::joined(some[0], some[1]), summed::joined(some[2], some[3])));
         }
         s_parts[joiner][c] = sum;
     }
     sync_workers();
     if (has_channel(s, a, threadIdx.x, at)) {
         summed::total sum = s_parts[0][c];
-        for (int j = 1; j < JOINERS; j++) sum = summed::joined(sum, s_parts[j][c]);
+        for (int j = 1; j < JOINERS; j++)
+            sum = summed::joined(sum, s_parts[j][c]);
         summed::close(sum, s_rows[c], a);
-        if (s.block == 0) store_row(s_rows[c], a, at, c % RUN);
+        if (s.block == 0)
+            store_row(s_rows[c], a, at, c % RUN);
     }
     sync_workers();
 }
@@ -298,20 +326,23 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) channels(const __g
     await_launch_before();
     const duty s = duty_of(a);
     if (threadIdx.x >= THREADS) {
-        if (threadIdx.x == THREADS) fetch_all(s, a);
+        if (threadIdx.x == THREADS)
+            fetch_all(s, a);
         return;
     }
     row now[RUN];
     summed::taken taken[RUN];
     open_rows(s, a);
-    #pragma unroll
-    for (int l = 0; l < RUN; l++) now[l] = s_rows[s.across * RUN + l];
+#pragma unroll
+    for (int l = 0; l < RUN; l++)
+        now[l] = s_rows[s.across * RUN + l];
     sum_up(taken, now, s, a);
     leave_totals(taken, s, a);
     meet(s);
     close_rows(s, a);
-    #pragma unroll
-    for (int l = 0; l < RUN; l++) now[l] = s_rows[s.across * RUN + l];
+#pragma unroll
+    for (int l = 0; l < RUN; l++)
+        now[l] = s_rows[s.across * RUN + l];
     use_up(now, s, a);
     allow_launch_after();
     part(s);

@@ -67,19 +67,19 @@ struct span {
     int stage; // of the ring
     int lane, across, rank, turn;
     bool inside;
-    char* slot; // of the ring, where its runs are
+    char *slot; // of the ring, where its runs are
 };
 
 /* Whether run `step` of a thread is one of the row's: known beforehand where all rows fill all threads. */
-DEVICE position run_of(const span& s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
-DEVICE bool has_run(const arguments& a, const span& s, int step) {
+DEVICE position run_of(const span &s, int step) { return (s.rank * KEPT + step) * TEAM + s.lane; }
+DEVICE bool has_run(const arguments &a, const span &s, int step) {
     return IS_WHOLE || step < SURE || (s.inside && run_of(s, step) < runs_of(a, s.group));
 }
-DEVICE i64 loose_of(const arguments& a, i64 group) { return a.length - runs_of(a, group) * RUN; }
-DEVICE bool has_loose(const arguments& a, const span& s) {
+DEVICE i64 loose_of(const arguments &a, i64 group) { return a.length - runs_of(a, group) * RUN; }
+DEVICE bool has_loose(const arguments &a, const span &s) {
     return s.inside && s.rank == 0 && s.part == 0 && s.lane < loose_of(a, s.group);
 }
-DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
+DEVICE bool is_leader(const span &s) { return (IS_WHOLE || s.inside) && s.lane == 0 && s.rank == 0; }
 
 /* ---- Totals of a team -------------------------------------------------------------------------------------------- */
 
@@ -87,20 +87,22 @@ DEVICE bool is_leader(const span& s) { return (IS_WHOLE || s.inside) && s.lane =
 template <class P, int PARTS> DEVICE typename P::total join_warps(const typename P::total (&parts)[PARTS]) {
     typename P::total sum = parts[0];
     if constexpr (PARTS <= 8) {
-        #pragma unroll
-        for (int i = 1; i < PARTS; i++) sum = P::joined(sum, parts[i]);
+#pragma unroll
+        for (int i = 1; i < PARTS; i++)
+            sum = P::joined(sum, parts[i]);
     } else {
         constexpr int LAST = PARTS > 16 ? 16 : 8;
         const int mine = threadIdx.x % (2 * LAST);
         sum = P::none();
-        for (int i = mine; i < PARTS; i += 2 * LAST) sum = P::joined(sum, parts[i]);
+        for (int i = mine; i < PARTS; i += 2 * LAST)
+            sum = P::joined(sum, parts[i]);
         sum = P::template of_lanes<1, LAST>(sum);
     }
     return sum;
 }
 
 /* A row is in neighbouring threads. */
-template <class P> DEVICE void reduce_row(typename P::total& sum, const span& s) {
+template <class P> DEVICE void reduce_row(typename P::total &sum, const span &s) {
     if constexpr (TEAM <= 32) {
         sum = P::template of_lanes<1, TEAM / 2>(sum);
     }
@@ -108,47 +110,61 @@ template <class P> DEVICE void reduce_row(typename P::total& sum, const span& s)
         constexpr int WARPS = TEAM > 32 ? TEAM / 32 : 1;
         // By turns, as the next row may be ahead of readers of this one.
         __shared__ typename P::total s_warps[2][ACROSS][WARPS * CLUSTER];
-        if constexpr (TEAM > 32) sum = P::template of_lanes<1, 16>(sum);
-        typename P::total* own = &s_warps[s.turn][s.across][s.rank * WARPS + s.lane / 32];
+        if constexpr (TEAM > 32)
+            sum = P::template of_lanes<1, 16>(sum);
+        typename P::total *own = &s_warps[s.turn][s.across][s.rank * WARPS + s.lane / 32];
         if constexpr (CLUSTER > 1) {
-            if (threadIdx.x % 32 < CLUSTER) store_to_peer(own, threadIdx.x % 32, sum);
+            if (threadIdx.x % 32 < CLUSTER)
+                store_to_peer(own, threadIdx.x % 32, sum);
             arrive_at_cluster();
             await_cluster();
         } else {
-            if (threadIdx.x % 32 == 0) *own = sum;
-            if constexpr (ACROSS == 1) __syncthreads();
-            else team_barrier(1 + s.across, TEAM);
+            if (threadIdx.x % 32 == 0)
+                *own = sum;
+            if constexpr (ACROSS == 1)
+                __syncthreads();
+            else
+                team_barrier(1 + s.across, TEAM);
         }
         sum = join_warps<P>(s_warps[s.turn][s.across]);
     }
 }
 
 /* Neighbouring threads have neighbouring rows. */
-template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span& s) {
+template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
     constexpr int IN_WARP = ACROSS >= 32 ? 1 : TEAM * ACROSS >= 32 ? 32 / ACROSS : TEAM;
     constexpr int GROUPS = TEAM / IN_WARP, ROWS = LANES * ACROSS, SPARE = THREADS / ROWS;
     constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
     static_assert(CLUSTER == 1 || GROUPS > 1, "blocks that share rows have several warps for each");
-    #pragma unroll
-    for (int l = 0; l < LANES; l++) sum[l] = P::template of_lanes<ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        sum[l] = P::template of_lanes<ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
     if constexpr (GROUPS > 1) {
         __shared__ typename P::total s_groups[GROUPS][ROWS];
         __shared__ typename P::total s_blocks[CLUSTER > 1 ? 2 : 1][CLUSTER][ROWS]; // by turns, as in reduce_row
         if (s.lane % IN_WARP == 0)
-            #pragma unroll
-            for (int l = 0; l < LANES; l++) s_groups[s.lane / IN_WARP][l * ACROSS + s.across] = sum[l];
+#pragma unroll
+            for (int l = 0; l < LANES; l++)
+                s_groups[s.lane / IN_WARP][l * ACROSS + s.across] = sum[l];
         __syncthreads();
         for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
             typename P::total whole = P::none();
-            for (int g = threadIdx.x % JOINERS; g < GROUPS; g += JOINERS) whole = P::joined(whole, s_groups[g][c]);
+            for (int g = threadIdx.x % JOINERS; g < GROUPS; g += JOINERS)
+                whole = P::joined(whole, s_groups[g][c]);
             whole = P::template of_lanes<1, JOINERS / 2>(whole);
-            auto* own = &s_blocks[CLUSTER > 1 ? s.turn : 0][s.rank][c];
-            if constexpr (CLUSTER == 1) *own = whole;
-            else if (threadIdx.x % JOINERS < CLUSTER) store_to_peer(own, threadIdx.x % JOINERS, whole);
+            auto *own = &s_blocks[CLUSTER > 1 ? s.turn : 0][s.rank][c];
+            if constexpr (CLUSTER == 1)
+                *own = whole;
+            else if (threadIdx.x % JOINERS < CLUSTER)
+                store_to_peer(own, threadIdx.x % JOINERS, whole);
         }
-        if constexpr (CLUSTER == 1) __syncthreads();
-        else { arrive_at_cluster(); await_cluster(); }
-        #pragma unroll
+        if constexpr (CLUSTER == 1)
+            __syncthreads();
+        else {
+            arrive_at_cluster();
+            await_cluster();
+        }
+#pragma unroll
         for (int l = 0; l < LANES; l++) {
             sum[l] = s_blocks[CLUSTER > 1 ? s.turn : 0][0][l * ACROSS + s.across];
             for (int rank = 1; rank < CLUSTER; rank++)
@@ -157,27 +173,31 @@ template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], c
     }
 }
 
-template <class P> DEVICE void reduce_team(typename P::total (&sum)[LANES], const span& s) {
-    if constexpr (COLUMNS) reduce_columns<P>(sum, s);
-    else reduce_row<P>(sum[0], s);
+template <class P> DEVICE void reduce_team(typename P::total (&sum)[LANES], const span &s) {
+    if constexpr (COLUMNS)
+        reduce_columns<P>(sum, s);
+    else
+        reduce_row<P>(sum[0], s);
 }
 
 /* ---- The ring ---------------------------------------------------------------------------------------------------- */
 
-DEVICE span span_of(const arguments& a, i64 job, int rank, int turn);
+DEVICE span span_of(const arguments &a, i64 job, int rank, int turn);
 
 __shared__ u64 s_arrivals[ACROSS][RING > 0 ? RING : 1];
 extern __shared__ __align__(RING > 1 ? 128 : 16) words4 s_ring[];
 
-DEVICE char* slot_of(const span& s, int stage) {
-    return (char*)s_ring + RING_BEGINS + (s.across * RING + stage) * (SLOTS * HELD_BYTES);
+DEVICE char *slot_of(const span &s, int stage) {
+    return (char *)s_ring + RING_BEGINS + (s.across * RING + stage) * (SLOTS * HELD_BYTES);
 }
 
 /* Of one row; of rows side by side, each thread has its own. */
-DEVICE int slot_index(const span& s, int step) { return COLUMNS ? step * THREADS + (int)threadIdx.x : step * TEAM + s.lane; }
+DEVICE int slot_index(const span &s, int step) {
+    return COLUMNS ? step * THREADS + (int)threadIdx.x : step * TEAM + s.lane;
+}
 
 /* One thread of a team asks for the block's part of a row. */
-DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
+DEVICE void fill_ring(const arguments &a, i64 job, int rank, int stage) {
     const span s = span_of(a, job, rank, 0);
     const position first = rank * SLOTS, rest = (position)runs_of(a, s.group) - first; // the last blocks may have none
     const position runs = rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
@@ -186,44 +206,51 @@ DEVICE void fill_ring(const arguments& a, i64 job, int rank, int stage) {
 }
 
 /* Every thread asks for the runs that it alone will take. */
-DEVICE void copy_own(const arguments& a, const span& s, const place& at) {
+DEVICE void copy_own(const arguments &a, const span &s, const place &at) {
     for (int step = 0; step < STEPS; step++)
-        if (has_run(a, s, step)) copy_run(s.slot, slot_index(s, step), a, at, run_of(s, step));
+        if (has_run(a, s, step))
+            copy_run(s.slot, slot_index(s, step), a, at, run_of(s, step));
     commit_copies();
 }
 
 /* The slot of the row before takes the row that is RING - 1 rows on. */
-DEVICE void refill_ring(const span& s, const arguments& a) {
-    if (s.lane == 0) loads_before_copies();
+DEVICE void refill_ring(const span &s, const arguments &a) {
+    if (s.lane == 0)
+        loads_before_copies();
     fill_ring(a, s.job + (i64)(gridDim.x / CLUSTER) * (RING - 1), s.rank, s.stage == 0 ? RING - 1 : s.stage - 1);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
 template <class P>
-DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments& a, const place& at, position q) {
-    #pragma unroll
-    for (int u = 0; u < UNROLL; u++) P::load(in[u], a, at, q + u * BETWEEN);
+DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments &a, const place &at, position q) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        P::load(in[u], a, at, q + u * BETWEEN);
 }
 
 /* All runs of a thread through one pass, from registers or from shared memory. */
 template <class P>
-DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, held* own, const common* all, const row* now,
-                      column* columns, const arguments& a, const place& at) {
-    #pragma unroll UNROLL
+DEVICE void walk_held(typename P::taken (&taken)[LANES], const span &s, held *own, const common *all, const row *now,
+                      column *columns, const arguments &a, const place &at) {
+#pragma unroll UNROLL
     for (int step = 0; step < STEPS; step++) {
-        if (!has_run(a, s, step)) continue;
+        if (!has_run(a, s, step))
+            continue;
         held here;
         typename P::inputs in[1];
-        if constexpr (RING > 0) take_held(here, s.slot, slot_index(s, step));
-        if constexpr (!KEEPS_COMMON) P::load(in[0], a, at, run_of(s, step));
+        if constexpr (RING > 0)
+            take_held(here, s.slot, slot_index(s, step));
+        if constexpr (!KEEPS_COMMON)
+            P::load(in[0], a, at, run_of(s, step));
         P::template elements<1>(RING > 0 ? &here : own + step, all + step, in, now, taken, columns + step, a, at,
                                 run_of(s, step));
     }
     if constexpr (LOOSE > 0)
         if (has_loose(a, s)) {
             typename P::inputs in[1];
-            if constexpr (!KEEPS_COMMON) P::template load<1>(in[0], a, at, s.lane);
+            if constexpr (!KEEPS_COMMON)
+                P::template load<1>(in[0], a, at, s.lane);
             P::template elements<1, 1>(own + (RING > 0 ? 0 : KEPT), all + KEPT, in, now, taken, columns + KEPT, a, at,
                                        s.lane);
         }
@@ -231,24 +258,28 @@ DEVICE void walk_held(typename P::taken (&taken)[LANES], const span& s, held* ow
 
 /* All runs of a thread through one pass, from memory. */
 template <class P>
-DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const row* now, const arguments& a,
-                        const place& at) {
+DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span &s, const row *now, const arguments &a,
+                        const place &at) {
     const position last = s.inside ? (position)runs_of(a, s.group) : 0, ends = (position)runs_of(a, s.group) - 1;
     const position advance = UNROLL * TEAM * (IS_SPLIT ? (position)a.parts : 1);
     position i = UNROLL * TEAM * (position)s.part + s.lane;
     typename P::inputs now_in[UNROLL], next_in[UNROLL], loose_in[1];
     if constexpr (LOOSE > 0)
-        if (has_loose(a, s)) P::template load<1>(loose_in[0], a, at, s.lane);
+        if (has_loose(a, s))
+            P::template load<1>(loose_in[0], a, at, s.lane);
     bool is_full = i + (UNROLL - 1) * TEAM < last - OVERLAPS;
-    if (is_full) load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
+    if (is_full)
+        load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
     while (is_full) { // the next block is on its way while this one is worked on
         const position q = IS_REVERSED ? ends - i : i;
         i += advance;
         is_full = !IS_SINGLE && i + (UNROLL - 1) * TEAM < last - OVERLAPS;
-        if (is_full) load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
+        if (is_full)
+            load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
         P::template elements<UNROLL>(nullptr, nullptr, now_in, now, taken, nullptr, a, at, q);
-        #pragma unroll
-        for (int u = 0; u < UNROLL; u++) now_in[u] = next_in[u];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            now_in[u] = next_in[u];
     }
     for (int u = 0; u < UNROLL && i < last; u++, i += TEAM) {
         const position q = IS_REVERSED ? ends - i : i;
@@ -262,56 +293,67 @@ DEVICE void walk_stream(typename P::taken (&taken)[LANES], const span& s, const 
 }
 
 /* The totals of pass P that parts left in the workspace, joined. */
-template <int P> DEVICE void gather(typename pass<P>::total (&sum)[LANES], const span& s, const arguments& a) {
-    const auto* recalled = pass<P>::recalled(a) + (s.inside ? s.group : 0) * LANES;
+template <int P> DEVICE void gather(typename pass<P>::total (&sum)[LANES], const span &s, const arguments &a) {
+    const auto *recalled = pass<P>::recalled(a) + (s.inside ? s.group : 0) * LANES;
     if constexpr (pass<P>::IS_JOINED) {
         using words = raw<u32, sizeof(sum) / 4>;
-        union { words from; typename pass<P>::total numbers[LANES]; } both;
-        both.from = words::template load<false>((const u32*)recalled);
-        #pragma unroll
-        for (int l = 0; l < LANES; l++) sum[l] = both.numbers[l];
+        union {
+            words from;
+            typename pass<P>::total numbers[LANES];
+        } both;
+        both.from = words::template load<false>((const u32 *)recalled);
+#pragma unroll
+        for (int l = 0; l < LANES; l++)
+            sum[l] = both.numbers[l];
     } else {
-        #pragma unroll
-        for (int l = 0; l < LANES; l++) sum[l] = pass<P>::none();
+#pragma unroll
+        for (int l = 0; l < LANES; l++)
+            sum[l] = pass<P>::none();
         if (s.inside)
             for (i64 part = s.lane; part < pass<P>::parts(a); part += TEAM)
-                #pragma unroll
-                for (int l = 0; l < LANES; l++) sum[l] = pass<P>::joined(sum[l], recalled[part * a.rows + l]);
+#pragma unroll
+                for (int l = 0; l < LANES; l++)
+                    sum[l] = pass<P>::joined(sum[l], recalled[part * a.rows + l]);
         reduce_team<pass<P>>(sum, s);
     }
 }
 
-template <int P> DEVICE void leave(const typename pass<P>::total (&sum)[LANES], const span& s, const arguments& a) {
+template <int P> DEVICE void leave(const typename pass<P>::total (&sum)[LANES], const span &s, const arguments &a) {
     if (s.inside && s.lane == 0)
-        #pragma unroll
+#pragma unroll
         for (int l = 0; l < LANES; l++)
-            ((typename pass<P>::total*)a.left)[s.part * a.rows + s.group * LANES + l] = sum[l];
+            ((typename pass<P>::total *)a.left)[s.part * a.rows + s.group * LANES + l] = sum[l];
 }
 
-template <int P> DEVICE void close(const typename pass<P>::total (&sum)[LANES], row* now, const arguments& a) {
-    #pragma unroll
-    for (int l = 0; l < LANES; l++) pass<P>::close(sum[l], now[l], a);
+template <int P> DEVICE void close(const typename pass<P>::total (&sum)[LANES], row *now, const arguments &a) {
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        pass<P>::close(sum[l], now[l], a);
 }
 
 /* A pass over the elements, up to the row's totals. */
 template <class P>
-DEVICE void take(typename P::total (&sum)[LANES], const span& s, held* own, const common* all, const row* now,
-                 column* columns, const arguments& a, const place& at) {
+DEVICE void take(typename P::total (&sum)[LANES], const span &s, held *own, const common *all, const row *now,
+                 column *columns, const arguments &a, const place &at) {
     typename P::taken taken[LANES];
-    #pragma unroll
-    for (int l = 0; l < LANES; l++) taken[l] = P::nothing();
-    if constexpr (STEPS > 0) walk_held<P>(taken, s, own, all, now, columns, a, at);
-    else walk_stream<P>(taken, s, now, a, at);
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        taken[l] = P::nothing();
+    if constexpr (STEPS > 0)
+        walk_held<P>(taken, s, own, all, now, columns, a, at);
+    else
+        walk_stream<P>(taken, s, now, a, at);
     if constexpr (P::CLOSES) {
-        #pragma unroll
-        for (int l = 0; l < LANES; l++) sum[l] = P::settled(taken[l]);
+#pragma unroll
+        for (int l = 0; l < LANES; l++)
+            sum[l] = P::settled(taken[l]);
         reduce_team<P>(sum, s);
     }
 }
 
 template <int P>
-DEVICE void run_passes(const span& s, held* own, const common* all, row* now, column* columns, const arguments& a,
-                       const place& at) {
+DEVICE void run_passes(const span &s, held *own, const common *all, row *now, column *columns, const arguments &a,
+                       const place &at) {
     if constexpr (P < PASSES_END) {
         typename pass<P>::total sum[LANES];
         if constexpr (P < RECALLED) {
@@ -319,20 +361,24 @@ DEVICE void run_passes(const span& s, held* own, const common* all, row* now, co
             close<P>(sum, now, a);
         } else {
             if constexpr (FORGETS && RING == 0 && P > RECALLED)
-                #pragma unroll
-                for (int step = 0; step < OWN; step++) forget_held(own[step]);
+#pragma unroll
+                for (int step = 0; step < OWN; step++)
+                    forget_held(own[step]);
             take<pass<P>>(sum, s, own, all, now, columns, a, at);
-            if constexpr (RING > 1 && P == 0) refill_ring(s, a); // all threads are done with the row before
+            if constexpr (RING > 1 && P == 0)
+                refill_ring(s, a); // all threads are done with the row before
             if constexpr (pass<P>::CLOSES) {
-                if constexpr (IS_SPLIT) leave<P>(sum, s, a);
-                else close<P>(sum, now, a);
+                if constexpr (IS_SPLIT)
+                    leave<P>(sum, s, a);
+                else
+                    close<P>(sum, now, a);
             }
         }
         run_passes<P + 1>(s, own, all, now, columns, a, at);
     }
 }
 
-template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
+template <int P> DEVICE void join_parts(const span &s, const arguments &a) {
     if constexpr (P >= 0) {
         typename pass<P>::total sum[LANES];
         gather<P>(sum, s, a);
@@ -343,32 +389,38 @@ template <int P> DEVICE void join_parts(const span& s, const arguments& a) {
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
 /* Teams of a warp by shuffles, then warps (or larger teams) through shared memory, run by run, each added up by another. */
-DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arguments& a) {
+DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
     constexpr int GROUP = TEAM < 32 ? 32 : TEAM, GROUPS = THREADS / GROUP;
     using sums = run<column_t, RUN>;
     const int lane = threadIdx.x % TEAM, group = threadIdx.x / GROUP;
     const bool is_first = threadIdx.x % GROUP < TEAM;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < COLUMN_TOTALS * OWN; i++) {
         sums mine = columns[i % OWN].at[i / OWN];
-        #pragma unroll
+#pragma unroll
         for (int mask = TEAM; mask < 32; mask *= 2)
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) mine.at[e] += shuffle_xor(mine.at[e], mask);
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                mine.at[e] += shuffle_xor(mine.at[e], mask);
         if constexpr (GROUPS > 1) {
             __shared__ sums s_sums[GROUPS][TEAM];
-            if (i > 0) __syncthreads();
-            if (is_first) s_sums[group][lane] = mine;
+            if (i > 0)
+                __syncthreads();
+            if (is_first)
+                s_sums[group][lane] = mine;
             __syncthreads();
-            if (group != i % GROUPS) continue;
+            if (group != i % GROUPS)
+                continue;
             mine = s_sums[0][lane];
-            #pragma unroll
+#pragma unroll
             for (int g = 1; g < GROUPS; g++)
-                #pragma unroll
-                for (int e = 0; e < RUN; e++) mine.at[e] += s_sums[g][lane].at[e];
+#pragma unroll
+                for (int e = 0; e < RUN; e++)
+                    mine.at[e] += s_sums[g][lane].at[e];
         }
         if (i % OWN == KEPT) {
-            if (is_first && s.rank == 0 && s.lane < loose_of(a, s.group)) store_column<1>(i / OWN, mine, a, s.group, s.lane);
+            if (is_first && s.rank == 0 && s.lane < loose_of(a, s.group))
+                store_column<1>(i / OWN, mine, a, s.group, s.lane);
         } else if (is_first && run_of(s, i % OWN) < runs_of(a, s.group)) {
             store_column(i / OWN, mine, a, s.group, run_of(s, i % OWN));
         }
@@ -377,7 +429,7 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span& s, const arg
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
+DEVICE span span_of(const arguments &a, i64 job, int rank, int turn) {
     span s;
     s.job = job;
     s.stage = 0;
@@ -387,7 +439,8 @@ DEVICE span span_of(const arguments& a, i64 job, int rank, int turn) {
     s.rank = rank;
     s.part = IS_SPLIT ? divide((u32)job, a.tiles) : 0; // a grid has fewer than 2^31 blocks
     s.group = (job - s.part * a.tiles.value) * ACROSS + s.across;
-    if constexpr (LOOSE > 0 && COLUMN_TOTALS > 0) s.group = (job / RUN * ACROSS + s.across) * RUN + job % RUN;
+    if constexpr (LOOSE > 0 && COLUMN_TOTALS > 0)
+        s.group = (job / RUN * ACROSS + s.across) * RUN + job % RUN;
     s.inside = s.group < a.groups;
     s.turn = turn;
     return s;
@@ -399,79 +452,99 @@ struct loaded {
     entry numbers;
 };
 
-DEVICE void load_job(loaded& in, const arguments& a, const span& s) {
+DEVICE void load_job(loaded &in, const arguments &a, const span &s) {
     const place at = place_of(a, s.inside ? s.group : 0);
-    #pragma unroll
+#pragma unroll
     for (int step = 0; step < STEPS && RING == 0; step++)
-        if (has_run(a, s, step)) load_held(in.runs[step], a, at, run_of(s, step));
+        if (has_run(a, s, step))
+            load_held(in.runs[step], a, at, run_of(s, step));
     if constexpr (LOOSE > 0)
-        if (has_loose(a, s)) load_held<1>(in.runs[RING > 0 ? 0 : KEPT], a, at, s.lane);
+        if (has_loose(a, s))
+            load_held<1>(in.runs[RING > 0 ? 0 : KEPT], a, at, s.lane);
     load_entry(in.numbers, a, at);
 }
 
 /* One thread of a team asks the second cache for the block's part of a row. */
-DEVICE void ask_for(const arguments& a, i64 job, int rank) {
+DEVICE void ask_for(const arguments &a, i64 job, int rank) {
     const span s = span_of(a, job, rank, 0);
     const position first = rank * (KEPT * TEAM), rest = (position)runs_of(a, s.group) - first;
     const position runs = IS_WHOLE ? KEPT * TEAM : rest < KEPT * TEAM ? rest : KEPT * TEAM;
-    if (job < a.jobs && s.inside && s.lane == 0 && runs > 0) expect_held(a, place_of(a, s.group), first, runs);
+    if (job < a.jobs && s.inside && s.lane == 0 && runs > 0)
+        expect_held(a, place_of(a, s.group), first, runs);
 }
 
-DEVICE void load_all(common (&all)[OWN], const arguments& a, const span& s) {
-    #pragma unroll
+DEVICE void load_all(common (&all)[OWN], const arguments &a, const span &s) {
+#pragma unroll
     for (int step = 0; step < STEPS; step++)
-        if (IS_WHOLE || run_of(s, step) < runs_of(a, s.group)) load_common(all[step], a, s.group, run_of(s, step));
+        if (IS_WHOLE || run_of(s, step) < runs_of(a, s.group))
+            load_common(all[step], a, s.group, run_of(s, step));
     if constexpr (LOOSE > 0)
-        if (has_loose(a, s)) load_common<1>(all[KEPT], a, s.group, s.lane);
+        if (has_loose(a, s))
+            load_common<1>(all[KEPT], a, s.group, s.lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __grid_constant__ arguments a) {
     const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
     const i64 step = gridDim.x / CLUSTER;
     i64 job = blockIdx.x / CLUSTER;
-    for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++) ask_for(a, job + i * step, rank);
+    for (int i = 0; ASKS_EARLY && i < (PREFETCHES ? 2 : 1); i++)
+        ask_for(a, job + i * step, rank);
     begin_launch<LETS_NEXT>();
     loaded in;
     common all[OWN];
     column columns[OWN];
-    if constexpr (CLUSTER > 1) arrive_at_cluster();
-    #pragma unroll
-    for (int i = 0; i < OWN; i++) clear_column(columns[i]);
+    if constexpr (CLUSTER > 1)
+        arrive_at_cluster();
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        clear_column(columns[i]);
     if constexpr (RING > 1) {
-        if (threadIdx.x < ACROSS * RING) make_arrival(&s_arrivals[0][threadIdx.x]);
+        if (threadIdx.x < ACROSS * RING)
+            make_arrival(&s_arrivals[0][threadIdx.x]);
         __syncthreads();
-        for (int stage = 0; stage < RING - 1; stage++) fill_ring(a, job + stage * step, rank, stage);
+        for (int stage = 0; stage < RING - 1; stage++)
+            fill_ring(a, job + stage * step, rank, stage);
     }
-    if constexpr (PREFETCHES) load_job(in, a, span_of(a, job, rank, 0));
-    if constexpr (KEEPS_COMMON) load_all(all, a, span_of(a, job, rank, 0));
+    if constexpr (PREFETCHES)
+        load_job(in, a, span_of(a, job, rank, 0));
+    if constexpr (KEEPS_COMMON)
+        load_all(all, a, span_of(a, job, rank, 0));
     int stage = 0;
     u32 round = 0;
     for (int turn = 0; job < a.jobs; job += step, turn ^= 1) {
         span s = span_of(a, job, rank, turn);
         const place at = place_of(a, s.inside ? s.group : 0);
         row now[LANES];
-        if constexpr (!PREFETCHES) load_job(in, a, s);
-        if constexpr (AHEAD > 0) ask_for(a, job + AHEAD, rank);
+        if constexpr (!PREFETCHES)
+            load_job(in, a, s);
+        if constexpr (AHEAD > 0)
+            ask_for(a, job + AHEAD, rank);
         loaded mine = in;
-        if (PREFETCHES && job + step < a.jobs) load_job(in, a, span_of(a, job + step, rank, 0));
+        if (PREFETCHES && job + step < a.jobs)
+            load_job(in, a, span_of(a, job + step, rank, 0));
         // All blocks run before one writes to another.
-        if (CLUSTER > 1 && job == blockIdx.x / CLUSTER) await_cluster();
+        if (CLUSTER > 1 && job == blockIdx.x / CLUSTER)
+            await_cluster();
         if constexpr (RING == 1) {
-            s.slot = (char*)s_ring;
+            s.slot = (char *)s_ring;
             copy_own(a, s, at);
             await_copies<0>();
         } else if constexpr (RING > 1) {
             s.stage = stage;
             s.slot = slot_of(s, stage);
-            if (s.inside) await_arrival(&s_arrivals[s.across][stage], round);
+            if (s.inside)
+                await_arrival(&s_arrivals[s.across][stage], round);
             stage = stage == RING - 1 ? 0 : stage + 1;
             round ^= stage == 0;
         }
         open_rows(now, mine.numbers, a, at);
         join_parts<JOIN>(s, a);
         run_passes<0>(s, mine.runs, all, now, columns, a, at);
-        if (HAS_ROW_STORES && is_leader(s) && s.part == 0) store_rows(now, a, at);
+        if (HAS_ROW_STORES && is_leader(s) && s.part == 0)
+            store_rows(now, a, at);
     }
-    if constexpr (LETS_NEXT == WHEN_DONE) allow_launch_after();
-    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, span_of(a, LOOSE > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
+    if constexpr (LETS_NEXT == WHEN_DONE)
+        allow_launch_after();
+    if constexpr (COLUMN_TOTALS > 0)
+        leave_columns(columns, span_of(a, LOOSE > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
 }

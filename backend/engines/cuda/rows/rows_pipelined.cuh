@@ -67,77 +67,82 @@ struct worker {
     i64 stride;                 // from one of its rows to the next
 };
 
-DEVICE position run_of(const worker& w, int step) { return (w.part * STEPS + step) * 32 + w.lane; }
-DEVICE bool has_run(const worker& w, const arguments& a, int step) { return IS_WHOLE || run_of(w, step) < a.runs; }
-DEVICE char* slot_of(const worker& w, int stage) { return s_slots + (w.crew * RING + stage) * SLOT_BYTES; }
+DEVICE position run_of(const worker &w, int step) { return (w.part * STEPS + step) * 32 + w.lane; }
+DEVICE bool has_run(const worker &w, const arguments &a, int step) { return IS_WHOLE || run_of(w, step) < a.runs; }
+DEVICE char *slot_of(const worker &w, int stage) { return s_slots + (w.crew * RING + stage) * SLOT_BYTES; }
 
 /* The crew's part of a row: its first run, and how many there are; the last crews may have none. */
-DEVICE position first_of(const worker& w) { return w.part / CREW * SLOTS; }
-DEVICE position runs_of(const worker& w, const arguments& a) {
+DEVICE position first_of(const worker &w) { return w.part / CREW * SLOTS; }
+DEVICE position runs_of(const worker &w, const arguments &a) {
     const position rest = (position)a.runs - first_of(w);
     return IS_WHOLE ? SLOTS : rest < 0 ? 0 : rest < SLOTS ? rest : SLOTS;
 }
 
 /* One lane asks for it. */
-DEVICE void fill_slot(const worker& w, const arguments& a, i64 group, int stage) {
+DEVICE void fill_slot(const worker &w, const arguments &a, i64 group, int stage) {
     if (w.lane == 0 && group < a.groups)
         copy_held(slot_of(w, stage), &s_arrivals[w.crew][stage], a, place_of(a, group), first_of(w), runs_of(w, a));
 }
 
 /* The same as far as the second cache, where it may be before what writes it has ended. */
-DEVICE void ask_for(const worker& w, const arguments& a, i64 group) {
+DEVICE void ask_for(const worker &w, const arguments &a, i64 group) {
     if (w.lane == 0 && group < a.groups && runs_of(w, a) > 0)
         expect_held(a, place_of(a, group), first_of(w), runs_of(w, a));
 }
 
 /* The last of the crew to be done with a slot fills it with the row RING turns later. */
-DEVICE void pass_on(const worker& w, const arguments& a, i64 group, int stage) {
+DEVICE void pass_on(const worker &w, const arguments &a, i64 group, int stage) {
     loads_before_copies();
     __syncwarp(); // all lanes have read the slot
-    if (CREW > 1 && (w.lane > 0 || !is_last(&s_readers[w.crew][stage], CREW))) return;
+    if (CREW > 1 && (w.lane > 0 || !is_last(&s_readers[w.crew][stage], CREW)))
+        return;
     fill_slot(w, a, group + RING * w.stride, stage);
     ask_for(w, a, group + (RING + 1) * w.stride);
 }
 
 /* ---- Totals ------------------------------------------------------------------------------------------------------ */
 
-DEVICE void leave_total(const worker& w, const total& sum, u32 turn) {
-    u64* closing = &s_closings[w.team][turn % OPEN];
-    total* own = &s_totals[w.team][turn % OPEN][w.part];
+DEVICE void leave_total(const worker &w, const total &sum, u32 turn) {
+    u64 *closing = &s_closings[w.team][turn % OPEN];
+    total *own = &s_totals[w.team][turn % OPEN][w.part];
     if constexpr (CLUSTER > 1) {
-        if (w.lane < CLUSTER) send_to_peer(own, closing, w.lane, sum);
-        if (threadIdx.x == 0) expect_bytes(closing, sizeof(total) * PARTS);
+        if (w.lane < CLUSTER)
+            send_to_peer(own, closing, w.lane, sum);
+        if (threadIdx.x == 0)
+            expect_bytes(closing, sizeof(total) * PARTS);
     } else if (w.lane == 0) {
         *own = sum;
         count_arrival(closing);
     }
 }
 
-DEVICE total join_totals(const worker& w, u32 turn) {
+DEVICE total join_totals(const worker &w, u32 turn) {
     constexpr int LANES = PARTS > 16 ? 32 : PARTS > 8 ? 16 : PARTS > 4 ? 8 : PARTS > 2 ? 4 : 2;
     await_arrival(&s_closings[w.team][turn % OPEN], turn / OPEN & 1);
     constexpr int EACH = (PARTS + LANES - 1) / LANES;
     total sums[EACH];
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int part = i * LANES + w.lane % LANES;
         sums[i] = part < PARTS ? s_totals[w.team][turn % OPEN][part] : pass<0>::none();
     }
-    #pragma unroll
+#pragma unroll
     for (int left = EACH; left > 1; left = (left + 1) / 2)
-        #pragma unroll
-        for (int i = 0; i + (left + 1) / 2 < left; i++) sums[i] = pass<0>::joined(sums[i], sums[i + (left + 1) / 2]);
+#pragma unroll
+        for (int i = 0; i + (left + 1) / 2 < left; i++)
+            sums[i] = pass<0>::joined(sums[i], sums[i + (left + 1) / 2]);
     return pass<0>::of_lanes<1, LANES / 2>(sums[0]);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
 template <class P>
-DEVICE void walk(typename P::taken (&taken)[1], const worker& w, const char* slot, const common* all, const row& now,
-                 column* columns, const arguments& a, const place& at) {
-    #pragma unroll
+DEVICE void walk(typename P::taken (&taken)[1], const worker &w, const char *slot, const common *all, const row &now,
+                 column *columns, const arguments &a, const place &at) {
+#pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        if (!has_run(w, a, step)) continue;
+        if (!has_run(w, a, step))
+            continue;
         held here;
         take_held(here, slot, (w.warp * STEPS + step) * 32 + w.lane);
         P::template elements<1>(&here, all + step, nullptr, &now, taken, columns + step, a, at, run_of(w, step));
@@ -146,10 +151,11 @@ DEVICE void walk(typename P::taken (&taken)[1], const worker& w, const char* slo
 
 /* ---- Sums of places ---------------------------------------------------------------------------------------------- */
 
-DEVICE void leave_columns(const column (&columns)[STEPS], const worker& w, const arguments& a) {
-    #pragma unroll
+DEVICE void leave_columns(const column (&columns)[STEPS], const worker &w, const arguments &a) {
+#pragma unroll
     for (int i = 0; i < COLUMN_TOTALS * STEPS; i++)
-        if (has_run(w, a, i % STEPS)) store_column(i / STEPS, columns[i % STEPS].at[i / STEPS], a, 0, run_of(w, i % STEPS));
+        if (has_run(w, a, i % STEPS))
+            store_column(i / STEPS, columns[i % STEPS].at[i / STEPS], a, 0, run_of(w, i % STEPS));
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -159,7 +165,8 @@ DEVICE void make_barriers() {
         make_arrival(&s_arrivals[0][threadIdx.x], 1);
         s_readers[0][threadIdx.x] = 0;
     }
-    if (threadIdx.x < ACROSS * OPEN) make_arrival(&s_closings[0][threadIdx.x], CLUSTER > 1 ? 1 : PARTS);
+    if (threadIdx.x < ACROSS * OPEN)
+        make_arrival(&s_closings[0][threadIdx.x], CLUSTER > 1 ? 1 : PARTS);
     if constexpr (CLUSTER > 1) {
         arrive_at_cluster();
         await_cluster();
@@ -180,17 +187,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     w.stride = (i64)(gridDim.x / CLUSTER) * ACROSS;
     i64 group = (i64)(blockIdx.x / CLUSTER) * ACROSS + w.team, behind = 0;
     if (ASKS_EARLY && w.warp == 0)
-        for (int stage = 0; stage < RING; stage++) ask_for(w, a, group + stage * w.stride);
+        for (int stage = 0; stage < RING; stage++)
+            ask_for(w, a, group + stage * w.stride);
     begin_launch<LETS_NEXT>();
     entry numbers, next_numbers; // of 32 rows, one in each lane; before the rows, which would be in their way
-    if (group + w.lane * w.stride < a.groups) load_entry(next_numbers, a, place_of(a, group + w.lane * w.stride));
+    if (group + w.lane * w.stride < a.groups)
+        load_entry(next_numbers, a, place_of(a, group + w.lane * w.stride));
     if (w.warp == 0)
-        for (int stage = 0; stage < RING; stage++) fill_slot(w, a, group + stage * w.stride, stage);
+        for (int stage = 0; stage < RING; stage++)
+            fill_slot(w, a, group + stage * w.stride, stage);
     common all[STEPS];
     column columns[STEPS];
-    #pragma unroll
+#pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        if (has_run(w, a, step)) load_common(all[step], a, 0, run_of(w, step));
+        if (has_run(w, a, step))
+            load_common(all[step], a, 0, run_of(w, step));
         clear_column(columns[step]);
     }
     row now, next;
@@ -205,25 +216,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
             if (turn % 32 == 0) {
                 numbers = next_numbers;
                 const i64 later = group + (32 + w.lane) * w.stride;
-                if (later < a.groups) load_entry(next_numbers, a, place_of(a, later));
+                if (later < a.groups)
+                    load_entry(next_numbers, a, place_of(a, later));
             }
             open_rows(&next, shuffle_from(numbers, turn % 32), a, at);
             await_arrival(&s_arrivals[w.crew][stage], round);
             pass<0>::taken taken[1] = {pass<0>::nothing()};
             walk<pass<0>>(taken, w, slot_of(w, stage), all, next, columns, a, at);
             next_sum = pass<0>::of_lanes<1, 16>(pass<0>::settled(taken[0]));
-            if constexpr (PARTS > 1) leave_total(w, next_sum, turn);
+            if constexpr (PARTS > 1)
+                leave_total(w, next_sum, turn);
         }
         if (turn > 0) {
             const place at = place_of(a, behind);
-            if constexpr (PARTS > 1) sum = join_totals(w, turn - 1);
+            if constexpr (PARTS > 1)
+                sum = join_totals(w, turn - 1);
             pass<0>::close(sum, now, a);
             pass<1>::taken none[1];
             walk<pass<1>>(none, w, slot_of(w, stage_behind), all, now, columns, a, at);
-            if (HAS_ROW_STORES && w.lane == 0 && w.part == 0) store_rows(&now, a, at);
+            if (HAS_ROW_STORES && w.lane == 0 && w.part == 0)
+                store_rows(&now, a, at);
             pass_on(w, a, behind, stage_behind);
         }
-        if (!has_row) break;
+        if (!has_row)
+            break;
         behind = group;
         stage_behind = stage;
         now = next;
@@ -231,5 +247,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
         stage = stage == RING - 1 ? 0 : stage + 1;
         round ^= stage == 0;
     }
-    if constexpr (COLUMN_TOTALS > 0) leave_columns(columns, w, a);
+    if constexpr (COLUMN_TOTALS > 0)
+        leave_columns(columns, w, a);
 }

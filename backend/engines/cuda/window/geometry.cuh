@@ -12,38 +12,67 @@ struct place {
     length_t at[3];
 };
 
-template <class P> DEVICE void read_axes(axis (&axes)[3], const P& p) {
-    axes[0] = {(length_t)p.x0, (length_t)p.y0, TAPS0 ? (length_t)TAPS0 : (length_t)p.taps0, STEP0 ? (length_t)STEP0 : (length_t)p.step0, (length_t)p.offset0, (length_t)p.denominator0, (offset_t)p.x_stride0, (offset_t)p.y_stride0, (offset_t)p.index_stride0, (offset_t)p.saved_stride0};
-    axes[1] = {(length_t)p.x1, (length_t)p.y1, TAPS1 ? (length_t)TAPS1 : (length_t)p.taps1, STEP1 ? (length_t)STEP1 : (length_t)p.step1, (length_t)p.offset1, (length_t)p.denominator1, (offset_t)p.x_stride1, (offset_t)p.y_stride1, (offset_t)p.index_stride1, (offset_t)p.saved_stride1};
-    axes[2] = {(length_t)p.x2, (length_t)p.y2, TAPS2 ? (length_t)TAPS2 : (length_t)p.taps2, STEP2 ? (length_t)STEP2 : (length_t)p.step2, (length_t)p.offset2, (length_t)p.denominator2, (offset_t)p.x_stride2, (offset_t)p.y_stride2, (offset_t)p.index_stride2, (offset_t)p.saved_stride2};
+template <class P> DEVICE void read_axes(axis (&axes)[3], const P &p) {
+    axes[0] = {(length_t)p.x0,
+               (length_t)p.y0,
+               TAPS0 ? (length_t)TAPS0 : (length_t)p.taps0,
+               STEP0 ? (length_t)STEP0 : (length_t)p.step0,
+               (length_t)p.offset0,
+               (length_t)p.denominator0,
+               (offset_t)p.x_stride0,
+               (offset_t)p.y_stride0,
+               (offset_t)p.index_stride0,
+               (offset_t)p.saved_stride0};
+    axes[1] = {(length_t)p.x1,
+               (length_t)p.y1,
+               TAPS1 ? (length_t)TAPS1 : (length_t)p.taps1,
+               STEP1 ? (length_t)STEP1 : (length_t)p.step1,
+               (length_t)p.offset1,
+               (length_t)p.denominator1,
+               (offset_t)p.x_stride1,
+               (offset_t)p.y_stride1,
+               (offset_t)p.index_stride1,
+               (offset_t)p.saved_stride1};
+    axes[2] = {(length_t)p.x2,
+               (length_t)p.y2,
+               TAPS2 ? (length_t)TAPS2 : (length_t)p.taps2,
+               STEP2 ? (length_t)STEP2 : (length_t)p.step2,
+               (length_t)p.offset2,
+               (length_t)p.denominator2,
+               (offset_t)p.x_stride2,
+               (offset_t)p.y_stride2,
+               (offset_t)p.index_stride2,
+               (offset_t)p.saved_stride2};
 }
 
 /* Quotients rounded down and up, for divisors above 0. */
 DEVICE length_t floor_of(length_t a, length_t b) { return a / b - (a % b < 0); }
 DEVICE length_t ceil_of(length_t a, length_t b) { return a / b + (a % b > 0); }
 
-DEVICE length_t first_of(const axis& a, length_t o) {
+DEVICE length_t first_of(const axis &a, length_t o) {
     const length_t scaled = o * a.step - a.offset;
     return IS_WHOLE ? scaled : floor_of(scaled, a.denominator);
 }
 
 /* The element that tap t of a window from `first` on reads: outside, or the nearest one inside. */
-DEVICE length_t element_of(const axis& a, length_t first, length_t t) {
+DEVICE length_t element_of(const axis &a, length_t first, length_t t) {
     const length_t at = first + t;
     return !CLAMPS ? at : at < 0 ? 0 : at >= a.x ? a.x - 1 : at;
 }
-DEVICE bool is_inside(const axis& a, length_t at) { return at >= 0 && at < a.x; }
+DEVICE bool is_inside(const axis &a, length_t at) { return at >= 0 && at < a.x; }
 
 /* Linear interpolation along one axis; a dimension that stands in front has one tap with all the weight. */
-DEVICE math_t weight_of(const axis& a, length_t o, length_t first, length_t t) {
-    if (!IS_LINEAR || a.taps != 2) return 1;
+DEVICE math_t weight_of(const axis &a, length_t o, length_t first, length_t t) {
+    if (!IS_LINEAR || a.taps != 2)
+        return 1;
     const math_t fraction = (math_t)(o * a.step - a.offset - first * a.denominator) / (math_t)a.denominator;
     return t ? fraction : 1 - fraction;
 }
 
 /* How many taps a mean counts. */
-DEVICE length_t counted_of(const axis& a, length_t first) {
-    if (!EXCLUDES_PADDING) return a.taps;
+DEVICE length_t counted_of(const axis &a, length_t first) {
+    if (!EXCLUDES_PADDING)
+        return a.taps;
     const length_t from = first > 0 ? first : 0, until = first + a.taps < a.x ? first + a.taps : a.x;
     return until > from ? until - from : 0;
 }
@@ -55,35 +84,44 @@ DEVICE bool beats(math_t value, math_t best) {
 }
 
 /* Runs along the channels where they lie side by side. */
-template <class T> DEVICE run<T, RUN> load_channels(const T* p) { return load_run<T, RUN>(p); }
+template <class T> DEVICE run<T, RUN> load_channels(const T *p) { return load_run<T, RUN>(p); }
 
 /* The largest of each channel's window and its number among the taps, -1 where there is nothing but padding that never
    wins. `x` is the image's first element of these channels. */
 template <class T> struct maximum {
     math_t best[RUN];
     i32 where[RUN];
-    DEVICE maximum(const T* x, const axis (&axes)[3], const offset_t (&strides)[3], const length_t (&o)[3], math_t lowest) {
+    DEVICE maximum(const T *x, const axis (&axes)[3], const offset_t (&strides)[3], const length_t (&o)[3],
+                   math_t lowest) {
         length_t first[3];
         i32 number = 0;
-        #pragma unroll
-        for (int d = 0; d < 3; d++) first[d] = first_of(axes[d], o[d]);
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) { best[e] = lowest; where[e] = -1; }
-        #pragma unroll
+#pragma unroll
+        for (int d = 0; d < 3; d++)
+            first[d] = first_of(axes[d], o[d]);
+#pragma unroll
+        for (int e = 0; e < RUN; e++) {
+            best[e] = lowest;
+            where[e] = -1;
+        }
+#pragma unroll
         for (length_t t0 = 0; t0 < axes[0].taps; t0++)
-            #pragma unroll
+#pragma unroll
             for (length_t t1 = 0; t1 < axes[1].taps; t1++)
-                #pragma unroll
+#pragma unroll
                 for (length_t t2 = 0; t2 < axes[2].taps; t2++, number++) {
-                    const length_t a0 = element_of(axes[0], first[0], t0), a1 = element_of(axes[1], first[1], t1), a2 = element_of(axes[2], first[2], t2);
+                    const length_t a0 = element_of(axes[0], first[0], t0), a1 = element_of(axes[1], first[1], t1),
+                                   a2 = element_of(axes[2], first[2], t2);
                     const bool inside = is_inside(axes[0], a0) && is_inside(axes[1], a1) && is_inside(axes[2], a2);
-                    if (!inside && SKIPS_PADDING) continue;
+                    if (!inside && SKIPS_PADDING)
+                        continue;
                     run<T, RUN> values = {};
-                    if (inside) values = load_channels(x + (a0 * strides[0] + a1 * strides[1] + a2 * strides[2]));
-                    #pragma unroll
+                    if (inside)
+                        values = load_channels(x + (a0 * strides[0] + a1 * strides[1] + a2 * strides[2]));
+#pragma unroll
                     for (int e = 0; e < RUN; e++) {
                         const math_t value = inside ? as<math_t>::of(values.at[e]) : (math_t)0;
-                        if (where[e] >= 0 && !beats(value, best[e])) continue;
+                        if (where[e] >= 0 && !beats(value, best[e]))
+                            continue;
                         best[e] = value;
                         where[e] = number;
                     }

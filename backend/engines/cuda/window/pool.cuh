@@ -17,12 +17,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_
         const place to = locate(p, (position)turn);
         const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
         const patch<PATCH1, PATCH2> made(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c), axes, strides, to.at);
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < PATCH1; r++)
-            #pragma unroll
+#pragma unroll
             for (int s = 0; s < PATCH2; s++) {
                 const length_t o[3] = {to.at[0], to.at[1] + r, to.at[2] + s};
-                if (o[1] >= axes[1].y || o[2] >= axes[2].y) continue;
+                if (o[1] >= axes[1].y || o[2] >= axes[2].y)
+                    continue;
                 store_values(p, axes, place_in_y(p, axes, to, o), o, made.at[r][s]);
                 store_numbers(p, axes, to, o, made.at[r][s]);
                 correct_numbers(p, axes, to, o, made.at[r][s]);

@@ -14,29 +14,37 @@ extern __shared__ __align__(128) u8 shared[];
 constexpr int HEIGHT = PATCH1 + TAPS1 - 1, WIDTH = PATCH2 + TAPS2 - 1;
 
 /* Where element `at` along an axis lies in a box that begins at `first`. */
-DEVICE int place_in_box(const axis& a, length_t at, length_t first) { return (int)((REPEATS_EDGES ? nearest_inside(a, at) : at) - first); }
+DEVICE int place_in_box(const axis &a, length_t at, length_t first) {
+    return (int)((REPEATS_EDGES ? nearest_inside(a, at) : at) - first);
+}
 
 /* The windows of a patch, whose elements are WIDTH columns of the box, and rows of `pitch` elements: stored as soon as they are whole. */
-DEVICE void go_down(const arguments& p, const axis (&axes)[3], const place& to, const x_t* const (&columns)[WIDTH], length_t top, int pitch) {
+DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &to, const x_t *const (&columns)[WIDTH],
+                    length_t top, int pitch) {
     const u32 all[WIDTH] = {};
     found made[PATCH1][PATCH2];
-    #pragma unroll
+#pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
         const int offset = place_in_box(axes[1], first_of(axes[1], to.at[1]) + j, top) * pitch;
         run<x_t, RUN> loaded[WIDTH];
         found row[PATCH2];
-        #pragma unroll
-        for (int i = 0; i < WIDTH; i++) loaded[i] = load_run<x_t, RUN>(columns[i] + offset);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+            loaded[i] = load_run<x_t, RUN>(columns[i] + offset);
         find_in_row<true, true>(row, loaded, all, ~0u);
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < PATCH1; r++)
-            #pragma unroll
+#pragma unroll
             for (int s = 0; s < PATCH2; s++) {
-                if (j < r || j >= r + TAPS1) continue;
-                if (j == r) made[r][s] = row[s];
-                else made[r][s].add(row[s]);
+                if (j < r || j >= r + TAPS1)
+                    continue;
+                if (j == r)
+                    made[r][s] = row[s];
+                else
+                    made[r][s].add(row[s]);
                 const length_t o[3] = {0, to.at[1] + r, to.at[2] + s};
-                if (j == r + TAPS1 - 1 && o[1] < axes[1].y && o[2] < axes[2].y) store_values(p, axes, place_in_y(p, axes, to, o), o, made[r][s]);
+                if (j == r + TAPS1 - 1 && o[1] < axes[1].y && o[2] < axes[2].y)
+                    store_values(p, axes, place_in_y(p, axes, to, o), o, made[r][s]);
             }
     }
 }
@@ -50,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
     const i32 slice = (i32)split(image, p.slices) * (LANES * RUN);
     const length_t row = (length_t)split(image, p.bands) * (length_t)p.tile_rows;
     const length_t left = first_of(axes[2], column), top = first_of(axes[1], row);
-    if (threadIdx.x == 0) make_arrival(&arrival);
+    if (threadIdx.x == 0)
+        make_arrival(&arrival);
     __syncthreads();
     begin_overlapped();
     if (threadIdx.x == 0) {
@@ -60,10 +69,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
     u32 number = threadIdx.x / LANES;
     const i32 lane = (i32)(threadIdx.x % LANES) * RUN;
     const length_t o2 = column + (length_t)split(number, p.along) * PATCH2, o1 = row + (length_t)number * PATCH1;
-    const x_t* columns[WIDTH];
-    #pragma unroll
-    for (int i = 0; i < WIDTH; i++) columns[i] = (const x_t*)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * (LANES * RUN) + lane);
+    const x_t *columns[WIDTH];
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+        columns[i] =
+            (const x_t *)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * (LANES * RUN) + lane);
     await_arrival(&arrival, 0);
-    if (number >= p.below || slice + lane >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y) return;
-    go_down(p, axes, {(offset_t)image, (offset_t)(slice + lane), {0, o1, o2}}, columns, top, (int)p.columns_seen * (LANES * RUN));
+    if (number >= p.below || slice + lane >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y)
+        return;
+    go_down(p, axes, {(offset_t)image, (offset_t)(slice + lane), {0, o1, o2}}, columns, top,
+            (int)p.columns_seen * (LANES * RUN));
 }

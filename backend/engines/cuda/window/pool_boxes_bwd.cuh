@@ -14,13 +14,15 @@ extern __shared__ __align__(128) u8 shared[];
 
 /* The patch whose elements begin at `at`; `dy` and `numbers` are what the first position of those that reach it gives, in boxes whose rows
    lie `pitch` elements apart. Elements are stored as soon as they are whole. */
-DEVICE void go_down(const arguments& p, const axis (&axes)[3], const place& at, const y_t* dy, const index_t* numbers, int pitch) {
-    x_t* const dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
+DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &at, const y_t *dy, const index_t *numbers,
+                    int pitch) {
+    x_t *const dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[1] * axes[1].x_stride +
+                           at.at[2] * axes[2].x_stride);
     gathered all;
     all.clear();
-    #pragma unroll
+#pragma unroll
     for (int k1 = 0; k1 < REACHING1; k1++) {
-        #pragma unroll
+#pragma unroll
         for (int k2 = 0; k2 < REACHING2; k2++) {
             given from;
             from.dy = load_run<y_t, RUN>(dy + (k1 * pitch + k2 * (LANES * RUN)));
@@ -28,9 +30,10 @@ DEVICE void go_down(const arguments& p, const axis (&axes)[3], const place& at, 
             add_given(all, from, 1, 0, k1, k2);
         }
         const int whole = k1 - BEFORE1;
-        #pragma unroll
+#pragma unroll
         for (int e2 = 0; e2 < SIDE2; e2++)
-            if (whole >= 0 && at.at[1] + whole < axes[1].x && at.at[2] + e2 < axes[2].x) store_dx(p, dx + (whole * axes[1].x_stride + e2 * axes[2].x_stride), all, whole, e2);
+            if (whole >= 0 && at.at[1] + whole < axes[1].x && at.at[2] + e2 < axes[2].x)
+                store_dx(p, dx + (whole * axes[1].x_stride + e2 * axes[2].x_stride), all, whole, e2);
     }
 }
 
@@ -42,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes_bwd(con
     const length_t column = (length_t)split(image, p.tiles) * (length_t)p.tile_columns;
     const i32 slice = (i32)split(image, p.slices) * (LANES * RUN);
     const length_t row = (length_t)split(image, p.bands) * (length_t)p.tile_rows;
-    u8* const numbers = shared + p.numbers_at;
-    if (threadIdx.x == 0) make_arrival(&arrival);
+    u8 *const numbers = shared + p.numbers_at;
+    if (threadIdx.x == 0)
+        make_arrival(&arrival);
     __syncthreads();
     begin_overlapped();
     if (threadIdx.x == 0) {
@@ -58,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes_bwd(con
     const place at = {(offset_t)image, (offset_t)(slice + lane), {0, row + down, column + right}};
     const int pitch = (int)p.columns_seen * (LANES * RUN), first = down * pitch + right * (LANES * RUN) + lane;
     await_arrival(&arrival, 0);
-    if (number >= p.below || at.c >= p.channels || at.at[1] >= axes[1].x || at.at[2] >= axes[2].x) return;
-    go_down(p, axes, at, (const y_t*)shared + first, (const index_t*)numbers + first, pitch);
+    if (number >= p.below || at.c >= p.channels || at.at[1] >= axes[1].x || at.at[2] >= axes[2].x)
+        return;
+    go_down(p, axes, at, (const y_t *)shared + first, (const index_t *)numbers + first, pitch);
 }

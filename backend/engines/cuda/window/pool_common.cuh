@@ -7,42 +7,59 @@
 /* The larger of two numbers; a NaN wins, or never does. */
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
 DEVICE float larger(float a, float b) {
-    if constexpr (PROPAGATES_NAN && CHIP >= 800) asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
-    else a = PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmaxf(a, b);
+    if constexpr (PROPAGATES_NAN && CHIP >= 800)
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    else
+        a = PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmaxf(a, b);
     return a;
 }
 
 /* Two neighbouring channels of 16 bits, whose larger ones one instruction finds; a single one has zeros above it. */
-struct pair { u32 bits; };
+struct pair {
+    u32 bits;
+};
 DEVICE pair larger(pair a, pair b) {
-    if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
-    else if constexpr (same<x_t, bf16>::value) asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
-    else if constexpr (PROPAGATES_NAN) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
-    else asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN)
+        asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else if constexpr (same<x_t, bf16>::value)
+        asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else if constexpr (PROPAGATES_NAN)
+        asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+    else
+        asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
     return a;
 }
 
 /* All bits of each half where it is above its neighbour's, or one of them is NaN; where it is NaN. */
 DEVICE u32 exceeds(pair a, pair b) {
     u32 mask;
-    if constexpr (same<x_t, bf16>::value) asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
-    else asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
+    if constexpr (same<x_t, bf16>::value)
+        asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
+    else
+        asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
     return mask;
 }
 DEVICE u32 is_nan(pair a) {
     u32 mask;
-    if constexpr (same<x_t, bf16>::value) asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
-    else asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
+    if constexpr (same<x_t, bf16>::value)
+        asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
+    else
+        asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
     return mask;
 }
 
 /* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the second one. */
-template <class T> DEVICE float half_of(u32 pair, int e) { return same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000u : pair << 16) : to_float(f16{(u16)(pair >> e * 16)}); }
+template <class T> DEVICE float half_of(u32 pair, int e) {
+    return same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000u : pair << 16)
+                                : to_float(f16{(u16)(pair >> e * 16)});
+}
 template <class T> struct taken_from { /* what runs hold as numbers of the arithmetic */
     static constexpr bool WORDS = same<T, bf16>::value && same<math_t, float>::value && RUN % 2 == 0 && !ALONG_ROWS;
-    static DEVICE math_t number(const run<T, RUN>& r, int e) {
-        if constexpr (WORDS) return half_of<T>(((const u32*)&r)[e / 2], e % 2);
-        else return as<math_t>::of(r.at[e]);
+    static DEVICE math_t number(const run<T, RUN> &r, int e) {
+        if constexpr (WORDS)
+            return half_of<T>(((const u32 *)&r)[e / 2], e % 2);
+        else
+            return as<math_t>::of(r.at[e]);
     }
 };
 
@@ -51,27 +68,35 @@ template <class T> struct taken_from { /* what runs hold as numbers of the arith
 template <bool PAIRED> struct units {
     using type = math_t;
     static constexpr int COUNT = RUN;
-    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return taken_from<T>::number(r, e); }
-    static DEVICE type none() { return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll); }
-    static DEVICE math_t number(const type* values, int e) { return values[e]; }
-    template <class R> static DEVICE void copy(R&, int, const type*) {}
-    static DEVICE i32 where(const i32* numbers, int e) { return numbers[e]; }
+    template <class T> static DEVICE type of(const run<T, RUN> &r, int e) { return taken_from<T>::number(r, e); }
+    static DEVICE type none() {
+        return (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll);
+    }
+    static DEVICE math_t number(const type *values, int e) { return values[e]; }
+    template <class R> static DEVICE void copy(R &, int, const type *) {}
+    static DEVICE i32 where(const i32 *numbers, int e) { return numbers[e]; }
     static constexpr i32 EACH = 1;
 };
 template <> struct units<true> {
     using type = pair;
     static constexpr int COUNT = (RUN + 1) / 2;
-    template <class T> static DEVICE type of(const run<T, RUN>& r, int e) { return pair{RUN == 1 ? *(const u16*)&r : ((const u32*)&r)[e]}; }
-    static DEVICE type none() { return pair{!PROPAGATES_NAN ? 0x7fff7fffu : same<x_t, bf16>::value ? 0xff80ff80u : 0xfc00fc00u}; }
-    static DEVICE math_t number(const type* values, int e) {
+    template <class T> static DEVICE type of(const run<T, RUN> &r, int e) {
+        return pair{RUN == 1 ? *(const u16 *)&r : ((const u32 *)&r)[e]};
+    }
+    static DEVICE type none() {
+        return pair{!PROPAGATES_NAN ? 0x7fff7fffu : same<x_t, bf16>::value ? 0xff80ff80u : 0xfc00fc00u};
+    }
+    static DEVICE math_t number(const type *values, int e) {
         const u16 bits = (u16)(values[e / 2].bits >> e % 2 * 16);
         return same<x_t, bf16>::value ? to_float(bf16{bits}) : to_float(f16{bits});
     }
-    template <class R> static DEVICE void copy(R& to, int e, const type* values) {
-        if constexpr (RUN == 1) *(u16*)&to = (u16)values[e].bits;
-        else ((u32*)&to)[e] = values[e].bits;
+    template <class R> static DEVICE void copy(R &to, int e, const type *values) {
+        if constexpr (RUN == 1)
+            *(u16 *)&to = (u16)values[e].bits;
+        else
+            ((u32 *)&to)[e] = values[e].bits;
     }
-    static DEVICE i32 where(const i32* numbers, int e) { return numbers[e / 2] >> e % 2 * 16 & 0xffff; }
+    static DEVICE i32 where(const i32 *numbers, int e) { return numbers[e / 2] >> e % 2 * 16 & 0xffff; }
     static constexpr i32 EACH = 0x10001;
 };
 using made_of = units<IS_PAIRED>;
@@ -86,30 +111,34 @@ struct found {
     i32 where[UNITS];
 
     DEVICE void start(const unit_t (&values)[UNITS], i32 number) {
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < UNITS; e++) {
             value[e] = values[e];
             where[e] = number * made_of::EACH;
         }
     }
     /* Takes a part of the window that begins at tap `number`. */
-    DEVICE void combine(const found& part, i32 number) {
-        #pragma unroll
-        for (int e = 0; e < UNITS; e++) take(e, part.value[e], number * made_of::EACH + part.where[e]);
+    DEVICE void combine(const found &part, i32 number) {
+#pragma unroll
+        for (int e = 0; e < UNITS; e++)
+            take(e, part.value[e], number * made_of::EACH + part.where[e]);
     }
-    DEVICE void add(const found& part) { combine(part, 0); }
+    DEVICE void add(const found &part) { combine(part, 0); }
     /* A template, so that what a kind of unit cannot do is not looked up. */
     template <class U> DEVICE void take(int e, U other, i32 number) {
         const U best = value[e];
-        if constexpr (!IS_MAXIMUM) value[e] = best + other;
-        else if constexpr (!WANTS_WHERE) value[e] = larger(best, other);
+        if constexpr (!IS_MAXIMUM)
+            value[e] = best + other;
+        else if constexpr (!WANTS_WHERE)
+            value[e] = larger(best, other);
         else if constexpr (IS_PAIRED) {
             const u32 mask = exceeds(other, best);
             value[e] = larger(best, other);
             where[e] = (i32)((u32)number & mask | (u32)where[e] & ~mask);
         } else {
             const U most = larger(best, other);
-            const bool is_better = PROPAGATES_NAN ? !(other <= best) && best == best : !(other <= best) && other == other;
+            const bool is_better =
+                PROPAGATES_NAN ? !(other <= best) && best == best : !(other <= best) && other == other;
             value[e] = most;
             where[e] = is_better ? number : where[e];
         }
@@ -119,23 +148,43 @@ struct found {
 /* Two neighbouring windows add up what they share once, where that is more than an element. */
 constexpr bool SHARES_COLUMNS = !IS_MAXIMUM && TAPS2 > STEP2 + 1, SHARES_ROWS = !IS_MAXIMUM && TAPS1 > STEP1 + 1;
 
-template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found& sum, const unit_t (&values)[COUNT][UNITS]) {
+template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found &sum, const unit_t (&values)[COUNT][UNITS]) {
     sum.start(values[FROM], 0);
-    #pragma unroll
+#pragma unroll
     for (int i = FROM + 1; i < UNTIL; i++)
-        #pragma unroll
-        for (int e = 0; e < UNITS; e++) sum.take(e, values[i][e], 0);
+#pragma unroll
+        for (int e = 0; e < UNITS; e++)
+            sum.take(e, values[i][e], 0);
 }
 
 /* What padding reads, as it lies in memory: zeros, or what never wins, four bytes of it. Where the nearest element inside
    changes no maximum, it stands for padding; a few types have no number that never wins. */
-constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING, REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
-template <class T> struct padding_of { static constexpr bool IS_KNOWN = PADS_ZEROS; static constexpr u32 WORD = 0; };
-template <> struct padding_of<i8> { static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE; static constexpr u32 WORD = PADS_ZEROS ? 0 : 0x80808080u; };
-template <> struct padding_of<u8> { static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE; static constexpr u32 WORD = 0; };
-template <> struct padding_of<bf16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff80ff80u : 0x7fff7fffu; };
-template <> struct padding_of<f16> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xfc00fc00u : 0x7fff7fffu; };
-template <> struct padding_of<float> { static constexpr bool IS_KNOWN = true; static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu; };
+constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING,
+               REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
+template <class T> struct padding_of {
+    static constexpr bool IS_KNOWN = PADS_ZEROS;
+    static constexpr u32 WORD = 0;
+};
+template <> struct padding_of<i8> {
+    static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE;
+    static constexpr u32 WORD = PADS_ZEROS ? 0 : 0x80808080u;
+};
+template <> struct padding_of<u8> {
+    static constexpr bool IS_KNOWN = PADS_ZEROS || !WANTS_WHERE;
+    static constexpr u32 WORD = 0;
+};
+template <> struct padding_of<bf16> {
+    static constexpr bool IS_KNOWN = true;
+    static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff80ff80u : 0x7fff7fffu;
+};
+template <> struct padding_of<f16> {
+    static constexpr bool IS_KNOWN = true;
+    static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xfc00fc00u : 0x7fff7fffu;
+};
+template <> struct padding_of<float> {
+    static constexpr bool IS_KNOWN = true;
+    static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu;
+};
 
 /* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one another. */
 DEVICE u32 mask_of(bool is_set) {
@@ -145,37 +194,47 @@ DEVICE u32 mask_of(bool is_set) {
 }
 
 /* Elements where the mask has bits, else padding. */
-template <class T> DEVICE void mask_run(run<T, RUN>& r, u32 mask, u32 padding) {
+template <class T> DEVICE void mask_run(run<T, RUN> &r, u32 mask, u32 padding) {
     if constexpr (sizeof r % 4 == 0) {
-        #pragma unroll
-        for (int i = 0; i < (int)sizeof r / 4; i++) ((u32*)&r)[i] = ((u32*)&r)[i] & mask | padding & ~mask;
+#pragma unroll
+        for (int i = 0; i < (int)sizeof r / 4; i++)
+            ((u32 *)&r)[i] = ((u32 *)&r)[i] & mask | padding & ~mask;
     } else if constexpr (sizeof r == 2) {
-        *(u16*)&r = (u16)(*(u16*)&r & mask | padding & ~mask);
+        *(u16 *)&r = (u16)(*(u16 *)&r & mask | padding & ~mask);
     } else {
-        *(u8*)&r = (u8)(*(u8*)&r & mask | padding & ~mask);
+        *(u8 *)&r = (u8)(*(u8 *)&r & mask | padding & ~mask);
     }
 }
 
-DEVICE length_t nearest_inside(const axis& a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
+DEVICE length_t nearest_inside(const axis &a, length_t at) { return at < 0 ? 0 : at < a.x ? at : a.x - 1; }
 
 /* Elements of one row of x, from column `first` on; S is a type that holds places in the memory. */
-template <bool COLUMNS_INSIDE, int COLUMNS, class T, class S> DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T* x, const axis& a, length_t first, S stride) {
-    #pragma unroll
-    for (int i = 0; i < COLUMNS; i++) loaded[i] = load_channels(x + (COLUMNS_INSIDE ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
+template <bool COLUMNS_INSIDE, int COLUMNS, class T, class S>
+DEVICE void load_row(run<T, RUN> (&loaded)[COLUMNS], const T *x, const axis &a, length_t first, S stride) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++)
+        loaded[i] =
+            load_channels(x + (COLUMNS_INSIDE ? first * stride + i * stride : nearest_inside(a, first + i) * stride));
 }
 
 /* What a row leaves: a found for each of COUNT positions. The masks say which elements lie inside, where not all do. */
-template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T> DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS], u32 row_mask) {
+template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T>
+DEVICE void find_in_row(found (&row)[COUNT], run<T, RUN> (&loaded)[COLUMNS], const u32 (&columns)[COLUMNS],
+                        u32 row_mask) {
     constexpr bool IS_INTERIOR = ROWS_INSIDE && COLUMNS_INSIDE;
     unit_t values[COLUMNS][UNITS];
     if constexpr (!IS_INTERIOR && !REPEATS_EDGES && padding_of<T>::IS_KNOWN) {
-        #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) mask_run(loaded[i], columns[i] & row_mask, padding_of<T>::WORD);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++)
+            mask_run(loaded[i], columns[i] & row_mask, padding_of<T>::WORD);
     }
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < COLUMNS; i++)
-        #pragma unroll
-        for (int e = 0; e < UNITS; e++) values[i][e] = IS_INTERIOR || REPEATS_EDGES || padding_of<T>::IS_KNOWN || (columns[i] & row_mask) ? made_of::of(loaded[i], e) : padding();
+#pragma unroll
+        for (int e = 0; e < UNITS; e++)
+            values[i][e] = IS_INTERIOR || REPEATS_EDGES || padding_of<T>::IS_KNOWN || (columns[i] & row_mask)
+                               ? made_of::of(loaded[i], e)
+                               : padding();
     if constexpr (SHARES_COLUMNS && COUNT == 2) {
         found both;
         add_values<STEP2, TAPS2>(both, values);
@@ -184,39 +243,41 @@ template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, int COUNT, int COLUMNS, class T
         row[0].add(both);
         row[1].add(both);
     } else {
-        #pragma unroll
+#pragma unroll
         for (int s = 0; s < COUNT; s++) {
             row[s].start(values[s * STEP2], 0);
-            #pragma unroll
+#pragma unroll
             for (int t = 1; t < TAPS2; t++)
-                #pragma unroll
-                for (int e = 0; e < UNITS; e++) row[s].take(e, values[s * STEP2 + t][e], t * made_of::EACH);
+#pragma unroll
+                for (int e = 0; e < UNITS; e++)
+                    row[s].take(e, values[s * STEP2 + t][e], t * made_of::EACH);
         }
     }
 }
 
 /* The first tap that counts along one axis. */
-DEVICE i32 first_counted(const axis& a, length_t o) {
+DEVICE i32 first_counted(const axis &a, length_t o) {
     const length_t first = first_of(a, o);
     return SKIPS_PADDING && first < 0 ? (i32)-first : 0;
 }
 
 /* Before anything is found: the number of the first tap that counts. */
-DEVICE void start_numbers(found& made, const axis (&axes)[3], const length_t (&o)[3]) {
-    #pragma unroll
+DEVICE void start_numbers(found &made, const axis (&axes)[3], const length_t (&o)[3]) {
+#pragma unroll
     for (int e = 0; e < UNITS; e++) {
         made.value[e] = made_of::none();
         made.where[e] = 0;
     }
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < RUN; e++) {
-        const i32 number = (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1])) * TAPS2 + first_counted(axes[2], o[2] + (ALONG_ROWS ? e : 0));
+        const i32 number = (first_counted(axes[0], o[0]) * TAPS1 + first_counted(axes[1], o[1])) * TAPS2 +
+                           first_counted(axes[2], o[2] + (ALONG_ROWS ? e : 0));
         made.where[e * UNITS / RUN] |= number << (RUN > UNITS ? e % 2 * 16 : 0);
     }
 }
 
 /* Whether `count` elements from the first tap of position o on lie inside. */
-DEVICE bool lies_inside(const axis& a, length_t o, int count) {
+DEVICE bool lies_inside(const axis &a, length_t o, int count) {
     const length_t first = first_of(a, o);
     return first >= 0 && first + count <= a.x;
 }
@@ -228,24 +289,31 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     found at[ROWS][COLUMNS];
 
     DEVICE void clear(const axis (&axes)[3], const length_t (&o)[3]) {
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < ROWS; r++)
-            #pragma unroll
-            for (int s = 0; s < COLUMNS; s++) start_numbers(at[r][s], axes, {o[0], o[1] + r, o[2] + s});
+#pragma unroll
+            for (int s = 0; s < COLUMNS; s++)
+                start_numbers(at[r][s], axes, {o[0], o[1] + r, o[2] + s});
     }
-    template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, class T, class S> DEVICE void fill(const T* x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
-        const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]), first2 = first_of(axes[2], o[2]);
+    template <bool ROWS_INSIDE, bool COLUMNS_INSIDE, class T, class S>
+    DEVICE void fill(const T *x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
+        const length_t first0 = first_of(axes[0], o[0]), first1 = first_of(axes[1], o[1]),
+                       first2 = first_of(axes[2], o[2]);
         found both[COLUMNS];
         u32 columns[WIDTH];
-        #pragma unroll
-        for (int i = 0; i < WIDTH; i++) columns[i] = COLUMNS_INSIDE ? ~0u : mask_of(is_inside(axes[2], first2 + i));
-        #pragma unroll
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+            columns[i] = COLUMNS_INSIDE ? ~0u : mask_of(is_inside(axes[2], first2 + i));
+#pragma unroll
         for (int t0 = 0; t0 < TAPS0; t0++)
-            #pragma unroll
+#pragma unroll
             for (int j = 0; j < HEIGHT; j++) {
-                const u32 row_mask = ROWS_INSIDE ? ~0u : mask_of(is_inside(axes[0], first0 + t0) && is_inside(axes[1], first1 + j));
-                const S row_offset = ROWS_INSIDE ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
-                                                   : nearest_inside(axes[0], first0 + t0) * strides[0] + nearest_inside(axes[1], first1 + j) * strides[1];
+                const u32 row_mask =
+                    ROWS_INSIDE ? ~0u : mask_of(is_inside(axes[0], first0 + t0) && is_inside(axes[1], first1 + j));
+                const S row_offset = ROWS_INSIDE
+                                         ? first0 * strides[0] + first1 * strides[1] + t0 * strides[0] + j * strides[1]
+                                         : nearest_inside(axes[0], first0 + t0) * strides[0] +
+                                               nearest_inside(axes[1], first1 + j) * strides[1];
                 found row[COLUMNS];
                 run<T, RUN> loaded[WIDTH];
                 load_row<COLUMNS_INSIDE>(loaded, x + row_offset, axes[2], first2, strides[2]);
@@ -253,70 +321,85 @@ template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
                 if constexpr (SHARES_ROWS && ROWS == 2) {
                     const bool is_first = t0 == 0 && (j == 0 || j == STEP1 || j == TAPS1);
                     found(&sum)[COLUMNS] = j < STEP1 ? at[0] : j < TAPS1 ? both : at[1];
-                    #pragma unroll
+#pragma unroll
                     for (int s = 0; s < COLUMNS; s++)
-                        if (is_first) sum[s] = row[s];
-                        else sum[s].add(row[s]);
+                        if (is_first)
+                            sum[s] = row[s];
+                        else
+                            sum[s].add(row[s]);
                     continue;
                 }
-                #pragma unroll
+#pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const int t1 = j - r * STEP1;
-                    if (t1 < 0 || t1 >= TAPS1) continue;
-                    #pragma unroll
+                    if (t1 < 0 || t1 >= TAPS1)
+                        continue;
+#pragma unroll
                     for (int s = 0; s < COLUMNS; s++)
-                        if (!WANTS_WHERE && t0 + t1 == 0) at[r][s] = row[s];
-                        else at[r][s].combine(row[s], (t0 * TAPS1 + t1) * TAPS2);
+                        if (!WANTS_WHERE && t0 + t1 == 0)
+                            at[r][s] = row[s];
+                        else
+                            at[r][s].combine(row[s], (t0 * TAPS1 + t1) * TAPS2);
                 }
             }
         if constexpr (SHARES_ROWS && ROWS == 2) {
-            #pragma unroll
+#pragma unroll
             for (int s = 0; s < COLUMNS; s++) {
                 at[0][s].add(both[s]);
                 at[1][s].add(both[s]);
             }
         }
     }
-    template <class T, class S> DEVICE patch(const T* x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
-        if constexpr (WANTS_WHERE) clear(axes, o);
+    template <class T, class S>
+    DEVICE patch(const T *x, const axis (&axes)[3], const S (&strides)[3], const length_t (&o)[3]) {
+        if constexpr (WANTS_WHERE)
+            clear(axes, o);
         const bool has_rows = lies_inside(axes[0], o[0], TAPS0) && lies_inside(axes[1], o[1], HEIGHT);
-        if (has_rows && (GOES_ALONG_ROWS || lies_inside(axes[2], o[2], WIDTH))) fill<true, !GOES_ALONG_ROWS>(x, axes, strides, o);
-        else fill<false, false>(x, axes, strides, o);
+        if (has_rows && (GOES_ALONG_ROWS || lies_inside(axes[2], o[2], WIDTH)))
+            fill<true, !GOES_ALONG_ROWS>(x, axes, strides, o);
+        else
+            fill<false, false>(x, axes, strides, o);
     }
 };
 
 /* How many of a window's taps lie inside along one axis. */
-DEVICE length_t taps_inside(const axis& a, length_t o) {
-    const length_t first = first_of(a, o), from = first > 0 ? first : 0, until = first + a.taps < a.x ? first + a.taps : a.x;
+DEVICE length_t taps_inside(const axis &a, length_t o) {
+    const length_t first = first_of(a, o), from = first > 0 ? first : 0,
+                   until = first + a.taps < a.x ? first + a.taps : a.x;
     return until > from ? until - from : 0;
 }
 
 /* One part of what a mean of `counted` taps sums. Narrow types do not see that the reciprocal is rounded. */
 template <class T> DEVICE math_t share(math_t x, length_t counted) {
-    if (counted == 0) return 0;
+    if (counted == 0)
+        return 0;
     return sizeof(T) < 4 ? x * ((math_t)1 / (math_t)counted) : x / (math_t)counted;
 }
 
 /* Where runs do not fit rows of the result, they go GRAIN by GRAIN, as many as there are. */
-template <class T> DEVICE void store_results(T* to, const run<T, RUN>& out, offset_t stride, length_t left) {
+template <class T> DEVICE void store_results(T *to, const run<T, RUN> &out, offset_t stride, length_t left) {
     if constexpr (GRAIN == RUN) {
         store_run<T, RUN>(to, out);
     } else {
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < RUN; e += GRAIN) {
             run<T, GRAIN> part;
-            #pragma unroll
-            for (int i = 0; i < GRAIN; i++) part.at[i] = out.at[e + i];
-            if (e < left) store_run<T, GRAIN>(to + e * stride, part);
+#pragma unroll
+            for (int i = 0; i < GRAIN; i++)
+                part.at[i] = out.at[e + i];
+            if (e < left)
+                store_run<T, GRAIN>(to + e * stride, part);
         }
     }
 }
 
-template <class T> DEVICE run<T, RUN> load_results(const T* from, offset_t stride, length_t left) {
-    if constexpr (GRAIN == RUN) return load_run<T, RUN>(from);
+template <class T> DEVICE run<T, RUN> load_results(const T *from, offset_t stride, length_t left) {
+    if constexpr (GRAIN == RUN)
+        return load_run<T, RUN>(from);
     run<T, RUN> in = {};
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < RUN; e++)
-        if (e < left) in.at[e] = from[e * stride];
+        if (e < left)
+            in.at[e] = from[e * stride];
     return in;
 }

@@ -7,17 +7,22 @@ constexpr int BEFORE1 = (TAPS1 - 1) / STEP1, BEFORE2 = (TAPS2 - 1) / STEP2;
 constexpr int REACHING1 = BEFORE1 + PATCH1, REACHING2 = BEFORE2 + PATCH2;
 
 /* How many windows element e of a side lies in. */
-constexpr DEVICE int windows_over(int e, int taps, int step) { return e % step < taps ? (taps - 1 - e % step) / step + 1 : 0; }
+constexpr DEVICE int windows_over(int e, int taps, int step) {
+    return e % step < taps ? (taps - 1 - e % step) / step + 1 : 0;
+}
 
 /* Gradients of maxima of 16 bits stay in pairs as they lie in memory: numbers are compared two at once, and two elements have a sum
    that rounds as it would by way of floats. Where more windows meet, sums are floats. */
 constexpr int PAIRS = (RUN + 1) / 2;
 constexpr bool IS_BF16 = same<x_t, bf16>::value, IS_HALF = IS_BF16 || same<x_t, f16>::value;
-constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >= 800 && IS_HALF && same<x_t, y_t>::value && same<math_t, float>::value && !IS_SCALED && !HAS_OLD;
+constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >= 800 && IS_HALF &&
+                             same<x_t, y_t>::value && same<math_t, float>::value && !IS_SCALED && !HAS_OLD;
 
 DEVICE u32 add_pair(u32 a, u32 b) {
-    if constexpr (IS_BF16) asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(0x3f803f80u), "r"(b));
-    else asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    if constexpr (IS_BF16)
+        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(0x3f803f80u), "r"(b));
+    else
+        asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
     return a;
 }
 
@@ -29,25 +34,29 @@ DEVICE u32 mask_of_same(u32 a, u32 b) {
 }
 
 /* Adds a pair to two sums, each where the numbers are the same; the first one is taken as it is. */
-template <class M> DEVICE void add_where_same(M& low, M& high, u32 pair, u32 a, u32 b, bool is_first) {
+template <class M> DEVICE void add_where_same(M &low, M &high, u32 pair, u32 a, u32 b, bool is_first) {
     if (is_first) {
-        asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, 0f00000000, q;\n}"
-            : "=f"(low), "=f"(high) : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
+        asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, "
+            "0f00000000, q;\n}"
+            : "=f"(low), "=f"(high)
+            : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
         return;
     }
     asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\n@p add.f32 %0, %0, %4;\n@q add.f32 %1, %1, %5;\n}"
-        : "+f"(low), "+f"(high) : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
+        : "+f"(low), "+f"(high)
+        : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
 }
 
 /* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words. */
-template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T* from) {
+template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T *from) {
     if constexpr (sizeof(T) == 1 && RUN % 4 == 0) {
-        const run<u32, (RUN + 3) / 4> words = load_run<u32, (RUN + 3) / 4>((const u32*)from);
-        #pragma unroll
-        for (int i = 0; i < RUN / 2; i++) pairs[i] = __byte_perm(words.at[i / 2], 0, i % 2 ? 0x4342 : 0x4140);
+        const run<u32, (RUN + 3) / 4> words = load_run<u32, (RUN + 3) / 4>((const u32 *)from);
+#pragma unroll
+        for (int i = 0; i < RUN / 2; i++)
+            pairs[i] = __byte_perm(words.at[i / 2], 0, i % 2 ? 0x4342 : 0x4140);
     } else {
         const run<T, RUN> numbers = load_run<T, RUN>(from);
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < RUN / 2; i++) {
             const u32 low = (u32)to_integer(numbers.at[2 * i]), high = (u32)to_integer(numbers.at[2 * i + 1]);
             pairs[i] = (low < 0xffff ? low : 0xffff) | (high < 0xffff ? high : 0xffff) << 16;
@@ -60,13 +69,15 @@ struct gathered {
     math_t sum[SIDE1][SIDE2][RUN];
     u32 pairs[SIDE1][SIDE2][PAIRS];
 
-    static constexpr DEVICE bool is_pair(int e1, int e2) { return KEEPS_PAIRS && windows_over(e1, TAPS1, STEP1) * windows_over(e2, TAPS2, STEP2) <= 2; }
+    static constexpr DEVICE bool is_pair(int e1, int e2) {
+        return KEEPS_PAIRS && windows_over(e1, TAPS1, STEP1) * windows_over(e2, TAPS2, STEP2) <= 2;
+    }
     DEVICE void clear() {
-        #pragma unroll
+#pragma unroll
         for (int e1 = 0; e1 < SIDE1; e1++)
-            #pragma unroll
+#pragma unroll
             for (int e2 = 0; e2 < SIDE2; e2++)
-                #pragma unroll
+#pragma unroll
                 for (int e = 0; e < RUN; e++) {
                     sum[e1][e2][e] = 0;
                     pairs[e1][e2][e / 2] = 0;
@@ -89,60 +100,69 @@ struct given {
     u32 pairs[PAIRS];
     i32 where[RUN];
 
-    template <class T> DEVICE void load_numbers(const T* from) {
+    template <class T> DEVICE void load_numbers(const T *from) {
         if constexpr (KEEPS_PAIRS) {
             load_pairs(pairs, from);
         } else {
             const run<T, RUN> numbers = load_run<T, RUN>(from);
-            #pragma unroll
-            for (int e = 0; e < RUN; e++) where[e] = (i32)to_integer(numbers.at[e]);
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                where[e] = (i32)to_integer(numbers.at[e]);
         }
     }
     DEVICE void take_numbers(const i32 (&numbers)[RUN]) {
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) where[e] = numbers[e];
-        #pragma unroll
-        for (int i = 0; KEEPS_PAIRS && i < RUN / 2; i++) pairs[i] = (u32)numbers[2 * i] | (u32)numbers[2 * i + 1] << 16;
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            where[e] = numbers[e];
+#pragma unroll
+        for (int i = 0; KEEPS_PAIRS && i < RUN / 2; i++)
+            pairs[i] = (u32)numbers[2 * i] | (u32)numbers[2 * i + 1] << 16;
     }
 };
 
 /* Adds what position (k1, k2) of those that reach the patch gives back; its mean counts `counted` taps, of which those that meet the
    patch begin at number `plane_tap`. */
-DEVICE void add_given(gathered& all, const given& from, length_t counted, int plane_tap, int k1, int k2) {
+DEVICE void add_given(gathered &all, const given &from, length_t counted, int plane_tap, int k1, int k2) {
     math_t back[RUN];
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < RUN && !KEEPS_PAIRS; e++) {
         const math_t number = taken_from<y_t>::number(from.dy, e);
         back[e] = IS_MAXIMUM ? number : share<x_t>(number, counted);
     }
-    #pragma unroll
+#pragma unroll
     for (int e1 = 0; e1 < SIDE1; e1++)
-        #pragma unroll
+#pragma unroll
         for (int e2 = 0; e2 < SIDE2; e2++) {
             const int t1 = e1 - (k1 - BEFORE1) * STEP1, t2 = e2 - (k2 - BEFORE2) * STEP2;
-            if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2) continue;
+            if (t1 < 0 || t1 >= TAPS1 || t2 < 0 || t2 >= TAPS2)
+                continue;
             const bool is_first = t1 + STEP1 >= TAPS1 && t2 + STEP2 >= TAPS2;
-            #pragma unroll
-            for (int i = 0; KEEPS_PAIRS && i < RUN / 2; i++) all.add(e1, e2, i, ((const u32*)&from.dy)[i], from.pairs[i], (t1 * TAPS2 + t2) * 0x10001u, is_first);
-            #pragma unroll
+#pragma unroll
+            for (int i = 0; KEEPS_PAIRS && i < RUN / 2; i++)
+                all.add(e1, e2, i, ((const u32 *)&from.dy)[i], from.pairs[i], (t1 * TAPS2 + t2) * 0x10001u, is_first);
+#pragma unroll
             for (int e = 0; e < RUN && !KEEPS_PAIRS; e++)
-                if (!IS_MAXIMUM || from.where[e] == plane_tap + t1 * TAPS2 + t2) all.sum[e1][e2][e] += back[e];
+                if (!IS_MAXIMUM || from.where[e] == plane_tap + t1 * TAPS2 + t2)
+                    all.sum[e1][e2][e] += back[e];
         }
 }
 
-template <class P> DEVICE void store_dx(const P& p, x_t* dx, const gathered& all, int e1, int e2) {
+template <class P> DEVICE void store_dx(const P &p, x_t *dx, const gathered &all, int e1, int e2) {
     run<x_t, RUN> out, old = {};
     if (gathered::is_pair(e1, e2)) {
-        #pragma unroll
-        for (int i = 0; i < RUN / 2; i++) ((u32*)&out)[i] = all.pairs[e1][e2][i];
+#pragma unroll
+        for (int i = 0; i < RUN / 2; i++)
+            ((u32 *)&out)[i] = all.pairs[e1][e2][i];
         store_run<x_t, RUN>(dx, out);
         return;
     }
-    if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
-    #pragma unroll
+    if constexpr (HAS_OLD)
+        old = load_run<x_t, RUN>(dx);
+#pragma unroll
     for (int e = 0; e < RUN; e++) {
         math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * all.sum[e1][e2][e] : all.sum[e1][e2][e];
-        if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
+        if constexpr (HAS_OLD)
+            scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
         out.at[e] = from<x_t>::number(scaled);
     }
     store_run<x_t, RUN>(dx, out);

@@ -24,73 +24,85 @@ constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1, WIDTH = (RUN - 1) * STEP2 +
 /* Replaces elements beside the image, where rows lie as they do in memory: the first LEFT_OUT and those from RIGHT_IN on may be. */
 struct edges {
     length_t first, end; /* column of the first element, and how many there are */
-    DEVICE x_t of(const x_t& x, int i) const {
-        if (i >= LEFT_OUT && i < RIGHT_IN) return x;
+    DEVICE x_t of(const x_t &x, int i) const {
+        if (i >= LEFT_OUT && i < RIGHT_IN)
+            return x;
         return first + i >= 0 && first + i < end ? x : padding_element();
     }
     static DEVICE x_t padding_element() {
         __align__(8) u32 words[2] = {padding_of<x_t>::WORD, padding_of<x_t>::WORD};
-        return *(const x_t*)words;
+        return *(const x_t *)words;
     }
 };
 
 /* What a row of the tile leaves of RUN windows side by side. */
-DEVICE void find_along(found (&row)[1], const x_t* from, const edges& near) {
+DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
     x_t in[WIDTH];
     run<x_t, RUN> taps[TAPS2];
     u32 all[TAPS2];
     take_row<VECTOR, PHASE>(in, from);
-    #pragma unroll
-    for (int i = 0; IS_STRETCH && i < WIDTH; i++) in[i] = near.of(in[i], i);
-    #pragma unroll
+#pragma unroll
+    for (int i = 0; IS_STRETCH && i < WIDTH; i++)
+        in[i] = near.of(in[i], i);
+#pragma unroll
     for (int t = 0; t < TAPS2; t++) {
         all[t] = ~0u;
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) taps[t].at[e] = in[t + e * STEP2];
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            taps[t].at[e] = in[t + e * STEP2];
     }
     find_in_row<true, true>(row, taps, all, ~0u);
 }
 
 /* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`; rows outside are read from `outside`. */
-DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const length_t (&o)[3], const x_t* from, u32 pitch, const x_t* outside) {
+DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const length_t (&o)[3], const x_t *from,
+                         u32 pitch, const x_t *outside) {
     const length_t top = first_of(axes[1], o[1]);
     const edges near = {first_of(axes[2], o[2]), axes[2].x};
     if constexpr (WANTS_WHERE) {
-        #pragma unroll
-        for (int r = 0; r < PATCH1; r++) start_numbers(made[r], axes, {o[0], o[1] + r, o[2]});
+#pragma unroll
+        for (int r = 0; r < PATCH1; r++)
+            start_numbers(made[r], axes, {o[0], o[1] + r, o[2]});
     }
-    #pragma unroll
+#pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
         found row[1];
         find_along(row, !IS_STRETCH || is_inside(axes[1], top + j) ? from + j * pitch : outside, near);
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < PATCH1; r++) {
             const int t = j - r * STEP1;
-            if (t < 0 || t >= TAPS1) continue;
-            if (!WANTS_WHERE && t == 0) made[r] = row[0];
-            else made[r].combine(row[0], t * TAPS2);
+            if (t < 0 || t >= TAPS1)
+                continue;
+            if (!WANTS_WHERE && t == 0)
+                made[r] = row[0];
+            else
+                made[r].combine(row[0], t * TAPS2);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
-    if constexpr (IS_STRETCH) begin_stretches(&arrival, 1);
+    if constexpr (IS_STRETCH)
+        begin_stretches(&arrival, 1);
     axis axes[3];
     read_axes(axes, p);
     u32 group = blockIdx.x;
     const length_t start = (length_t)(split(group, p.bands) * p.tile_rows), top = first_of(axes[1], start);
     const i64 plane = (i64)group * p.tile_planes;
     const u32 planes = (u32)(p.planes - plane < p.tile_planes ? p.planes - plane : p.tile_planes);
-    x_t* tile = (x_t*)shared;
-    const x_t* outside = tile;
+    x_t *tile = (x_t *)shared;
+    const x_t *outside = tile;
     if constexpr (IS_STRETCH) {
         /* A row of padding, then the tile; `tile` is where the row `top` of the first plane would begin. */
-        const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].x ? top + (length_t)p.rows_seen.value : axes[1].x;
-        const x_t* const memory = p.x + (plane * p.plane + from * axes[2].x);
-        #pragma unroll
+        const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].x
+                                                             ? top + (length_t)p.rows_seen.value
+                                                             : axes[1].x;
+        const x_t *const memory = p.x + (plane * p.plane + from * axes[2].x);
+#pragma unroll
         for (u32 i = 0; i < OUTSIDE; i += THREADS)
-            if (i + threadIdx.x < OUTSIDE) tile[i + threadIdx.x] = edges::padding_element();
+            if (i + threadIdx.x < OUTSIDE)
+                tile[i + threadIdx.x] = edges::padding_element();
         tile += OUTSIDE + phase_of(memory);
         const int count = (int)((planes - 1) * p.plane + (until - from) * axes[2].x);
         expect_stretch(memory, count);
@@ -100,16 +112,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         tile += (top - from) * axes[2].x;
     } else {
         begin_overlapped();
-        const plane_reader<x_t, FILL, SHIFTS> reader = {p.x, p.elements, p.plane, axes[2].x, axes[1].x, (length_t)p.left, top, p.row_fills, p.rows_seen};
+        const plane_reader<x_t, FILL, SHIFTS> reader = {
+            p.x, p.elements, p.plane, axes[2].x, axes[1].x, (length_t)p.left, top, p.row_fills, p.rows_seen};
         reader.fill(shared, plane, planes, padding_of<x_t>::WORD);
         await_planes();
     }
-    const u32 pitch = IS_STRETCH ? (u32)axes[2].x : p.row_fills.value * FILL, apart = IS_STRETCH ? (u32)p.plane : p.rows_seen.value * pitch;
+    const u32 pitch = IS_STRETCH ? (u32)axes[2].x : p.row_fills.value * FILL,
+              apart = IS_STRETCH ? (u32)p.plane : p.rows_seen.value * pitch;
     const u32 positions = planes * p.groups.value * p.columns.value;
     for (u32 n = threadIdx.x; n < positions; n += THREADS) {
         u32 rest = n;
         const u32 column = split(rest, p.columns), down = split(rest, p.groups) * PATCH1;
-        const x_t* const from = tile + ((i32)(rest * apart + down * STEP1 * pitch) + (i32)((u32)p.first + column * (RUN * STEP2)));
+        const x_t *const from =
+            tile + ((i32)(rest * apart + down * STEP1 * pitch) + (i32)((u32)p.first + column * (RUN * STEP2)));
         const length_t o[3] = {0, start + (length_t)down, (length_t)column * RUN};
         found made[PATCH1];
         find_windows(made, axes, o, from, pitch, outside);
@@ -117,10 +132,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         const offset_t channel = (offset_t)split(image, p.channels);
         const place to = {(offset_t)image, channel, {0, o[1], o[2]}};
         const offset_t first = place_in_y(p, axes, to, o);
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < PATCH1; r++) {
             const length_t at[3] = {0, o[1] + r, o[2]};
-            if (at[1] >= axes[1].y) continue;
+            if (at[1] >= axes[1].y)
+                continue;
             store_values(p, axes, first + r * axes[1].y_stride, at, made[r]);
             store_numbers(p, axes, to, at, made[r]);
             correct_numbers(p, axes, to, at, made[r]);

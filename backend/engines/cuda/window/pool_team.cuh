@@ -11,16 +11,17 @@ struct parts {
     unit_t value[TAPS1][UNITS][32];
     i32 where[WANTS_WHERE ? TAPS1 : 1][UNITS][32];
 
-    DEVICE void put(const found& part, int row, int lane) {
-        #pragma unroll
+    DEVICE void put(const found &part, int row, int lane) {
+#pragma unroll
         for (int e = 0; e < UNITS; e++) {
             value[row][e][lane] = part.value[e];
-            if constexpr (WANTS_WHERE) where[row][e][lane] = part.where[e];
+            if constexpr (WANTS_WHERE)
+                where[row][e][lane] = part.where[e];
         }
     }
     DEVICE found take(int row, int lane) const {
         found part;
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < UNITS; e++) {
             part.value[e] = value[row][e][lane];
             part.where[e] = WANTS_WHERE ? where[row][e][lane] : 0;
@@ -29,22 +30,29 @@ struct parts {
     }
 };
 
-DEVICE void find_row(found (&row)[1], const arguments& p, const axis (&axes)[3], const place& to, length_t t) {
-    const length_t at = first_of(axes[1], to.at[1]) + t, first = first_of(axes[2], to.at[2]), plane = first_of(axes[0], to.at[0]);
-    const x_t* const x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c + nearest_inside(axes[0], plane) * axes[0].x_stride + nearest_inside(axes[1], at) * axes[1].x_stride);
+DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3], const place &to, length_t t) {
+    const length_t at = first_of(axes[1], to.at[1]) + t, first = first_of(axes[2], to.at[2]),
+                   plane = first_of(axes[0], to.at[0]);
+    const x_t *const x =
+        p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c + nearest_inside(axes[0], plane) * axes[0].x_stride +
+               nearest_inside(axes[1], at) * axes[1].x_stride);
     const u32 row_mask = mask_of(is_inside(axes[0], plane) && is_inside(axes[1], at));
     run<x_t, RUN> loaded[TAPS2];
     u32 columns[TAPS2];
-    #pragma unroll
-    for (int i = 0; i < TAPS2; i++) columns[i] = mask_of(is_inside(axes[2], first + i));
+#pragma unroll
+    for (int i = 0; i < TAPS2; i++)
+        columns[i] = mask_of(is_inside(axes[2], first + i));
     load_row<false>(loaded, x, axes[2], first, axes[2].x_stride);
     find_in_row<false, false>(row, loaded, columns, row_mask);
 }
 
 /* Asks for what a warp reads first, where it is one stretch per tap. A template, so that what was not printed is not looked up. */
-template <class P> DEVICE void expect_row(const P& p, const axis (&axes)[3], const place& to, int lane, length_t t) {
+template <class P> DEVICE void expect_row(const P &p, const axis (&axes)[3], const place &to, int lane, length_t t) {
     const length_t row = first_of(axes[1], to.at[1]) + t, column = first_of(axes[2], to.at[2]) + lane;
-    if (lane < TAPS2 && is_inside(axes[1], row) && is_inside(axes[2], column)) expect(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c + row * axes[1].x_stride + column * axes[2].x_stride), 32 * sizeof(run<x_t, RUN>));
+    if (lane < TAPS2 && is_inside(axes[1], row) && is_inside(axes[2], column))
+        expect(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c + row * axes[1].x_stride +
+                      column * axes[2].x_stride),
+               32 * sizeof(run<x_t, RUN>));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __grid_constant__ arguments p) {
@@ -52,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __
     axis axes[3];
     read_axes(axes, p);
     const int lane = (int)threadIdx.x % 32, t = (int)threadIdx.x / 32;
-    if constexpr (EXPECTS) expect_row(p, axes, locate(p, (position)(blockIdx.x * 32)), lane, t);
+    if constexpr (EXPECTS)
+        expect_row(p, axes, locate(p, (position)(blockIdx.x * 32)), lane, t);
     begin_overlapped();
     for (i64 first = (i64)blockIdx.x * 32; first < p.runs; first += (i64)gridDim.x * 32) {
         const bool is_ours = first + lane < p.runs;
@@ -62,12 +71,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __
         shared.put(row[0], t, lane);
         __syncthreads();
         if (t == 0) {
-            if constexpr (WANTS_WHERE) start_numbers(made, axes, to.at);
-            #pragma unroll
+            if constexpr (WANTS_WHERE)
+                start_numbers(made, axes, to.at);
+#pragma unroll
             for (int i = 0; i < TAPS1; i++) {
                 const found part = shared.take(i, lane);
-                if (!WANTS_WHERE && i == 0) made = part;
-                else made.combine(part, i * TAPS2);
+                if (!WANTS_WHERE && i == 0)
+                    made = part;
+                else
+                    made.combine(part, i * TAPS2);
             }
         }
         if (t == 0 && is_ours) {

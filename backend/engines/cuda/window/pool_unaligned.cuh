@@ -22,21 +22,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
     axis axes[3];
     read_axes(axes, p);
     u32 rest = blockIdx.x;
-    const length_t column = (length_t)split(rest, p.tiles) * (length_t)p.tile_columns, row = (length_t)split(rest, p.bands) * PATCH1;
+    const length_t column = (length_t)split(rest, p.tiles) * (length_t)p.tile_columns,
+                   row = (length_t)split(rest, p.bands) * PATCH1;
     const length_t above = first_of(axes[1], row), before = first_of(axes[2], column);
-    const length_t columns = axes[2].y - column < (length_t)p.tile_columns ? axes[2].y - column : (length_t)p.tile_columns;
-    const length_t left = nearest_inside(axes[2], before), right = nearest_inside(axes[2], before + (columns - 1) * STEP2 + TAPS2 - 1);
+    const length_t columns =
+        axes[2].y - column < (length_t)p.tile_columns ? axes[2].y - column : (length_t)p.tile_columns;
+    const length_t left = nearest_inside(axes[2], before),
+                   right = nearest_inside(axes[2], before + (columns - 1) * STEP2 + TAPS2 - 1);
     const u32 channels = p.channels.value;
     /* Rows lie as far apart as keeps their phases; `tile` is where the image's first element would lie. */
-    const x_t* const image = p.x + (offset_t)rest * (offset_t)p.x_n;
+    const x_t *const image = p.x + (offset_t)rest * (offset_t)p.x_n;
     const length_t pitch = (length_t)p.pitch, top = nearest_inside(axes[1], above);
     const int phase = phase_of(image + top * axes[1].x_stride + left * axes[2].x_stride);
-    x_t* const tile = (x_t*)shared + (phase - top * pitch - left * (length_t)channels);
-    #pragma unroll
+    x_t *const tile = (x_t *)shared + (phase - top * pitch - left * (length_t)channels);
+#pragma unroll
     for (int t = 0; t < HEIGHT; t++) {
         const length_t at = nearest_inside(axes[1], above + t);
         const int count = at == above + t ? (int)((right - left + 1) * (length_t)channels) : 0;
-        fill_stretch(tile + (at * pitch + left * (length_t)channels), image + (at * axes[1].x_stride + left * axes[2].x_stride), count, &arrival);
+        fill_stretch(tile + (at * pitch + left * (length_t)channels),
+                     image + (at * axes[1].x_stride + left * axes[2].x_stride), count, &arrival);
     }
     await_stretches(&arrival);
     const length_t strides[3] = {0, pitch, (length_t)channels};
@@ -45,12 +49,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
         const length_t channel = (length_t)split(number, p.channels);
         const place to = {(offset_t)rest, (offset_t)channel, {0, row, column + (length_t)number * PATCH2}};
         const patch<PATCH1, PATCH2> made(tile + channel, axes, strides, to.at);
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < PATCH1; r++)
-            #pragma unroll
+#pragma unroll
             for (int s = 0; s < PATCH2; s++) {
                 const length_t o[3] = {0, row + r, to.at[2] + s};
-                if (o[1] >= axes[1].y || o[2] >= axes[2].y) continue;
+                if (o[1] >= axes[1].y || o[2] >= axes[2].y)
+                    continue;
                 store_values(p, axes, place_in_y(p, axes, to, o), o, made.at[r][s]);
                 store_numbers(p, axes, to, o, made.at[r][s]);
                 correct_numbers(p, axes, to, o, made.at[r][s]);

@@ -20,25 +20,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_whole(const _
     const i64 first = (i64)blockIdx.x * p.tile_planes;
     const u32 planes = (u32)(p.planes - first < p.tile_planes ? p.planes - first : p.tile_planes);
     begin_overlapped();
-    const x_t* const memory = p.x + first * PLANE;
-    x_t* const tile = (x_t*)shared + phase_of(memory);
+    const x_t *const memory = p.x + first * PLANE;
+    x_t *const tile = (x_t *)shared + phase_of(memory);
     fill_stretch(tile, memory, (int)planes * PLANE, &arrival);
     await_stretches(&arrival);
-    const math_t none = IS_MAXIMUM ? (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll) : (math_t)0;
+    const math_t none =
+        IS_MAXIMUM ? (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll)
+                   : (math_t)0;
     const u32 lane = threadIdx.x % LANES;
     for (u32 n = threadIdx.x / LANES; n < (planes + 31) / 32 * 32; n += THREADS / LANES) {
-        const x_t* const row = tile + (n < planes ? n : planes - 1) * PLANE;
+        const x_t *const row = tile + (n < planes ? n : planes - 1) * PLANE;
         math_t made = none;
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < PLANE; i += LANES)
-            if (i + LANES <= PLANE || i + lane < PLANE) made = combine(made, as<math_t>::of(row[i + lane]));
-        #pragma unroll
-        for (int apart = LANES / 2; apart > 0; apart /= 2) made = combine(made, __shfl_xor_sync(~0u, made, apart));
-        if (lane > 0 || n >= planes) continue;
+            if (i + LANES <= PLANE || i + lane < PLANE)
+                made = combine(made, as<math_t>::of(row[i + lane]));
+#pragma unroll
+        for (int apart = LANES / 2; apart > 0; apart /= 2)
+            made = combine(made, __shfl_xor_sync(~0u, made, apart));
+        if (lane > 0 || n >= planes)
+            continue;
         u32 image = (u32)(first + n);
         const i64 channel = split(image, p.channels), at = (i64)image * p.y_n + channel * p.y_c;
-        math_t value = (IS_SCALED ? (math_t)__longlong_as_double(p.alpha) : (math_t)1) * (IS_MAXIMUM ? made : share<y_t>(made, (length_t)PLANE));
-        if constexpr (HAS_OLD) value += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(p.y[at]);
+        math_t value = (IS_SCALED ? (math_t)__longlong_as_double(p.alpha) : (math_t)1) *
+                       (IS_MAXIMUM ? made : share<y_t>(made, (length_t)PLANE));
+        if constexpr (HAS_OLD)
+            value += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(p.y[at]);
         p.y[at] = from<y_t>::number(value);
     }
 }

@@ -8,58 +8,76 @@
 /* Every mode but the maximum. Taps of weight 0 are not read, and a mean of nothing is 0. */
 struct weighted {
     math_t sum[RUN];
-    DEVICE weighted(const x_t* x, const axis (&axes)[3], const length_t (&o)[3], math_t lowest) {
+    DEVICE weighted(const x_t *x, const axis (&axes)[3], const length_t (&o)[3], math_t lowest) {
         length_t first[3];
         math_t whole = 1;
-        #pragma unroll
+#pragma unroll
         for (int d = 0; d < 3; d++) {
             first[d] = first_of(axes[d], o[d]);
-            if (IS_POOL) whole *= (math_t)counted_of(axes[d], first[d]);
+            if (IS_POOL)
+                whole *= (math_t)counted_of(axes[d], first[d]);
         }
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) sum[e] = 0;
-        #pragma unroll
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            sum[e] = 0;
+#pragma unroll
         for (length_t t0 = 0; t0 < axes[0].taps; t0++)
-            #pragma unroll
+#pragma unroll
             for (length_t t1 = 0; t1 < axes[1].taps; t1++)
-                #pragma unroll
+#pragma unroll
                 for (length_t t2 = 0; t2 < axes[2].taps; t2++) {
-                    const length_t a0 = element_of(axes[0], first[0], t0), a1 = element_of(axes[1], first[1], t1), a2 = element_of(axes[2], first[2], t2);
+                    const length_t a0 = element_of(axes[0], first[0], t0), a1 = element_of(axes[1], first[1], t1),
+                                   a2 = element_of(axes[2], first[2], t2);
                     const bool inside = is_inside(axes[0], a0) && is_inside(axes[1], a1) && is_inside(axes[2], a2);
-                    const math_t weight = weight_of(axes[0], o[0], first[0], t0) * weight_of(axes[1], o[1], first[1], t1) * weight_of(axes[2], o[2], first[2], t2);
-                    if (weight == 0 || (!inside && EXCLUDES_PADDING)) continue;
+                    const math_t weight = weight_of(axes[0], o[0], first[0], t0) *
+                                          weight_of(axes[1], o[1], first[1], t1) *
+                                          weight_of(axes[2], o[2], first[2], t2);
+                    if (weight == 0 || (!inside && EXCLUDES_PADDING))
+                        continue;
                     run<x_t, RUN> values = {};
-                    if (inside) values = load_channels(x + (a0 * axes[0].x_stride + a1 * axes[1].x_stride + a2 * axes[2].x_stride));
-                    #pragma unroll
-                    for (int e = 0; e < RUN; e++) sum[e] += weight * (inside ? as<math_t>::of(values.at[e]) : SKIPS_PADDING ? lowest : (math_t)0);
+                    if (inside)
+                        values =
+                            load_channels(x + (a0 * axes[0].x_stride + a1 * axes[1].x_stride + a2 * axes[2].x_stride));
+#pragma unroll
+                    for (int e = 0; e < RUN; e++)
+                        sum[e] += weight * (inside ? as<math_t>::of(values.at[e]) : SKIPS_PADDING ? lowest : (math_t)0);
                 }
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) sum[e] = whole != 0 ? sum[e] / whole : 0;
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            sum[e] = whole != 0 ? sum[e] / whole : 0;
     }
 };
 
 /* Templates, so that what was not printed is not looked up. */
-template <class P> DEVICE void store_y(const P& p, const axis (&axes)[3], const place& to, const math_t (&value)[RUN]) {
+template <class P> DEVICE void store_y(const P &p, const axis (&axes)[3], const place &to, const math_t (&value)[RUN]) {
     if constexpr (HAS_Y) {
-        y_t* y = p.y + (to.n * (offset_t)p.y_n + to.c * (offset_t)p.y_c + to.at[0] * axes[0].y_stride + to.at[1] * axes[1].y_stride + to.at[2] * axes[2].y_stride);
+        y_t *y = p.y + (to.n * (offset_t)p.y_n + to.c * (offset_t)p.y_c + to.at[0] * axes[0].y_stride +
+                        to.at[1] * axes[1].y_stride + to.at[2] * axes[2].y_stride);
         run<y_t, RUN> out, old = {};
-        if constexpr (HAS_OLD) old = load_run<y_t, RUN>(y);
-        #pragma unroll
+        if constexpr (HAS_OLD)
+            old = load_run<y_t, RUN>(y);
+#pragma unroll
         for (int e = 0; e < RUN; e++) {
             math_t scaled = (math_t)__longlong_as_double(p.alpha) * value[e];
-            if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
+            if constexpr (HAS_OLD)
+                scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
             out.at[e] = from<y_t>::number(scaled);
         }
         store_run<y_t, RUN>(y, out);
     }
 }
 
-template <class P> DEVICE void store_index(const P& p, const axis (&axes)[3], const place& to, const i32 (&where)[RUN]) {
+template <class P>
+DEVICE void store_index(const P &p, const axis (&axes)[3], const place &to, const i32 (&where)[RUN]) {
     if constexpr (HAS_INDEX) {
         run<index_t, RUN> out;
-        #pragma unroll
-        for (int e = 0; e < RUN; e++) out.at[e] = (index_t)(where[e] < 0 ? 0 : where[e]);
-        store_run<index_t, RUN>(p.index + (to.n * (offset_t)p.index_n + to.c * (offset_t)p.index_c + to.at[0] * axes[0].index_stride + to.at[1] * axes[1].index_stride + to.at[2] * axes[2].index_stride), out);
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            out.at[e] = (index_t)(where[e] < 0 ? 0 : where[e]);
+        store_run<index_t, RUN>(p.index + (to.n * (offset_t)p.index_n + to.c * (offset_t)p.index_c +
+                                           to.at[0] * axes[0].index_stride + to.at[1] * axes[1].index_stride +
+                                           to.at[2] * axes[2].index_stride),
+                                out);
     }
 }
 
@@ -69,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window(const __grid_con
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
         const place to = locate(p, (position)at);
-        const x_t* x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c);
+        const x_t *x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c);
         if constexpr (IS_MAXIMUM) {
             const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
             const maximum<x_t> found(x, axes, strides, to.at, lowest);

@@ -6,63 +6,78 @@
    Params    as window.cuh, and HAS_SAVED saved_t */
 
 /* The positions whose windows reach element i along one axis. */
-struct reach { length_t from, until; };
+struct reach {
+    length_t from, until;
+};
 
-DEVICE reach reach_of(const axis& a, length_t i) {
+DEVICE reach reach_of(const axis &a, length_t i) {
     length_t from = CLAMPS && i == 0 ? 0 : ceil_of((i - a.taps + 1) * a.denominator + a.offset, a.step);
     length_t last = CLAMPS && i == a.x - 1 ? a.y - 1 : floor_of((i + 1) * a.denominator - 1 + a.offset, a.step);
     return reach{from > 0 ? from : 0, last < a.y - 1 ? last + 1 : a.y};
 }
 
 /* What element i weighs in position o along one axis: clamped taps may meet in it. */
-DEVICE math_t share_of(const axis& a, length_t o, length_t i) {
+DEVICE math_t share_of(const axis &a, length_t o, length_t i) {
     const length_t first = first_of(a, o);
     math_t sum = 0;
     if (!CLAMPS) {
         sum = i >= first && i < first + a.taps ? weight_of(a, o, first, i - first) : (math_t)0;
     } else {
         for (length_t t = 0; t < a.taps; t++)
-            if (element_of(a, first, t) == i) sum += weight_of(a, o, first, t);
+            if (element_of(a, first, t) == i)
+                sum += weight_of(a, o, first, t);
     }
     return IS_POOL ? sum / (math_t)counted_of(a, first) : sum;
 }
 
 /* The number, among the taps of position o, of a maximum that lies at element i. */
 template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3], const length_t (&i)[3], W where) {
-    if (where < 0 || where >= (W)(axes[0].taps * axes[1].taps * axes[2].taps)) return false;
+    if (where < 0 || where >= (W)(axes[0].taps * axes[1].taps * axes[2].taps))
+        return false;
     const length_t number = (length_t)where, t2 = number % axes[2].taps, rest = number / axes[2].taps;
     const length_t t[3] = {rest / axes[1].taps, rest % axes[1].taps, t2};
     bool same = true;
-    #pragma unroll
-    for (int d = 0; d < 3; d++) same = same && element_of(axes[d], first_of(axes[d], o[d]), t[d]) == i[d];
+#pragma unroll
+    for (int d = 0; d < 3; d++)
+        same = same && element_of(axes[d], first_of(axes[d], o[d]), t[d]) == i[d];
     return same;
 }
 
 /* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up. */
-template <class P> DEVICE void add_maximum(math_t (&sum)[RUN], const P& p, const axis (&axes)[3], const place& at, const length_t (&o)[3], const run<y_t, RUN>& dy) {
+template <class P>
+DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], const place &at, const length_t (&o)[3],
+                        const run<y_t, RUN> &dy) {
     if constexpr (HAS_INDEX) {
-        const run<index_t, RUN> where = load_run<index_t, RUN>(p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + o[0] * axes[0].index_stride + o[1] * axes[1].index_stride + o[2] * axes[2].index_stride));
-        #pragma unroll
+        const run<index_t, RUN> where = load_run<index_t, RUN>(
+            p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + o[0] * axes[0].index_stride +
+                       o[1] * axes[1].index_stride + o[2] * axes[2].index_stride));
+#pragma unroll
         for (int e = 0; e < RUN; e++)
-            if (hits(axes, o, at.at, to_integer(where.at[e]))) sum[e] += as<math_t>::of(dy.at[e]);
+            if (hits(axes, o, at.at, to_integer(where.at[e])))
+                sum[e] += as<math_t>::of(dy.at[e]);
     }
     if constexpr (HAS_SAVED) {
         const offset_t strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
-        const maximum<saved_t> found(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes, strides, o, (math_t)__longlong_as_double(p.lowest));
-        #pragma unroll
+        const maximum<saved_t> found(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c), axes, strides,
+                                     o, (math_t)__longlong_as_double(p.lowest));
+#pragma unroll
         for (int e = 0; e < RUN; e++)
-            if (hits(axes, o, at.at, found.where[e])) sum[e] += as<math_t>::of(dy.at[e]);
+            if (hits(axes, o, at.at, found.where[e]))
+                sum[e] += as<math_t>::of(dy.at[e]);
     }
 }
 
-template <class P> DEVICE void store_dx(const P& p, const axis (&axes)[3], const place& at, const math_t (&sum)[RUN]) {
-    x_t* dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[0] * axes[0].x_stride + at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
+template <class P> DEVICE void store_dx(const P &p, const axis (&axes)[3], const place &at, const math_t (&sum)[RUN]) {
+    x_t *dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[0] * axes[0].x_stride +
+                     at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
     run<x_t, RUN> out, old = {};
-    if constexpr (HAS_OLD) old = load_run<x_t, RUN>(dx);
-    #pragma unroll
+    if constexpr (HAS_OLD)
+        old = load_run<x_t, RUN>(dx);
+#pragma unroll
     for (int e = 0; e < RUN; e++) {
         math_t scaled = (math_t)__longlong_as_double(p.alpha) * sum[e];
-        if constexpr (HAS_OLD) scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
+        if constexpr (HAS_OLD)
+            scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
         out.at[e] = from<x_t>::number(scaled);
     }
     store_run<x_t, RUN>(dx, out);
@@ -73,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
     read_axes(axes, p);
     for (i64 t = (i64)blockIdx.x * THREADS + threadIdx.x; t < p.runs; t += (i64)gridDim.x * THREADS) {
         const place at = locate(p, (position)t);
-        const reach r0 = reach_of(axes[0], at.at[0]), r1 = reach_of(axes[1], at.at[1]), r2 = reach_of(axes[2], at.at[2]);
-        const y_t* dy = p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c);
+        const reach r0 = reach_of(axes[0], at.at[0]), r1 = reach_of(axes[1], at.at[1]),
+                    r2 = reach_of(axes[2], at.at[2]);
+        const y_t *dy = p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c);
         math_t sum[RUN] = {};
         for (length_t o0 = r0.from; o0 < r0.until; o0++)
             for (length_t o1 = r1.from; o1 < r1.until; o1++)
@@ -82,16 +98,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
                     const length_t o[3] = {o0, o1, o2};
                     math_t share = 1;
                     if (!IS_MAXIMUM) {
-                        #pragma unroll
-                        for (int d = 0; d < 3; d++) share *= share_of(axes[d], o[d], at.at[d]);
-                        if (share == 0) continue;
+#pragma unroll
+                        for (int d = 0; d < 3; d++)
+                            share *= share_of(axes[d], o[d], at.at[d]);
+                        if (share == 0)
+                            continue;
                     }
-                    const run<y_t, RUN> given = load_channels(dy + (o0 * axes[0].y_stride + o1 * axes[1].y_stride + o2 * axes[2].y_stride));
+                    const run<y_t, RUN> given =
+                        load_channels(dy + (o0 * axes[0].y_stride + o1 * axes[1].y_stride + o2 * axes[2].y_stride));
                     if constexpr (IS_MAXIMUM) {
                         add_maximum(sum, p, axes, at, o, given);
                     } else {
-                        #pragma unroll
-                        for (int e = 0; e < RUN; e++) sum[e] += share * as<math_t>::of(given.at[e]);
+#pragma unroll
+                        for (int e = 0; e < RUN; e++)
+                            sum[e] += share * as<math_t>::of(given.at[e]);
                     }
                 }
         store_dx(p, axes, at, sum);

@@ -13,7 +13,7 @@ constexpr int CHUNKS = HEAD / 8;                                      /* of 16 b
 DEVICE u32 chunk_at(u32 slab, u32 row, u32 chunk) { return slab + row * 128 + (chunk ^ (row & 7)) * 16; }
 
 /* Two octets of columns are four blocks of 8 x 8. */
-DEVICE void stage_octets(u32 s_tile, int octet, const run<float, 4>& a, const run<float, 4>& b, float scale) {
+DEVICE void stage_octets(u32 s_tile, int octet, const run<float, 4> &a, const run<float, 4> &b, float scale) {
     const u32 lane = lane_index(), part = octet / 8, row = part / SLABS * 64 + warp_index() * 16 + lane % 16;
     const u32 pairs[4] = {
         rounded_pair<in_t>(a.at[0] * scale, a.at[1] * scale), rounded_pair<in_t>(a.at[2] * scale, a.at[3] * scale),
@@ -28,21 +28,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value),
               first = (i32)m * BLOCK_Q;
     const band used(p, batch);
-    const float* const sums = p.dq_sum + (i64)blockIdx.x * BLOCK_Q * HEAD + threadIdx.x * 4;
+    const float *const sums = p.dq_sum + (i64)blockIdx.x * BLOCK_Q * HEAD + threadIdx.x * 4;
     const float scale = scale_of(p);
     run<float, 4> x[OCTETS];
-    #pragma unroll
-    for (int i = 0; i < OCTETS; ++i) x[i] = load_run<float, 4>(sums + i * THREADS * 4);
-    #pragma unroll
-    for (int i = 0; i < OCTETS; i += 2) stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);
+#pragma unroll
+    for (int i = 0; i < OCTETS; ++i)
+        x[i] = load_run<float, 4>(sums + i * THREADS * 4);
+#pragma unroll
+    for (int i = 0; i < OCTETS; i += 2)
+        stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);
     __syncthreads();
-    in_t* const dq = p.dq + batch * p.dq_batch + head * p.dq_head;
-    #pragma unroll
+    in_t *const dq = p.dq + batch * p.dq_batch + head * p.dq_head;
+#pragma unroll
     for (int i = 0; i < BLOCK_Q * CHUNKS / THREADS; ++i) {
         const i32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
         words some = load_words(chunk_at(shared_address(tile) + chunk / 8 * SLAB, row, chunk % 8));
-        if (first + row >= used.queries) some = words{};
+        if (first + row >= used.queries)
+            some = words{};
         if (first + row < (i32)p.queries && chunk * 8 < (i32)p.depth)
-            *(words*)(dq + (i64)(first + row) * p.dq_row + chunk * 8) = some;
+            *(words *)(dq + (i64)(first + row) * p.dq_row + chunk * 8) = some;
     }
 }

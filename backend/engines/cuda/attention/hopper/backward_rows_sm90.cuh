@@ -13,17 +13,18 @@ constexpr int SUMS = BLOCK_Q * HEAD / 4; /* of dQ, 16 bytes each */
 static_assert(THREADS % LANES == 0 && BLOCK_Q % ROWS == 0 && SUMS % THREADS == 0 && LANES <= 32,
               "threads share rows and sums evenly");
 
-template <class P> DEVICE float finish_row(const P& p, i32 batch, i32 head, i32 query, float dot, float& lse2) {
+template <class P> DEVICE float finish_row(const P &p, i32 batch, i32 head, i32 query, float dot, float &lse2) {
     const float infinite = __int_as_float(0x7f800000);
     const float stats = to_float(p.stats[batch * p.stats_batch + head * p.stats_head + query * p.stats_row]);
     lse2 = stats == -infinite ? infinite : stats * 1.44269504f;
     return stats == -infinite ? 0.0f : dot;
 }
 
-template <class P> DEVICE void clear_sums(const P& p) {
-    run<float, 4>* const sums = (run<float, 4>*)p.dq_sum + (i64)blockIdx.x * SUMS + threadIdx.x;
-    #pragma unroll
-    for (int i = 0; i < SUMS / THREADS; ++i) sums[i * THREADS] = run<float, 4>{};
+template <class P> DEVICE void clear_sums(const P &p) {
+    run<float, 4> *const sums = (run<float, 4> *)p.dq_sum + (i64)blockIdx.x * SUMS + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < SUMS / THREADS; ++i)
+        sums[i * THREADS] = run<float, 4>{};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -32,29 +33,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 outer = divide(blockIdx.x, p.q_blocks), m = blockIdx.x - outer * p.q_blocks.value;
     const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value);
     const band used(p, batch);
-    const in_t* const o = p.o + batch * p.o_batch + head * p.o_head + lane * 8;
-    const in_t* const d_o = p.d_o + batch * p.d_o_batch + head * p.d_o_head + lane * 8;
+    const in_t *const o = p.o + batch * p.o_batch + head * p.o_head + lane * 8;
+    const in_t *const d_o = p.d_o + batch * p.d_o_batch + head * p.d_o_head + lane * 8;
     words a[TURNS] = {}, b[TURNS] = {};
-    #pragma unroll
+#pragma unroll
     for (int t = 0; t < TURNS; ++t) {
         const i64 query = (i64)m * BLOCK_Q + first_row + t * ROWS;
-        if (query >= used.queries || lane * 8 >= (i32)p.value_depth) continue;
-        a[t] = *(const words*)(o + query * p.o_row);
-        b[t] = *(const words*)(d_o + query * p.d_o_row);
+        if (query >= used.queries || lane * 8 >= (i32)p.value_depth)
+            continue;
+        a[t] = *(const words *)(o + query * p.o_row);
+        b[t] = *(const words *)(d_o + query * p.d_o_row);
     }
-    if constexpr (HAS_SUMS) clear_sums(p);
-    #pragma unroll
+    if constexpr (HAS_SUMS)
+        clear_sums(p);
+#pragma unroll
     for (int t = 0; t < TURNS; ++t) {
         float dot = 0, lse2 = __int_as_float(0x7f800000);
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; ++e)
             dot += low_half(a[t].at[e]) * low_half(b[t].at[e]) + high_half(a[t].at[e]) * high_half(b[t].at[e]);
-        #pragma unroll
-        for (int i = LANES / 2; i > 0; i /= 2) dot += __shfl_xor_sync(~0u, dot, i);
-        if (lane != 0) continue;
+#pragma unroll
+        for (int i = LANES / 2; i > 0; i /= 2)
+            dot += __shfl_xor_sync(~0u, dot, i);
+        if (lane != 0)
+            continue;
         const i32 row = first_row + t * ROWS, query = (i32)m * BLOCK_Q + row;
-        if (query < used.queries) dot = finish_row(p, batch, head, query, dot, lse2);
-        float* const to = p.statistics + (i64)blockIdx.x * 2 * BLOCK_Q + row;
+        if (query < used.queries)
+            dot = finish_row(p, batch, head, query, dot, lse2);
+        float *const to = p.statistics + (i64)blockIdx.x * 2 * BLOCK_Q + row;
         to[0] = lse2;
         to[BLOCK_Q] = dot;
     }

@@ -15,7 +15,7 @@ DEVICE float high_half(u32 pair) {
         return to_float(f16{(u16)(pair >> 16)});
 }
 
-template <class P> DEVICE float scale_of(const P& p) {
+template <class P> DEVICE float scale_of(const P &p) {
     if constexpr (HAS_SCALE)
         return to_float(*p.scale);
     else
@@ -30,11 +30,15 @@ struct band {
     i32 queries, keys;
     i32 first = -FAR, last = FAR; /* where HAS_RIGHT and HAS_LEFT do not say otherwise */
 
-    template <class P> DEVICE band(const P& p, i32 batch) : queries((i32)p.queries), keys((i32)p.keys) {
-        if constexpr (HAS_SEQ_LEN_Q) queries = clamp(to_integer(p.seq_len_q[batch * p.seq_len_q_step]), 0, queries);
-        if constexpr (HAS_SEQ_LEN_KV) keys = clamp(to_integer(p.seq_len_kv[batch * p.seq_len_kv_step]), 0, keys);
+    template <class P> DEVICE band(const P &p, i32 batch) : queries((i32)p.queries), keys((i32)p.keys) {
+        if constexpr (HAS_SEQ_LEN_Q)
+            queries = clamp(to_integer(p.seq_len_q[batch * p.seq_len_q_step]), 0, queries);
+        if constexpr (HAS_SEQ_LEN_KV)
+            keys = clamp(to_integer(p.seq_len_kv[batch * p.seq_len_kv_step]), 0, keys);
         const i32 shift = IS_BOTTOM_RIGHT ? keys - queries : 0;
-        if constexpr (HAS_RIGHT) first = clamp(-shift - p.right, -FAR, FAR);
-        if constexpr (HAS_LEFT) last = clamp(-shift + p.left, -FAR, FAR);
+        if constexpr (HAS_RIGHT)
+            first = clamp(-shift - p.right, -FAR, FAR);
+        if constexpr (HAS_LEFT)
+            last = clamp(-shift + p.left, -FAR, FAR);
     }
 };

@@ -11,13 +11,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sum = 0;
     for (i64 i = threadIdx.x; i < p.batches * rows; i += THREADS) {
         const i64 batch = i / rows, row = i - batch * rows;
-        const float* const tile = p.statistics + ((batch * p.heads + head) * p.q_blocks + row / BLOCK_Q) * 2 * BLOCK_Q;
+        const float *const tile = p.statistics + ((batch * p.heads + head) * p.q_blocks + row / BLOCK_Q) * 2 * BLOCK_Q;
         sum -= exp2_approx(fminf(sink2 - tile[row % BLOCK_Q], 0.0f)) * tile[BLOCK_Q + row % BLOCK_Q];
     }
     sums[threadIdx.x] = sum;
     for (int half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
-        if ((int)threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        if ((int)threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) p.dsink[head * p.dsink_step] = from<dsink_t>::number(sums[0]);
+    if (threadIdx.x == 0)
+        p.dsink[head * p.dsink_step] = from<dsink_t>::number(sums[0]);
 }

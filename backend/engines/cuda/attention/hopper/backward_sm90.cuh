@@ -80,12 +80,14 @@ struct barriers {
 };
 
 template <int N> DEVICE void settle_all(float (&r)[N]) {
-    #pragma unroll
-    for (int i = 0; i < N; ++i) settle(r[i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        settle(r[i]);
 }
 template <int N> DEVICE void settle_all(u32 (&r)[N]) {
-    #pragma unroll
-    for (int i = 0; i < N; ++i) settle(r[i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        settle(r[i]);
 }
 
 /* An operand in swizzled rows of 128 bytes: the low word of its descriptor, to which multiples of 16 bytes may be
@@ -110,7 +112,7 @@ struct work {
 constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
 
 /* Numbered so that those with most steps come first: the first keys, the last queries. */
-DEVICE work find_work(const arguments& p) {
+DEVICE work find_work(const arguments &p) {
     const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
     const u32 within = blockIdx.x - set * blocks * set_heads,
               heads = min(gridDim.x / blocks - set * set_heads, set_heads);
@@ -119,7 +121,8 @@ DEVICE work find_work(const arguments& p) {
     const i32 head = (i32)(outer - batch * (u32)p.own_heads);
     work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0};
     const i32 last_own = min(w.own + BLOCK_OWN, w.own_used()) - 1;
-    if (last_own < w.own) return w;
+    if (last_own < w.own)
+        return w;
     w.first = max(w.low(w.own), 0) / BLOCK_PASS;
     w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
     w.steps = (w.last - w.first) * (OWN_IS_KEY ? (i32)p.group : 1);
@@ -129,10 +132,11 @@ DEVICE work find_work(const arguments& p) {
 /* A step's block that passes. */
 struct cursor {
     i32 block, head;
-    DEVICE explicit cursor(const arguments& p, const work& w)
+    DEVICE explicit cursor(const arguments &p, const work &w)
         : block(w.first), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head / (i32)p.group) {}
-    DEVICE void advance(const work& w) {
-        if (++block < w.last) return;
+    DEVICE void advance(const work &w) {
+        if (++block < w.last)
+            return;
         block = w.first;
         ++head;
     }
@@ -140,25 +144,26 @@ struct cursor {
 
 /* ---- Loads ---- */
 
-template <u32 BYTES> DEVICE void load_own(const tensor_map& map, u32 dst, u32 full, const work& w) {
+template <u32 BYTES> DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w) {
     arrive_expecting(full, BYTES);
-    #pragma unroll
-    for (u32 i = 0; i < BYTES / OWN_SLAB; ++i) load_box(dst + i * OWN_SLAB, map, full, i * 64, w.own, w.head, w.batch);
+#pragma unroll
+    for (u32 i = 0; i < BYTES / OWN_SLAB; ++i)
+        load_box(dst + i * OWN_SLAB, map, full, i * 64, w.own, w.head, w.batch);
 }
 
-template <u32 BYTES> DEVICE void load_pass(const tensor_map& map, u32 dst, u32 full, const work& w, const cursor& at) {
-    #pragma unroll
+template <u32 BYTES> DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const work &w, const cursor &at) {
+#pragma unroll
     for (u32 i = 0; i < BYTES / PASS_SLAB; ++i)
         load_box(dst + i * PASS_SLAB, map, full, i * 64, at.block * BLOCK_PASS, at.head, w.batch);
 }
 
 /* Which block of BLOCK_Q queries: of all heads. */
-DEVICE i64 q_tile(const arguments& p, i32 batch, i32 head, i32 block) {
+DEVICE i64 q_tile(const arguments &p, i32 batch, i32 head, i32 block) {
     return (i64)(batch * (i32)p.heads + head) * p.q_blocks + block;
 }
 
 /* Loads step i, once the consumers have left what its stage held. */
-DEVICE void load_step(const arguments& p, const work& w, u32 base, const barriers& b, const cursor& at, i32 i,
+DEVICE void load_step(const arguments &p, const work &w, u32 base, const barriers &b, const cursor &at, i32 i,
                       i32 stage) {
     const u32 first_full = b.first_full + 8 * stage, second_full = b.second_full + 8 * stage;
     if (i >= STAGES) {
@@ -174,12 +179,12 @@ DEVICE void load_step(const arguments& p, const work& w, u32 base, const barrier
     load_pass<SECOND_BYTES>(p.second_map, base + SECOND + stage * SECOND_BYTES, second_full, w, at);
 }
 
-DEVICE void load_first_steps(const arguments& p, const work& w, u32 base, const barriers& b) {
+DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
     load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w);
     load_step(p, w, base, b, at, 0, 0);
     load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w);
-    #pragma unroll 1
+#pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(w);
         load_step(p, w, base, b, at, i, i);
@@ -187,26 +192,30 @@ DEVICE void load_first_steps(const arguments& p, const work& w, u32 base, const 
 }
 
 /* The step behind those that are loaded, into the stage that step i - 1 left. */
-DEVICE void load_next_step(const arguments& p, const work& w, u32 base, const barriers& b, cursor at, i32 i,
+DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const barriers &b, cursor at, i32 i,
                            i32 stage) {
     const i32 next = i + STAGES - 1;
-    if (i == 0 || next >= w.steps) return;
-    #pragma unroll 1
-    for (int k = 0; k < STAGES - 1; ++k) at.advance(w);
+    if (i == 0 || next >= w.steps)
+        return;
+#pragma unroll 1
+    for (int k = 0; k < STAGES - 1; ++k)
+        at.advance(w);
     load_step(p, w, base, b, at, next, stage > 0 ? stage - 1 : STAGES - 1);
 }
 
 /* One thread, where nothing else is to be done. */
-DEVICE void load_steps(const arguments& p, u32 base) {
+DEVICE void load_steps(const arguments &p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
-    if (threadIdx.x != 0 || w.steps == 0) return;
+    if (threadIdx.x != 0 || w.steps == 0)
+        return;
     load_first_steps(p, w, base, b);
     cursor at(p, w);
     for (i32 i = 0, stage = 0; i < w.steps; ++i) {
         load_next_step(p, w, base, b, at, i, stage);
         at.advance(w);
-        if (++stage == STAGES) stage = 0;
+        if (++stage == STAGES)
+            stage = 0;
     }
 }
 
@@ -218,55 +227,64 @@ DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
     const u32 keys = k_major(base + OWN_FIRST + part % SLABS * OWN_SLAB) + mn_major(OWN_SLAB);
     mma_fence();
     multiply_sums_first(dq, ds, keys);
-    #pragma unroll
-    for (int k = 1; k < BLOCK_OWN / 16; ++k) multiply_sums(dq, ds + k * 128, keys + k * 128);
+#pragma unroll
+    for (int k = 1; k < BLOCK_OWN / 16; ++k)
+        multiply_sums(dq, ds + k * 128, keys + k * 128);
     mma_commit();
 }
 
 /* In the order of accumulators: 8 columns, thread, 4. */
-DEVICE void add_part(const float (&dq)[32], u32 s_part, float* sum) {
-    #pragma unroll
+DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
+#pragma unroll
     for (int c = 0; c < 8; ++c)
         store_quad(s_part + (c * 128 + threadIdx.x) * 16, dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
     publish_to_async_proxy();
     sync_threads(PART_STAGED, 128);
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0)
+        return;
     add_bytes(sum, s_part, PART_BYTES);
     commit_stores();
 }
 
-template <class P> DEVICE void sum_query_gradients(const P& p, u32 base) {
+template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
     cursor at(p, w);
     float dq[32];
-    if (threadIdx.x == 0 && w.steps > 0) load_first_steps(p, w, base, b);
+    if (threadIdx.x == 0 && w.steps > 0)
+        load_first_steps(p, w, base, b);
     __syncwarp();
     i32 stage = 0; /* of step i */
     for (i32 i = 0; i < w.steps; ++i) {
         const u32 slot = i % DS_STAGES;
         wait(b.ds_full + 8 * slot, i / DS_STAGES & 1);
-        if (i == 0) wait(b.own_first, 0);
-        #pragma unroll
+        if (i == 0)
+            wait(b.own_first, 0);
+#pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const int staged = part % PARTS_STAGED;
             multiply_part(dq, base, slot, part);
-            if (part == 0 && threadIdx.x == 0) load_next_step(p, w, base, b, at, i, stage);
+            if (part == 0 && threadIdx.x == 0)
+                load_next_step(p, w, base, b, at, i, stage);
             if (staged == 0) { /* the copy engine has read what was staged before */
-                if (threadIdx.x == 0) wait_stores_read<0>();
+                if (threadIdx.x == 0)
+                    wait_stores_read<0>();
                 __syncwarp();
                 sync_threads(PART_STAGED, 128);
             }
             mma_wait<0>();
             settle_all(dq);
-            if (part == PARTS - 1 && lane_index() == 0) arrive(b.ds_empty + 8 * slot);
+            if (part == PARTS - 1 && lane_index() == 0)
+                arrive(b.ds_empty + 8 * slot);
             add_part(dq, base + DQ + staged * PART_BYTES,
                      p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
         }
         at.advance(w);
-        if (++stage == STAGES) stage = 0;
+        if (++stage == STAGES)
+            stage = 0;
     }
-    if (threadIdx.x == 0) wait_stores_read<0>();
+    if (threadIdx.x == 0)
+        wait_stores_read<0>();
 }
 
 /* ---- Consumers: P, dS and the gradients of own rows ---- */
@@ -274,16 +292,17 @@ template <class P> DEVICE void sum_query_gradients(const P& p, u32 base) {
 /* Own rows x rows that pass, over DEPTH columns. */
 template <int DEPTH> DEVICE void multiply_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
     multiply_scores_first(s, own, pass);
-    #pragma unroll
+#pragma unroll
     for (int k = 1; k < DEPTH / 16; ++k)
         multiply_scores(s, own + k / 4 * (OWN_SLAB >> 4) + k % 4 * 2, pass + k / 4 * (PASS_SLAB >> 4) + k % 4 * 2);
 }
 DEVICE void add_first(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
-    #pragma unroll
-    for (int k = 0; k < BLOCK_PASS / 16; ++k) multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
+#pragma unroll
+    for (int k = 0; k < BLOCK_PASS / 16; ++k)
+        multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
 }
 DEVICE void add_second(float (&sum)[VALUE_HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < BLOCK_PASS / 16; ++k)
         multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
 }
@@ -297,13 +316,13 @@ struct tile_place {
 /* lse2 and delta of queries: of those that pass in shared memory, of own ones in registers. */
 struct statistics_of_rows {
     float lse2[2] = {}, delta[2] = {};
-    DEVICE statistics_of_rows(const arguments& p, const work& w, i32 own) {
+    DEVICE statistics_of_rows(const arguments &p, const work &w, i32 own) {
         if constexpr (!OWN_IS_KEY) {
             const tile_place at;
-            #pragma unroll
+#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const i32 row = own + at.row + 8 * h, block = min(row / BLOCK_Q, (i32)p.q_blocks - 1);
-                const float* const tile = p.statistics + q_tile(p, w.batch, w.head, block) * 2 * BLOCK_Q;
+                const float *const tile = p.statistics + q_tile(p, w.batch, w.head, block) * 2 * BLOCK_Q;
                 lse2[h] = tile[row % BLOCK_Q];
                 delta[h] = tile[BLOCK_Q + row % BLOCK_Q];
             }
@@ -311,31 +330,34 @@ struct statistics_of_rows {
     }
     static DEVICE void load(float (&four)[4], u32 s_pair, const float (&own)[2]) {
         float pair[2];
-        if constexpr (OWN_IS_KEY) load_pair(pair, s_pair);
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) four[e] = OWN_IS_KEY ? pair[e % 2] : own[e / 2];
+        if constexpr (OWN_IS_KEY)
+            load_pair(pair, s_pair);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            four[e] = OWN_IS_KEY ? pair[e % 2] : own[e / 2];
     }
 };
 
 /* ALiBi's slope of a head of queries, times log2(e). */
-DEVICE float slope2_of(const arguments& p, i32 head) {
+DEVICE float slope2_of(const arguments &p, i32 head) {
     return HAS_ALIBI ? alibi_slope<float>(head, (i32)p.heads) * 1.44269504f : 0.0f;
 }
 
 /* P = 2^(scale2 S + slope2 (key - query) - lse2); own and pass: the tile's first rows. */
-DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows& own_statistics, u32 s_lse2, float scale2,
+DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &own_statistics, u32 s_lse2, float scale2,
                          float slope2, i32 own, i32 pass) {
     const tile_place at;
     const float distance = (float)(pass + at.column - own - at.row); /* from an own row to one that passes */
-    const float growth = OWN_IS_KEY ? slope2 : -slope2; /* of lse2 less ALiBi, with it */
-    #pragma unroll
+    const float growth = OWN_IS_KEY ? slope2 : -slope2;              /* of lse2 less ALiBi, with it */
+#pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float lse2[4];
         statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; ++e) {
             float shift = lse2[e];
-            if constexpr (HAS_ALIBI) shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
+            if constexpr (HAS_ALIBI)
+                shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
             s[4 * c + e] = exp2_approx(s[4 * c + e] * scale2 - shift);
         }
     }
@@ -345,32 +367,33 @@ DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows& o
 constexpr int KEPT_WORDS = BLOCK_PASS / 64;
 
 /* Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws for element w. */
-DEVICE u32 kept_of_keys(const chance& luck, u64 line, u64 words_per_query, i32 key, i32 query) {
+DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 key, i32 query) {
     const u32 w = lane_index() / 4 % 4;
     const u32 drawn =
         keep_bits(luck, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
     u32 bits = 0;
-    #pragma unroll
-    for (u32 e = 0; e < 4; ++e) bits |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> w & 1) << e;
+#pragma unroll
+    for (u32 e = 0; e < 4; ++e)
+        bits |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> w & 1) << e;
     return bits;
 }
 /* Two lanes share the words of both their rows: the even one draws for the upper row. */
-DEVICE u32 kept_of_queries(const chance& luck, u64 line, u64 words_per_query, i32 query, i32 key) {
+DEVICE u32 kept_of_queries(const chance &luck, u64 line, u64 words_per_query, i32 query, i32 key) {
     const u32 odd = lane_index() & 1;
     const u32 drawn = keep_bits(luck, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
     const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
     return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
 }
 template <class P>
-DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P& p, const work& w, i32 head, i32 own, i32 pass) {
+DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, i32 head, i32 own, i32 pass) {
     const chance luck = chance_of(p);
     const u64 words_per_query = (u64)(p.keys + 3) / 4;
     const u64 line = (u64)(w.batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
     const tile_place at;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < KEPT_WORDS; ++i) {
         kept[i] = 0;
-        #pragma unroll 2 /* more would take registers that there are not */
+#pragma unroll 2 /* more would take registers that there are not */
         for (int c = 0; c < 8; ++c) {
             const i32 row = own + at.row, column = pass + at.column + 64 * i + 8 * c;
             const u32 bits = OWN_IS_KEY ? kept_of_keys(luck, line, words_per_query, row, column)
@@ -380,7 +403,7 @@ DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P& p, const work& w, i32 he
     }
 }
 DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int i) { return !HAS_DROPOUT || (kept[i / 32] >> i % 32 & 1); }
-template <class P> DEVICE float growth_of(const P& p) {
+template <class P> DEVICE float growth_of(const P &p) {
     if constexpr (HAS_DROPOUT)
         return (float)__longlong_as_double(p.growth);
     else
@@ -388,40 +411,41 @@ template <class P> DEVICE float growth_of(const P& p) {
 }
 /* Pairs of weights, without those that are dropped. */
 DEVICE void drop_weights(u32 (&weights)[BLOCK_PASS / 4], const u32 (&kept)[KEPT_WORDS]) {
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < BLOCK_PASS / 4; ++i)
         weights[i] &= (is_kept(kept, 2 * i) ? 0xffffu : 0u) | (is_kept(kept, 2 * i + 1) ? 0xffff0000u : 0u);
 }
 
 /* Of HALF own rows, and BLOCK_PASS that pass. */
-DEVICE bool needs_mask(const work& w, i32 own, i32 pass) {
+DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
     return (OWN_IS_KEY && own + HALF > w.seen.keys) || (HAS_LOW && w.low(own + HALF - 1) > pass) ||
            (HAS_HIGH && w.high(own) < pass + BLOCK_PASS);
 }
 /* What is not seen has no weight. */
-DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work& w, i32 own, i32 pass) {
+DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32 pass) {
     const tile_place at;
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < 4; ++e) {
         const i32 row = own + at.row + e / 2 * 8, column = pass + at.column + e % 2;
         const i32 low = OWN_IS_KEY && row >= w.seen.keys ? BLOCK_PASS : HAS_LOW ? w.low(row) - column : -BLOCK_PASS;
         const i32 high = HAS_HIGH ? w.high(row) - column : BLOCK_PASS;
-        #pragma unroll
+#pragma unroll
         for (int c = 0; c < BLOCK_PASS / 8; ++c)
-            if (8 * c < low || (HAS_HIGH && 8 * c >= high)) s[4 * c + e] = 0;
+            if (8 * c < low || (HAS_HIGH && 8 * c >= high))
+                s[4 * c + e] = 0;
     }
 }
 
 /* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP. */
 DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
-                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows& own, u32 s_delta,
+                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
                                  const u32 (&kept)[KEPT_WORDS], float growth) {
-    #pragma unroll
+#pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float delta[4];
         statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
         const auto grown = [&](int i) { return !HAS_DROPOUT ? dp[i] : is_kept(kept, i) ? dp[i] * growth : 0.0f; };
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
             const int i = 4 * c + 2 * h;
@@ -433,7 +457,7 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)
 
 /* This warp's 16 keys, as columns of queries for dQ. */
 DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
-    #pragma unroll
+#pragma unroll
     for (int c = 0; c < BLOCK_PASS / 16; ++c) {
         const u32 four[4] = {ds[4 * c], ds[4 * c + 1], ds[4 * c + 2], ds[4 * c + 3]};
         store_matrices(s_row + c / 4 * DS_SLAB + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
@@ -443,13 +467,15 @@ DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
 /* Rows from `from` to `last`, 16 bytes at a time, by so many threads. */
 template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 slab, u32 thread, u32 threads) {
     for (i32 i = from * 8 + (i32)thread; i < last * 8; i += (i32)threads)
-        #pragma unroll
-        for (int s = 0; s < COUNT; ++s) store_words(s_tile + s * slab + i * 16, words{});
+#pragma unroll
+        for (int s = 0; s < COUNT; ++s)
+            store_words(s_tile + s * slab + i * 16, words{});
 }
 /* Own rows past the length in use. */
-DEVICE void clear_own(const work& w, u32 base, int half) {
+DEVICE void clear_own(const work &w, u32 base, int half) {
     const i32 used = w.own_used() - w.own - half * HALF;
-    if (used >= HALF) return;
+    if (used >= HALF)
+        return;
     clear_rows<SLABS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127, 128);
     clear_rows<VALUE_SLABS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127,
                             128);
@@ -457,9 +483,10 @@ DEVICE void clear_own(const work& w, u32 base, int half) {
     sync_threads(OWN_CLEARED + half, 128);
 }
 /* The same of rows that pass: both consumers come to a step that has some. */
-DEVICE void clear_pass(const work& w, u32 base, const barriers& b, i32 pass, i32 stage, i32 phase) {
+DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32 stage, i32 phase) {
     const i32 used = w.pass_used() - pass;
-    if (used >= BLOCK_PASS) return;
+    if (used >= BLOCK_PASS)
+        return;
     wait(b.second_full + 8 * stage, phase);
     clear_rows<SLABS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
     clear_rows<VALUE_SLABS>(base + SECOND + stage * SECOND_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
@@ -471,19 +498,19 @@ constexpr bool CLEARS_PASS = OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV;
 
 /* Whether nobody of the second consumer sees anything of a step: so the first one is, where blocks that pass are half
    as long as own ones. One that has rows to be cleared is for both. */
-DEVICE bool hides_all(const work& w, i32 own, i32 pass) {
+DEVICE bool hides_all(const work &w, i32 own, i32 pass) {
     const bool is_whole = !CLEARS_PASS || pass + BLOCK_PASS <= w.pass_used();
     return OWN_IS_KEY && HAS_LOW && BLOCK_PASS <= HALF && is_whole && w.low(own) >= pass + BLOCK_PASS;
 }
 
 /* Out through the own rows that this consumer has. */
 template <int N>
-DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map& map, const work& w,
+DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map &map, const work &w,
                            int half) {
     const u32 lane = lane_index(), to = s_rows + (16 * (warp_index() & 3) + lane % 16) * 128;
-    #pragma unroll
+#pragma unroll
     for (int c = 0; c < N / 4; c += 2) {
-        const float* const x = sum + 4 * c;
+        const float *const x = sum + 4 * c;
         const u32 four[4] = {
             rounded_pair<in_t>(x[0] * scale, x[1] * scale), rounded_pair<in_t>(x[2] * scale, x[3] * scale),
             rounded_pair<in_t>(x[4] * scale, x[5] * scale), rounded_pair<in_t>(x[6] * scale, x[7] * scale)};
@@ -494,8 +521,9 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
         sync_threads(GRADIENT_STAGED, 128);
     else
         sync_threads(GRADIENT_STAGED + 1, 128);
-    if ((threadIdx.x & 127) != 0) return;
-    #pragma unroll
+    if ((threadIdx.x & 127) != 0)
+        return;
+#pragma unroll
     for (int s = 0; s < N / 32; ++s)
         store_box(map, s_rows + s * OWN_SLAB, s * 64, w.own + half * HALF, w.head, w.batch);
     commit_stores();
@@ -506,7 +534,7 @@ struct gradients {
 };
 
 template <class P>
-DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b, int half, gradients& sum) {
+DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum) {
     const i32 own = w.own + half * HALF;
     const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
     const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
@@ -525,15 +553,18 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
             pass = w.first * BLOCK_PASS;
             slope2 = slope2_of(p, ++head);
         }
-        if (++stage == STAGES) stage = 0, phase ^= 1;
+        if (++stage == STAGES)
+            stage = 0, phase ^= 1;
     };
     wait(b.own_first, 0);
     wait(b.own_second, 0);
-    if (CLEARS_OWN) clear_own(w, base, half);
+    if (CLEARS_OWN)
+        clear_own(w, base, half);
     wait(b.first_full, 0);
     if (half == 1 && w.steps > 1 && hides_all(w, own, pass)) {
-        #pragma unroll
-        for (int k = 0; k < BLOCK_PASS / 4; ++k) ds[k] = 0;
+#pragma unroll
+        for (int k = 0; k < BLOCK_PASS / 4; ++k)
+            ds[k] = 0;
         if constexpr (HAS_SUMS) {
             store_score_gradients(ds, ds_row);
             publish_to_async_proxy();
@@ -541,7 +572,8 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
         }
         wait(b.second_full, 0);
         if (lane == 0) {
-            if constexpr (HAS_SUMS) arrive(b.ds_full);
+            if constexpr (HAS_SUMS)
+                arrive(b.ds_full);
             arrive(b.second_empty);
             arrive(b.first_empty);
         }
@@ -549,7 +581,8 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
         i = 1;
         wait(b.first_full + 8 * stage, phase);
     }
-    if (CLEARS_PASS) clear_pass(w, base, b, pass, stage, phase);
+    if (CLEARS_PASS)
+        clear_pass(w, base, b, pass, stage, phase);
     mma_fence();
     multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
     mma_commit();
@@ -561,14 +594,17 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
         mma_wait<0>();
         settle_all(s);
         make_weights(s, statistics, s_statistics, scale2, slope2, own, pass);
-        if (needs_mask(w, own, pass)) mask_weights(s, w, own, pass);
-        #pragma unroll
-        for (int c = 0; c < BLOCK_PASS / 4; ++c) weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+        if (needs_mask(w, own, pass))
+            mask_weights(s, w, own, pass);
+#pragma unroll
+        for (int c = 0; c < BLOCK_PASS / 4; ++c)
+            weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
         wait(b.second_full + 8 * stage, phase);
         mma_fence();
         multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
-        if constexpr (HAS_DROPOUT) find_kept(kept, p, w, head, own, pass);
+        if constexpr (HAS_DROPOUT)
+            find_kept(kept, p, w, head, own, pass);
         mma_wait<0>();
         if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
             settle_all(weights);
@@ -576,7 +612,8 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
         }
         settle_all(dp);
         make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
-        if constexpr (HAS_DROPOUT) drop_weights(weights, kept);
+        if constexpr (HAS_DROPOUT)
+            drop_weights(weights, kept);
         if constexpr (OWN_IS_KEY) {
             mma_fence();
             add_second(sum.second, weights, second);
@@ -588,15 +625,18 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
             store_score_gradients(ds, ds_row + slot * DS_BYTES);
             publish_to_async_proxy();
             __syncwarp();
-            if (lane == 0) arrive(b.ds_full + 8 * slot);
+            if (lane == 0)
+                arrive(b.ds_full + 8 * slot);
         }
         mma_fence();
         add_first(sum.first, ds, first);
         mma_commit();
-        if (i + 1 == w.steps) break;
+        if (i + 1 == w.steps)
+            break;
         advance();
         mma_wait<0>();
-        if constexpr (!HAS_SUMS) publish_to_async_proxy(); /* statistics are read before copies overwrite them */
+        if constexpr (!HAS_SUMS)
+            publish_to_async_proxy(); /* statistics are read before copies overwrite them */
         settle_all(weights);
         settle_all(ds);
         if (lane == 0) {
@@ -604,7 +644,8 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
             arrive(first_empty);
         }
         wait(b.first_full + 8 * stage, phase);
-        if (CLEARS_PASS) clear_pass(w, base, b, pass, stage, phase);
+        if (CLEARS_PASS)
+            clear_pass(w, base, b, pass, stage, phase);
         mma_fence();
         multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
         mma_commit();
@@ -612,28 +653,34 @@ DEVICE void sum_gradients(const P& p, const work& w, u32 base, const barriers& b
     mma_wait<0>();
 }
 
-template <class P> DEVICE void make_gradients(const P& p, u32 base, int half) {
+template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     const work w = find_work(p);
     const barriers b(base);
     gradients sum;
-    #pragma unroll
-    for (int i = 0; i < HEAD / 2; ++i) sum.first[i] = 0;
-    #pragma unroll
-    for (int i = 0; i < VALUE_HEAD / 2; ++i) sum.second[i] = 0;
-    if (w.steps > 0) sum_gradients(p, w, base, b, half, sum);
+#pragma unroll
+    for (int i = 0; i < HEAD / 2; ++i)
+        sum.first[i] = 0;
+#pragma unroll
+    for (int i = 0; i < VALUE_HEAD / 2; ++i)
+        sum.second[i] = 0;
+    if (w.steps > 0)
+        sum_gradients(p, w, base, b, half, sum);
     settle_all(sum.first);
-    if constexpr (OWN_IS_KEY) settle_all(sum.second);
+    if constexpr (OWN_IS_KEY)
+        settle_all(sum.second);
     if constexpr (OWN_IS_KEY)
         store_gradient(sum.second, growth_of(p), base + OWN_SECOND + half * HALF * 128, p.second_gradient_map, w, half);
     const i32 last = w.steps - 1;
-    if (HAS_SUMS && w.steps > 0) wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
+    if (HAS_SUMS && w.steps > 0)
+        wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
     store_gradient(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w, half);
-    if ((threadIdx.x & 127) == 0) wait_stores_read<0>();
+    if ((threadIdx.x & 127) == 0)
+        wait_stores_read<0>();
 }
 
 /* ---- The kernel ---- */
 
-DEVICE void init_barriers(const barriers& b) {
+DEVICE void init_barriers(const barriers &b) {
     constexpr int CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
     barrier_init(b.own_first, 1);
     barrier_init(b.own_second, 1);

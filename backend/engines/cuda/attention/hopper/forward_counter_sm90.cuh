@@ -3,5 +3,6 @@
 extern "C" __global__ void attention_forward_counter_sm90(const __grid_constant__ arguments a) {
     let_next_kernel_start();
     wait_for_previous_kernel(); /* which may count still */
-    if (threadIdx.x == 0) *a.counter = 0;
+    if (threadIdx.x == 0)
+        *a.counter = 0;
 }

@@ -2,7 +2,7 @@
    results divided by their sums, which leave through shared memory. */
 
 /* Takes the sink in; returns what results are multiplied by. */
-template <class P> DEVICE float end_row(const P& a, const tile& t, i32 query, float maximum, float sum, bool stores) {
+template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, float maximum, float sum, bool stores) {
     float rescale = 1.0f;
     if constexpr (HAS_SINK) {
         const float sink = query < t.queries ? to_float(a.sink[t.head * a.sink_step]) * 1.44269504f : -infinity();
@@ -30,12 +30,12 @@ template <class P> DEVICE float end_row(const P& a, const tile& t, i32 query, fl
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
 /* Through slabs of 64 columns at s_o, `slab_bytes` apart. */
-DEVICE void store_tile(const arguments& a, const tile& t, const results& o, const row_pair& rows, i32 row, u32 s_o,
+DEVICE void store_tile(const arguments &a, const tile &t, const results &o, const row_pair &rows, i32 row, u32 s_o,
                        u32 slab_bytes) {
     const u32 lane = lane_index(), slab_row = lane % 16;
     const i32 first = t.row + row;
     float by[2];
-    #pragma unroll
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first + (i32)lane / 4 + 8 * h;
         by[h] =
@@ -45,16 +45,16 @@ DEVICE void store_tile(const arguments& a, const tile& t, const results& o, cons
         wait_stores_read<0>();
         __syncwarp();
     }
-    #pragma unroll
+#pragma unroll
     for (int slab = 0; slab < V_SLABS; ++slab) {
         const u32 s_slab = s_o + (O_LEAVES_THROUGH_Q ? slab : slab % O_STAGES) * slab_bytes;
         if (!O_LEAVES_THROUGH_Q && slab >= O_STAGES) {
             wait_stores_read<O_LEAVES_THROUGH_Q ? 0 : O_STAGES - 1>();
             __syncwarp();
         }
-        #pragma unroll
+#pragma unroll
         for (int pair = 0; pair < 4 && slab * 4 + pair < HEAD_V / 16; ++pair) {
-            const float* x = o + slab * 32 + pair * 8;
+            const float *x = o + slab * 32 + pair * 8;
             const u32 four[4] = {
                 rounded_pair<in_t>(x[0] * by[0], x[1] * by[0]), rounded_pair<in_t>(x[2] * by[1], x[3] * by[1]),
                 rounded_pair<in_t>(x[4] * by[0], x[5] * by[0]), rounded_pair<in_t>(x[6] * by[1], x[7] * by[1])};

@@ -68,11 +68,13 @@ DEVICE u32 tile_at(u32 parity, u32 group) {
 template <u32 COUNT> struct cursor {
     u32 stage = 0, phase = 0;
     DEVICE void advance() {
-        if (++stage == COUNT) stage = 0, phase ^= 1;
+        if (++stage == COUNT)
+            stage = 0, phase ^= 1;
     }
     DEVICE cursor before() const {
         cursor c = *this;
-        if (c.stage-- == 0) c.stage = COUNT - 1, c.phase ^= 1;
+        if (c.stage-- == 0)
+            c.stage = COUNT - 1, c.phase ^= 1;
         return c;
     }
 };
@@ -81,15 +83,16 @@ template <u32 COUNT> struct cursor {
 
 /* Block `block` of K or V. */
 template <int SLABS>
-DEVICE void load_block(const tensor_map& map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head, i32 batch) {
+DEVICE void load_block(const tensor_map &map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head, i32 batch) {
     wait(empty, phase ^ 1);
     arrive_expecting(full, SLABS * KV_SLAB);
-    #pragma unroll
-    for (int i = 0; i < SLABS; ++i) load_box(to + i * KV_SLAB, map, full, i * 64, block * BLOCK_K, head, batch);
+#pragma unroll
+    for (int i = 0; i < SLABS; ++i)
+        load_box(to + i * KV_SLAB, map, full, i * 64, block * BLOCK_K, head, batch);
 }
 
-DEVICE void load_queries(const arguments& a, const tile& t, cursor<Q_STAGES> q, u32 parity) {
-    #pragma unroll
+DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
+#pragma unroll
     for (u32 group = 0; group < GROUPS; ++group) {
         const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * ROW_BYTES;
         wait(q_empty(q.stage, group), q.phase ^ 1);
@@ -99,13 +102,13 @@ DEVICE void load_queries(const arguments& a, const tile& t, cursor<Q_STAGES> q, 
             continue;
         }
         arrive_expecting(full, QK_SLABS * GROUP_Q * ROW_BYTES);
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < QK_SLABS; ++i)
             load_box(to + i * Q_SLAB, a.q_map, full, i * 64, t.row + (i32)group * GROUP_Q, t.head, t.batch);
     }
 }
 
-DEVICE void load_tiles(const arguments& a) {
+DEVICE void load_tiles(const arguments &a) {
     cursor<STAGES> k, v;
     cursor<Q_STAGES> q;
     u32 parity = 0;
@@ -114,9 +117,10 @@ DEVICE void load_tiles(const arguments& a) {
         const u32 next = is_tile ? next_index(a, index) : 0;
         const tile t = is_tile ? find_tile(a, index) : tile{};
         load_queries(a, t, q, parity);
-        if (!is_tile) break;
+        if (!is_tile)
+            break;
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
-        #pragma unroll 1
+#pragma unroll 1
         for (i32 block = t.blocks.last - 1; block >= t.blocks.first - 1; --block) {
             if (block >= t.blocks.first) {
                 load_block<QK_SLABS>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block, k_head,
@@ -152,52 +156,56 @@ struct consumer {
     row_pair rows;
 };
 
-DEVICE void take_turn(const consumer& c) {
-    if constexpr (PING_PONG) sync_threads(TURN + c.group, 256);
+DEVICE void take_turn(const consumer &c) {
+    if constexpr (PING_PONG)
+        sync_threads(TURN + c.group, 256);
 }
-DEVICE void pass_turn(const consumer& c) {
-    if constexpr (PING_PONG) arrive_threads(TURN + 1 - c.group, 256);
+DEVICE void pass_turn(const consumer &c) {
+    if constexpr (PING_PONG)
+        arrive_threads(TURN + 1 - c.group, 256);
 }
 
 /* One lane of each warp. */
 DEVICE void release(u32 barrier) {
-    if (lane_index() == 0) arrive(barrier);
+    if (lane_index() == 0)
+        arrive(barrier);
 }
 
-DEVICE tile await_tile(const consumer& c) {
+DEVICE tile await_tile(const consumer &c) {
     wait(q_full(c.q.stage, c.group), c.q.phase);
     return receive_tile(tile_at(c.parity, c.group));
 }
 
 /* S = Q K^T */
-DEVICE void issue_scores(consumer& c) {
+DEVICE void issue_scores(consumer &c) {
     const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
     mma_fence();
     multiply_scores_first(c.s, queries, keys);
-    #pragma unroll
+#pragma unroll
     for (int k = 1; k < HEAD_QK / 16; ++k)
         multiply_scores(c.s, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2, keys + k / 4 * (KV_SLAB >> 4) + k % 4 * 2);
     mma_commit();
 }
 
 /* O += P V, of the block before the next one. */
-DEVICE void issue_values(consumer& c, u32 stage, bool is_first) {
+DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
     const u32 values = mn_major(v_at(stage), KV_SLAB);
     mma_fence();
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < BLOCK_K / 16; ++k)
         multiply_values(c.o, c.p + 4 * k, values + k * (16 * ROW_BYTES >> 4), !is_first || k > 0);
     mma_commit();
 }
 
 /* Values past the length in use, by each consumer for itself: zeros over zeros. */
-DEVICE void clear_values(const consumer& c, const tile& t, i32 block) {
+DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     const cursor<STAGES> at = c.block.before();
     const i32 used = t.keys - block * BLOCK_K;
-    if (used >= BLOCK_K) return;
+    if (used >= BLOCK_K)
+        return;
     wait(v_full(at.stage), at.phase);
     for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)
-        #pragma unroll
+#pragma unroll
         for (int slab = 0; slab < V_SLABS; ++slab)
             store_words_of_many(v_at(at.stage) + slab * KV_SLAB + i * 16, words{});
     publish_to_async_proxy();
@@ -205,30 +213,31 @@ DEVICE void clear_values(const consumer& c, const tile& t, i32 block) {
 }
 
 /* Whether some query of the group does not see some key of the block. */
-DEVICE bool is_masked(const bounds& b, i32 first_query, i32 block) {
+DEVICE bool is_masked(const bounds &b, i32 first_query, i32 block) {
     const i32 last_query = first_query + GROUP_Q - 1;
     return b.last_key(first_query) < (block + 1) * BLOCK_K || (HAS_LEFT && last_query + b.low > block * BLOCK_K) ||
            (HAS_SEQ_LEN_Q && last_query >= b.queries);
 }
 /* `hidden_score` times the scale is -inf. */
-DEVICE void mask(scores& s, const bounds& b, i32 first_query, i32 block, float hidden_score) {
-    #pragma unroll
+DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float hidden_score) {
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
         const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
         const i32 first = query + b.low - column,
                   last = query < b.queries || !HAS_SEQ_LEN_Q ? b.last_key(query) - column : 0;
-        #pragma unroll
+#pragma unroll
         for (int j = 0; j < BLOCK_K / 8; ++j)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 2; ++e)
-                if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first)) s[4 * j + 2 * h + e] = hidden_score;
+                if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first))
+                    s[4 * j + 2 * h + e] = hidden_score;
     }
     settle_all(s);
 }
 
 /* The first scores of a tile. */
-DEVICE void start_tile(consumer& c) {
+DEVICE void start_tile(consumer &c) {
     wait(k_full(c.block.stage), c.block.phase);
     take_turn(c);
     issue_scores(c);
@@ -239,7 +248,7 @@ DEVICE void start_tile(consumer& c) {
 }
 
 /* Blocks that this consumer's queries do not see. They are waited for, since a barrier tells only two phases apart. */
-DEVICE void pass_over(consumer& c, i32 blocks) {
+DEVICE void pass_over(consumer &c, i32 blocks) {
     for (; blocks > 0; --blocks) {
         wait(k_full(c.block.stage), c.block.phase);
         release(k_empty(c.block.stage));
@@ -250,14 +259,15 @@ DEVICE void pass_over(consumer& c, i32 blocks) {
 }
 
 /* Q is free once O, which leaves through it, was read. */
-DEVICE void release_queries(const consumer& c) {
+DEVICE void release_queries(const consumer &c) {
     const cursor<Q_STAGES> before = c.q.before();
-    if (lane_index() != 0) return;
+    if (lane_index() != 0)
+        return;
     wait_stores_read<0>();
     arrive(q_empty(before.stage, c.group));
 }
 
-DEVICE void multiply_tiles(const arguments& a, u32 group) {
+DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
     c.group = group, c.parity = 0;
     c.scale = scale_of(a) * 1.44269504f;
@@ -266,11 +276,13 @@ DEVICE void multiply_tiles(const arguments& a, u32 group) {
     bool is_scored = false, holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
     tile t = await_tile(c);
-    if (group == GROUPS - 1) pass_turn(c);
+    if (group == GROUPS - 1)
+        pass_turn(c);
     while (t.blocks.last) {
         const range own = own_blocks(a, t, group);
         if (!is_scored) {
-            if (holds_queries) release_queries(c);
+            if (holds_queries)
+                release_queries(c);
             holds_queries = false;
             pass_over(c, behind + t.blocks.last - own.last);
             behind = 0;
@@ -287,16 +299,21 @@ DEVICE void multiply_tiles(const arguments& a, u32 group) {
         const i32 first_query = t.row + (i32)group * GROUP_Q;
         bool is_first = true;
         i32 block = own.last - 1;
-        if constexpr (HAS_SEQ_LEN_KV) clear_values(c, t, block);
-        #pragma unroll 1
+        if constexpr (HAS_SEQ_LEN_KV)
+            clear_values(c, t, block);
+#pragma unroll 1
         for (;; --block) {
             release(k_empty(c.block.before().stage));
-            if (is_masked(b, first_query, block)) mask(c.s, b, first_query, block, hidden_score);
+            if (is_masked(b, first_query, block))
+                mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
-            if (!is_first) release(v_empty(c.block.before().before().stage));
+            if (!is_first)
+                release(v_empty(c.block.before().before().stage));
             softmax(c.p, c.rows, c.o, c.s, c.scale, is_first);
-            if (O_LEAVES_THROUGH_Q && is_first && holds_queries) release_queries(c);
-            if (block == own.first) break;
+            if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
+                release_queries(c);
+            if (block == own.first)
+                break;
             const cursor<STAGES> now = c.block.before();
             wait(k_full(c.block.stage), c.block.phase);
             wait(v_full(now.stage), now.phase);
@@ -309,7 +326,8 @@ DEVICE void multiply_tiles(const arguments& a, u32 group) {
             settle_all(c.s);
             is_first = false;
         }
-        if (!O_LEAVES_THROUGH_Q) release(q_empty(c.q.stage, group));
+        if (!O_LEAVES_THROUGH_Q)
+            release(q_empty(c.q.stage, group));
         const cursor<STAGES> now = c.block.before();
         const u32 o_at = O_LEAVES_THROUGH_Q
                              ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_SLAB
@@ -332,7 +350,8 @@ DEVICE void multiply_tiles(const arguments& a, u32 group) {
         } else {
             take_turn(c);
             issue_values(c, now.stage, is_first);
-            if (group + 1 < GROUPS) pass_turn(c);
+            if (group + 1 < GROUPS)
+                pass_turn(c);
             mma_wait<0>();
         }
         settle_all(c.o);
@@ -341,7 +360,8 @@ DEVICE void multiply_tiles(const arguments& a, u32 group) {
                    O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB);
         holds_queries = O_LEAVES_THROUGH_Q;
     }
-    if (lane_index() == 0) wait_stores_read<0>(); /* shared memory must outlive its last reader */
+    if (lane_index() == 0)
+        wait_stores_read<0>(); /* shared memory must outlive its last reader */
 }
 
 /* ---- The kernel ---- */
@@ -374,7 +394,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(
     const u32 warp = warp_index();
     if (warp < 4) {
         shrink_registers<PRODUCER_REGISTERS>();
-        if (warp == 0 && elect_one()) load_tiles(a);
+        if (warp == 0 && elect_one())
+            load_tiles(a);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
         multiply_tiles(a, warp / 4 - 1);

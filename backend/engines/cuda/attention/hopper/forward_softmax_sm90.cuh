@@ -13,7 +13,7 @@ using results = float[HEAD_V / 2];
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
 constexpr bool ALWAYS_FINDS_MAXIMUM = HAS_MAX || HAS_SUM_EXP;
 
-template <class P> DEVICE float scale_of(const P& a) {
+template <class P> DEVICE float scale_of(const P &a) {
     if constexpr (HAS_SCALE)
         return to_float(*a.scale);
     else
@@ -30,8 +30,9 @@ struct row_pair {
 };
 
 template <int N> DEVICE void settle_all(float (&r)[N]) {
-    #pragma unroll
-    for (int i = 0; i < N; ++i) settle(r[i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        settle(r[i]);
 }
 
 /* Else the compiler makes a copy of the loop for each value that it knows at the loop's start. */
@@ -51,9 +52,9 @@ DEVICE float maximum_of_quad(float x) {
 }
 
 /* Weights, and their sums by rows. */
-DEVICE void exponentiate(weights& p, float (&sum)[2], const scores& s, float scale, const float (&maximum)[2]) {
+DEVICE void exponentiate(weights &p, float (&sum)[2], const scores &s, float scale, const float (&maximum)[2]) {
     sum[0] = sum[1] = 0;
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < BLOCK_K / 2; i += 2) {
         const int h = i / 2 % 2;
         const float low = exp2_approx(fmaf(s[i], scale, -maximum[h]));
@@ -67,16 +68,18 @@ DEVICE void exponentiate(weights& p, float (&sum)[2], const scores& s, float sca
 /* Whether any row of the warp has a sum beyond the bounds. */
 DEVICE bool is_beyond(const float (&sum)[2], bool is_first) {
     bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
-    if (is_first) beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
+    if (is_first)
+        beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
     return __any_sync(~0u, beyond);
 }
 
 /* Moves to the maximum so far; `rescale`: what is summed is to be multiplied by it. */
-DEVICE void find_maximum(row_pair& rows, float (&maximum)[2], float (&rescale)[2], const scores& s, float scale) {
+DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2], const scores &s, float scale) {
     float largest[2] = {-infinity(), -infinity()};
-    #pragma unroll
-    for (int i = 0; i < BLOCK_K / 2; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i] * scale);
-    #pragma unroll
+#pragma unroll
+    for (int i = 0; i < BLOCK_K / 2; ++i)
+        largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i] * scale);
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]));
         maximum[h] = now == -infinity() ? 0.0f : now;
@@ -86,20 +89,23 @@ DEVICE void find_maximum(row_pair& rows, float (&maximum)[2], float (&rescale)[2
     }
 }
 
-DEVICE void start_rows(row_pair& rows) {
+DEVICE void start_rows(row_pair &rows) {
     rows.finds_maximum = hidden(ALWAYS_FINDS_MAXIMUM);
-    #pragma unroll
-    for (int h = 0; h < 2; ++h) rows.maximum[h] = ALWAYS_FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        rows.maximum[h] = ALWAYS_FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = 0;
 }
 
 /* No product may be under way. */
-DEVICE void softmax(weights& p, row_pair& rows, results& o, const scores& s, float scale, bool is_first) {
+DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first) {
     float sum[2];
     if (!rows.finds_maximum) {
         exponentiate(p, sum, s, scale, rows.maximum);
         rows.finds_maximum = is_beyond(sum, is_first);
-        if (rows.finds_maximum && is_first) rows.maximum[0] = rows.maximum[1] = -infinity();
-        if (!rows.finds_maximum) rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+        if (rows.finds_maximum && is_first)
+            rows.maximum[0] = rows.maximum[1] = -infinity();
+        if (!rows.finds_maximum)
+            rows.sum[0] += sum[0], rows.sum[1] += sum[1];
     }
     if (rows.finds_maximum) {
         float maximum[2], rescale[2];
@@ -108,8 +114,9 @@ DEVICE void softmax(weights& p, row_pair& rows, results& o, const scores& s, flo
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             settle_all(o);
-            #pragma unroll
-            for (int i = 0; i < HEAD_V / 2; ++i) o[i] *= rescale[i / 2 % 2];
+#pragma unroll
+            for (int i = 0; i < HEAD_V / 2; ++i)
+                o[i] *= rescale[i / 2 % 2];
             settle_all(o);
         }
         const bool is_unseen = rows.maximum[0] == -infinity() || rows.maximum[1] == -infinity();

@@ -12,10 +12,12 @@ struct bounds {
     i32 queries, keys; /* in use */
     i32 low = 0, high = 0;
 
-    DEVICE bounds(const arguments& a, i32 queries_used, i32 keys_used) : queries(queries_used), keys(keys_used) {
+    DEVICE bounds(const arguments &a, i32 queries_used, i32 keys_used) : queries(queries_used), keys(keys_used) {
         const i64 shift = IS_BOTTOM_RIGHT ? keys - queries : 0;
-        if constexpr (HAS_LEFT) low = clamp(shift - a.left + 1, -LIMIT, LIMIT);
-        if constexpr (HAS_RIGHT) high = clamp(shift + a.right + 1, -LIMIT, LIMIT);
+        if constexpr (HAS_LEFT)
+            low = clamp(shift - a.left + 1, -LIMIT, LIMIT);
+        if constexpr (HAS_RIGHT)
+            high = clamp(shift + a.right + 1, -LIMIT, LIMIT);
     }
     DEVICE i32 first_key(i32 query) const { return HAS_LEFT ? max(query + low, 0) : 0; }
     DEVICE i32 last_key(i32 query) const { return HAS_RIGHT ? min(query + high, keys) : keys; }
@@ -30,7 +32,7 @@ struct range {
 };
 
 /* Those that queries from .. until - 1 see; one where they see none, so that results of 0 come of the same code. */
-DEVICE range blocks_seen(const bounds& b, i32 from, i32 until) {
+DEVICE range blocks_seen(const bounds &b, i32 from, i32 until) {
     const i32 first = b.first_key(from) / BLOCK_K, last = (b.last_key(until - 1) + BLOCK_K - 1) / BLOCK_K;
     return from < until && first < last ? range{first, last} : range{0, 1};
 }
@@ -44,30 +46,32 @@ struct tile {
 };
 
 /* The blocks that a consumer's own queries see: none where it has no queries. Those that take turns stay together. */
-DEVICE range own_blocks(const arguments& a, const tile& t, u32 group) {
+DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
     const i32 from = t.row + (i32)group * GROUP_Q;
-    if constexpr (PING_PONG) return t.blocks;
-    if (from >= (i32)a.queries) return range{t.blocks.first, t.blocks.first};
+    if constexpr (PING_PONG)
+        return t.blocks;
+    if (from >= (i32)a.queries)
+        return range{t.blocks.first, t.blocks.first};
     const range seen = blocks_seen(bounds(a, t.queries, t.keys), from, min(from + GROUP_Q, t.queries));
     const i32 last = min(max(seen.last, t.blocks.first + 1), t.blocks.last);
     return range{min(max(seen.first, t.blocks.first), last - 1), last};
 }
 
 /* Lengths in use. Templates, so that what was not printed is not looked up. */
-template <class P> DEVICE i32 queries_of(const P& a, i32 batch) {
+template <class P> DEVICE i32 queries_of(const P &a, i32 batch) {
     if constexpr (HAS_SEQ_LEN_Q)
         return bounds::clamp(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0, (i32)a.queries);
     else
         return (i32)a.queries;
 }
-template <class P> DEVICE i32 keys_of(const P& a, i32 batch) {
+template <class P> DEVICE i32 keys_of(const P &a, i32 batch) {
     if constexpr (HAS_SEQ_LEN_KV)
         return bounds::clamp(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0, (i32)a.keys);
     else
         return (i32)a.keys;
 }
 
-DEVICE tile find_tile(const arguments& a, u32 index) {
+DEVICE tile find_tile(const arguments &a, u32 index) {
     const u32 group_tiles = (u32)a.raster_heads * (u32)a.tiles, group = index / group_tiles;
     const u32 within = index - group * group_tiles, first_head = group * (u32)a.raster_heads;
     const u32 heads = min((u32)a.raster_heads, (u32)a.all_heads - first_head), down = within / heads;
@@ -83,12 +87,12 @@ DEVICE tile find_tile(const arguments& a, u32 index) {
 }
 
 /* The number of the tile after this one. */
-DEVICE u32 next_index(const arguments& a, u32 index) {
+DEVICE u32 next_index(const arguments &a, u32 index) {
     return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
 }
 
 /* The producer tells consumers of a tile through shared memory. */
-DEVICE void send_tile(u32 address, const tile& t) {
+DEVICE void send_tile(u32 address, const tile &t) {
     store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
     store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, 0}});
 }

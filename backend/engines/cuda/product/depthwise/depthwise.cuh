@@ -25,85 +25,105 @@ struct memory {
 
 extern __shared__ __align__(16) unsigned char s_memory[];
 
-DEVICE void load_taps(float (&taps)[TAPS], memory& s, const arguments& p, i32 channel) {
+DEVICE void load_taps(float (&taps)[TAPS], memory &s, const arguments &p, i32 channel) {
     for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
         const i64 c = channel + e / TAPS, d = e % TAPS / (TAPS_H * TAPS_W), h = e / TAPS_W % TAPS_H, w = e % TAPS_W;
-        if (c < p.channels) s.taps[e / TAPS * (TAPS | 1) + e % TAPS] = to_float(p.filter[p.filter_first + c * p.filter_c + d * p.filter_d + h * p.filter_h + w * p.filter_w]);
+        if (c < p.channels)
+            s.taps[e / TAPS * (TAPS | 1) + e % TAPS] =
+                to_float(p.filter[p.filter_first + c * p.filter_c + d * p.filter_d + h * p.filter_h + w * p.filter_w]);
     }
     __syncthreads();
-    #pragma unroll
-    for (int t = 0; t < TAPS; t++) taps[t] = s.taps[own_channel() * (TAPS | 1) + t];
+#pragma unroll
+    for (int t = 0; t < TAPS; t++)
+        taps[t] = s.taps[own_channel() * (TAPS | 1) + t];
     __syncthreads();
 }
 
 /* What an input row adds to the outputs that it reaches; u: its place in the period. */
-DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS], const float* taps, int u) {
-    #pragma unroll
+DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS], const float *taps, int u) {
+#pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
-        if (!has_output(u, h * DILATION_H)) continue;
+        if (!has_output(u, h * DILATION_H))
+            continue;
         const int slot = slot_of(u, h * DILATION_H);
-        #pragma unroll
+#pragma unroll
         for (int w = 0; w < TAPS_W; w++)
-            #pragma unroll
+#pragma unroll
             for (int q = 0; q < STRIP; q++) {
                 const int at = q * STEP_W + w * DILATION_W;
-                if (at % SPREAD_W == 0) sums[slot][q] += x[at / SPREAD_W] * taps[h * TAPS_W + w];
+                if (at % SPREAD_W == 0)
+                    sums[slot][q] += x[at / SPREAD_W] * taps[h * TAPS_W + w];
             }
     }
 }
 
 /* Most strips lie inside the image as a whole, and need no question per output. */
-DEVICE void end_row(const float (&sums)[STRIP], const arguments& p, const patch& at, i32 channel, i32 row) {
+DEVICE void end_row(const float (&sums)[STRIP], const arguments &p, const patch &at, i32 channel, i32 row) {
     const i32 column = at.column + own_strip() * STRIP;
-    const index line = (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
+    const index line =
+        (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
     const bool is_whole = column >= 0 && column + STRIP <= (i32)p.width_out;
     if (row >= at.begin && row < at.end && channel < p.channels) {
         if (is_whole) {
-            #pragma unroll
-            for (int q = 0; q < STRIP; q++) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
-        } else {
-            #pragma unroll
+#pragma unroll
             for (int q = 0; q < STRIP; q++)
-                if ((u32)(column + q) < (u32)p.width_out) finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+                finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+        } else {
+#pragma unroll
+            for (int q = 0; q < STRIP; q++)
+                if ((u32)(column + q) < (u32)p.width_out)
+                    finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
+    memory &s = *(memory *)s_memory;
     u32 number = blockIdx.x;
     const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
     const patch at = find_patch(p, number);
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
-    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c), p.image_d, p.image_h, p.image_w, p.image_c,
-                           (i32)p.height_in, (i32)p.width_in, (i32)p.channels - channel};
+    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c),
+                           p.image_d,
+                           p.image_h,
+                           p.image_w,
+                           p.image_c,
+                           (i32)p.height_in,
+                           (i32)p.width_in,
+                           (i32)p.channels - channel};
     float taps[TAPS], sums[SLOTS][STRIP] = {};
     load_taps(taps, s, p, channel);
     const auto load = [&](i32 k) {
-        if (k < bands) s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column, [&](int d) { return input_plane(p, at.depth, d); });
+        if (k < bands)
+            s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column,
+                                     [&](int d) { return input_plane(p, at.depth, d); });
         commit_copies();
     };
-    #pragma unroll
-    for (int k = 0; k < STAGES - 1; k++) load(k);
+#pragma unroll
+    for (int k = 0; k < STAGES - 1; k++)
+        load(k);
     for (i32 k = 0; k < bands; k++) {
         await_copies<STAGES - 2>();
         __syncthreads();
         load(k + STAGES - 1);
-        #pragma unroll UNROLLED
+#pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS, output = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
             move_rows(sums);
-            #pragma unroll
+#pragma unroll
             for (int u = 0; u < PERIOD; u++) {
                 if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
-                    #pragma unroll
+#pragma unroll
                     for (int d = 0; d < TAPS_D; d++) {
                         float r[STRIP_INPUTS];
-                        read_strip<STRIP_INPUTS, STRIP * STEP_W / SPREAD_W>(r, s.bands[k % STAGES], d, row + u / SPREAD_H);
+                        read_strip<STRIP_INPUTS, STRIP * STEP_W / SPREAD_W>(r, s.bands[k % STAGES], d,
+                                                                            row + u / SPREAD_H);
                         add_row(sums, r, taps + d * TAPS_H * TAPS_W, u);
                     }
                 }
-                if (has_output(u, SPAN_H - 1)) end_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(), output + slot_of(u, SPAN_H - 1));
+                if (has_output(u, SPAN_H - 1))
+                    end_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(),
+                            output + slot_of(u, SPAN_H - 1));
             }
         }
     }

@@ -19,8 +19,10 @@
 constexpr int LINES = 16, DEPTH = 16, IMAGES = LINES / STRIPS, COLUMNS = TILE_W + DEPTH - STRIP;
 /* Sums of a row on their way out: 9 pixels per line and 4 words behind a pixel's channels, for the banks' sake. */
 constexpr int LINE_PITCH = STRIP + 1, PIXEL_PITCH = CHANNELS + 4;
-static_assert(STRIP == 8 && SPAN_W <= DEPTH - STRIP + 1 && STEP_W == 1 && SPREAD_W == 1, "16 inputs are under 8 outputs");
-static_assert(LINES % STRIPS == 0 && THREADS == CHANNELS / 2 * 32 && CHANNELS_LAST && !HAS_DEPTH, "a warp has two channels");
+static_assert(STRIP == 8 && SPAN_W <= DEPTH - STRIP + 1 && STEP_W == 1 && SPREAD_W == 1,
+              "16 inputs are under 8 outputs");
+static_assert(LINES % STRIPS == 0 && THREADS == CHANNELS / 2 * 32 && CHANNELS_LAST && !HAS_DEPTH,
+              "a warp has two channels");
 
 using input_band = band<image_t, IMAGE_RUN, IMAGES, INPUT_ROWS, COLUMNS, 8>;
 
@@ -41,7 +43,7 @@ DEVICE int strip_of(int line) { return line / IMAGES; }
 
 /* ---- The filter ---- */
 
-DEVICE u32 tap_bits(const memory& s, int channel, int h, int column) {
+DEVICE u32 tap_bits(const memory &s, int channel, int h, int column) {
     const int w = column - lane() / 4;
     const bool inside = w >= 0 && w < SPAN_W && w % DILATION_W == 0;
     return inside ? s.taps[channel * TAPS + h * TAPS_W + w / DILATION_W].bits : 0;
@@ -49,15 +51,16 @@ DEVICE u32 tap_bits(const memory& s, int channel, int h, int column) {
 
 using filter = u32[TAPS_H][2][2]; /* B of each row of taps, of both channels */
 
-DEVICE void load_filter(filter& b, memory& s, const arguments& p, i32 channel) {
+DEVICE void load_filter(filter &b, memory &s, const arguments &p, i32 channel) {
     for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
         const i64 c = channel + e / TAPS, h = e / TAPS_W % TAPS_H, w = e % TAPS_W;
-        if (c < p.channels) s.taps[e] = p.filter[p.filter_first + c * p.filter_c + h * p.filter_h + w * p.filter_w];
+        if (c < p.channels)
+            s.taps[e] = p.filter[p.filter_first + c * p.filter_c + h * p.filter_h + w * p.filter_w];
     }
     __syncthreads();
-    #pragma unroll
+#pragma unroll
     for (int h = 0; h < TAPS_H; h++)
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const int c = own_pair() * 2 + e / 2, k = lane() % 4 + e % 2 * 8;
             b[h][e / 2][e % 2] = tap_bits(s, c, h, k) | tap_bits(s, c, h, k + 4) << 16;
@@ -73,13 +76,14 @@ DEVICE int own_inputs(int half) {
     return (input_band::place(image_of(line), 0) + (strip_of(line) * STRIP + lane() % 4) * CHANNELS) / 2 + own_pair();
 }
 
-DEVICE void read_row(u32 (&a)[2][4], const u32* (&inputs)[2], int row) {
-    #pragma unroll
+DEVICE void read_row(u32 (&a)[2][4], const u32 *(&inputs)[2], int row) {
+#pragma unroll
     for (int half = 0; half < 2; half++) {
         u32 words[4];
-        #pragma unroll
-        for (int t = 0; t < 4; t++) words[t] = inputs[half][(row * input_band::ROW_PITCH + t * 4 * CHANNELS) / 2];
-        #pragma unroll
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            words[t] = inputs[half][(row * input_band::ROW_PITCH + t * 4 * CHANNELS) / 2];
+#pragma unroll
         for (int t = 0; t < 2; t++) {
             a[0][half + t * 2] = __byte_perm(words[2 * t], words[2 * t + 1], 0x5410);
             a[1][half + t * 2] = __byte_perm(words[2 * t], words[2 * t + 1], 0x7632);
@@ -90,23 +94,26 @@ DEVICE void read_row(u32 (&a)[2][4], const u32* (&inputs)[2], int row) {
 using sums = float[2][4]; /* 16 lines x 8 outputs, of both channels */
 
 /* What an input row adds to the outputs that it reaches; u: its place in the period. */
-DEVICE void add_row(sums (&sum)[SLOTS], const u32 (&a)[2][4], const filter& b, int u) {
-    #pragma unroll
+DEVICE void add_row(sums (&sum)[SLOTS], const u32 (&a)[2][4], const filter &b, int u) {
+#pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
-        if (!has_output(u, h * DILATION_H)) continue;
+        if (!has_output(u, h * DILATION_H))
+            continue;
         const int slot = slot_of(u, h * DILATION_H);
-        #pragma unroll
-        for (int c = 0; c < 2; c++) product<image_t, image_t>::add<true>(sum[slot][c], a[c], b[h][c]);
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            product<image_t, image_t>::add<true>(sum[slot][c], a[c], b[h][c]);
     }
 }
 
 /* ---- A row of outputs ---- */
 
-DEVICE void put_row(float* to, const sums& sum) {
-    #pragma unroll
+DEVICE void put_row(float *to, const sums &sum) {
+#pragma unroll
     for (int e = 0; e < 4; e++) {
         const int line = lane() / 4 + e / 2 * 8, q = lane() % 4 * 2 + e % 2;
-        store_run<float, 2>(to + (line * LINE_PITCH + q) * PIXEL_PITCH + own_pair() * 2, run<float, 2>{sum[0][e], sum[1][e]});
+        store_run<float, 2>(to + (line * LINE_PITCH + q) * PIXEL_PITCH + own_pair() * 2,
+                            run<float, 2>{sum[0][e], sum[1][e]});
     }
 }
 
@@ -117,53 +124,66 @@ struct way_out {
     bool inside;
 };
 
-DEVICE way_out find_way_out(const arguments& p, const patch& at, i32 channel, int e) {
+DEVICE way_out find_way_out(const arguments &p, const patch &at, i32 channel, int e) {
     constexpr int ACROSS = CHANNELS / RUN;
     const int c = e % ACROSS * RUN, q = e / ACROSS % STRIP, line = e / ACROSS / STRIP;
     const u32 n = at.n * IMAGES + image_of(line);
     const i32 column = at.column + strip_of(line) * STRIP + q;
-    return way_out{(index)n * (index)p.height_out * (index)p.width_out + column, (line * LINE_PITCH + q) * PIXEL_PITCH + c, channel + c,
+    return way_out{(index)n * (index)p.height_out * (index)p.width_out + column,
+                   (line * LINE_PITCH + q) * PIXEL_PITCH + c, channel + c,
                    n < (u32)p.images && column < (i32)p.width_out && channel + c < (i32)p.channels};
 }
 
 /* `first` is this thread's first way out: the only one where runs are of 8 channels. */
-DEVICE void finish_row(const float* from, const arguments& p, const patch& at, i32 channel, i32 row, const way_out& first) {
-    #pragma unroll
+DEVICE void finish_row(const float *from, const arguments &p, const patch &at, i32 channel, i32 row,
+                       const way_out &first) {
+#pragma unroll
     for (int e = 0; e < LINES * STRIP * CHANNELS / RUN; e += THREADS) {
         const way_out way = e == 0 ? first : find_way_out(p, at, channel, e + threadIdx.x);
-        if (way.inside) finish(p, 0, way.position + row * (index)p.width_out, way.channel, load_run<float, RUN>(from + way.from));
+        if (way.inside)
+            finish(p, 0, way.position + row * (index)p.width_out, way.channel, load_run<float, RUN>(from + way.from));
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
+    memory &s = *(memory *)s_memory;
     u32 number = blockIdx.x;
     const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
     const patch at = find_patch(p, number);
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
     /* The images of the block take the place of planes. */
-    const image<image_t> x{p.image + (at.n * IMAGES * p.image_n + channel * p.image_c), p.image_n, p.image_h, p.image_w, p.image_c,
-                           (i32)p.height_in, (i32)p.width_in, (i32)p.channels - channel};
+    const image<image_t> x{p.image + (at.n * IMAGES * p.image_n + channel * p.image_c),
+                           p.image_n,
+                           p.image_h,
+                           p.image_w,
+                           p.image_c,
+                           (i32)p.height_in,
+                           (i32)p.width_in,
+                           (i32)p.channels - channel};
     const way_out first = find_way_out(p, at, channel, threadIdx.x);
     filter taps;
     sums sum[SLOTS] = {};
     load_filter(taps, s, p, channel);
     const auto load = [&](i32 k) {
-        if (k < bands) s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column, [&](int i) { return at.n * IMAGES + i < (u32)p.images ? i : -1; });
+        if (k < bands)
+            s.bands[k % STAGES].load(x, top + k * INPUT_ROWS, column,
+                                     [&](int i) { return at.n * IMAGES + i < (u32)p.images ? i : -1; });
         commit_copies();
     };
-    #pragma unroll
-    for (int k = 0; k < STAGES - 1; k++) load(k);
+#pragma unroll
+    for (int k = 0; k < STAGES - 1; k++)
+        load(k);
     for (i32 k = 0; k < bands; k++) {
         await_copies<STAGES - 2>();
         __syncthreads();
         load(k + STAGES - 1);
-        const u32* inputs[2] = {(const u32*)s.bands[k % STAGES].at + own_inputs(0), (const u32*)s.bands[k % STAGES].at + own_inputs(1)};
-        #pragma unroll UNROLLED
+        const u32 *inputs[2] = {(const u32 *)s.bands[k % STAGES].at + own_inputs(0),
+                                (const u32 *)s.bands[k % STAGES].at + own_inputs(1)};
+#pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS, begin = at.top + (k * BAND_PERIODS + period) * ENDED - BACK;
             move_rows(sum);
-            #pragma unroll
+#pragma unroll
             for (int u = 0; u < PERIOD; u++) {
                 if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
                     u32 a[2][4];
@@ -171,8 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
                     add_row(sum, a, taps, u);
                 }
                 const i32 output = begin + slot_of(u, SPAN_H - 1);
-                if (!has_output(u, SPAN_H - 1) || output < at.begin || output >= at.end) continue;
-                float* passing = s.rows[output & 1]; /* the other one may still be read */
+                if (!has_output(u, SPAN_H - 1) || output < at.begin || output >= at.end)
+                    continue;
+                float *passing = s.rows[output & 1]; /* the other one may still be read */
                 put_row(passing, sum[slot_of(u, SPAN_H - 1)]);
                 __syncthreads();
                 finish_row(passing, p, at, channel, output, first);

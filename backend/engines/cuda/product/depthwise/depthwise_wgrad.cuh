@@ -25,48 +25,65 @@ struct memory {
 extern __shared__ __align__(16) unsigned char s_memory[];
 
 /* What a row of X adds to the taps by the rows of dY that it reaches; u: its place in the period. */
-DEVICE void add_row(float* taps, const float (&x)[STRIP_INPUTS], const float (&loss)[SLOTS][STRIP], int u) {
-    #pragma unroll
+DEVICE void add_row(float *taps, const float (&x)[STRIP_INPUTS], const float (&loss)[SLOTS][STRIP], int u) {
+#pragma unroll
     for (int h = 0; h < TAPS_H; h++) {
-        if (!has_output(u, h * DILATION_H)) continue;
+        if (!has_output(u, h * DILATION_H))
+            continue;
         const int slot = slot_of(u, h * DILATION_H);
-        #pragma unroll
+#pragma unroll
         for (int w = 0; w < TAPS_W; w++)
-            #pragma unroll
-            for (int q = 0; q < STRIP; q++) taps[h * TAPS_W + w] += x[q * STEP_W + w * DILATION_W] * loss[slot][q];
+#pragma unroll
+            for (int q = 0; q < STRIP; q++)
+                taps[h * TAPS_W + w] += x[q * STEP_W + w * DILATION_W] * loss[slot][q];
     }
 }
 
-DEVICE void add_patch(float (&taps)[TAPS], memory& s, const arguments& p, const patch& at, i32 channel) {
+DEVICE void add_patch(float (&taps)[TAPS], memory &s, const arguments &p, const patch &at, i32 channel) {
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
-    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c), p.image_d, p.image_h, p.image_w, p.image_c,
-                           (i32)p.height_in, (i32)p.width_in, (i32)p.channels - channel};
-    const image<loss_t> y{p.loss + (at.n * p.loss_n + channel * p.loss_c), p.loss_d, p.loss_h, p.loss_w, p.loss_c,
-                          at.end, (i32)p.width_out, (i32)p.channels - channel};
+    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c),
+                           p.image_d,
+                           p.image_h,
+                           p.image_w,
+                           p.image_c,
+                           (i32)p.height_in,
+                           (i32)p.width_in,
+                           (i32)p.channels - channel};
+    const image<loss_t> y{p.loss + (at.n * p.loss_n + channel * p.loss_c),
+                          p.loss_d,
+                          p.loss_h,
+                          p.loss_w,
+                          p.loss_c,
+                          at.end,
+                          (i32)p.width_out,
+                          (i32)p.channels - channel};
     const auto load = [&](i32 k) {
         if (k < bands) {
-            s.stages[k % STAGES].image.load(x, top + k * INPUT_ROWS, column, [&](int d) { return input_plane(p, at.depth, d); });
+            s.stages[k % STAGES].image.load(x, top + k * INPUT_ROWS, column,
+                                            [&](int d) { return input_plane(p, at.depth, d); });
             s.stages[k % STAGES].loss.load(y, at.top + k * BAND_PERIODS, at.column, [&](int) { return at.depth; });
         }
         commit_copies();
     };
-    #pragma unroll
-    for (int k = 0; k < STAGES - 1; k++) load(k);
+#pragma unroll
+    for (int k = 0; k < STAGES - 1; k++)
+        load(k);
     float loss[SLOTS][STRIP] = {};
     for (i32 k = 0; k < bands; k++) {
         await_copies<STAGES - 2>();
         __syncthreads();
         load(k + STAGES - 1);
-        const stage& now = s.stages[k % STAGES];
-        #pragma unroll UNROLLED
+        const stage &now = s.stages[k % STAGES];
+#pragma unroll UNROLLED
         for (i32 period = 0; period < BAND_PERIODS; period++) {
             const i32 row = period * PERIOD_INPUTS;
             move_rows(loss);
             read_strip<STRIP, STRIP>(loss[SLOTS - 1], now.loss, 0, period);
-            #pragma unroll
+#pragma unroll
             for (int u = 0; u < PERIOD; u++) {
-                if ((u32)(top + k * INPUT_ROWS + row + u) >= (u32)p.height_in) continue;
-                #pragma unroll
+                if ((u32)(top + k * INPUT_ROWS + row + u) >= (u32)p.height_in)
+                    continue;
+#pragma unroll
                 for (int d = 0; d < TAPS_D; d++) {
                     float r[STRIP_INPUTS];
                     read_strip<STRIP_INPUTS, STRIP * STEP_W>(r, now.image, d, row + u);
@@ -79,12 +96,12 @@ DEVICE void add_patch(float (&taps)[TAPS], memory& s, const arguments& p, const 
 }
 
 /* Adds the strips up, from the first to the last, and brings the sums out in the order that combine_splits.cuh reads. */
-DEVICE void end_taps(const float (&taps)[TAPS], memory& s, const arguments& p, i32 channel, u32 part) {
+DEVICE void end_taps(const float (&taps)[TAPS], memory &s, const arguments &p, i32 channel, u32 part) {
     for (int strip = 0; strip < STRIPS; strip++) {
         if (strip == own_strip())
-            #pragma unroll
+#pragma unroll
             for (int t = 0; t < TAPS; t++) {
-                float& sum = s.taps[own_channel() * (TAPS | 1) + t];
+                float &sum = s.taps[own_channel() * (TAPS | 1) + t];
                 sum = strip == 0 ? taps[t] : sum + taps[t];
             }
         __syncthreads();
@@ -92,15 +109,17 @@ DEVICE void end_taps(const float (&taps)[TAPS], memory& s, const arguments& p, i
     for (int e = threadIdx.x; e < CHANNELS * TAPS; e += THREADS) {
         const i64 c = channel + e / TAPS, t = IS_FLIPPED ? TAPS - 1 - e % TAPS : e % TAPS;
         const i64 at = LEAD_IS_ROW ? c * TAPS + t : t * p.channels + c;
-        if (c < p.channels) p.partial[part * p.channels * TAPS + at] = s.taps[e / TAPS * (TAPS | 1) + e % TAPS];
+        if (c < p.channels)
+            p.partial[part * p.channels * TAPS + at] = s.taps[e / TAPS * (TAPS | 1) + e % TAPS];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_filter(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
+    memory &s = *(memory *)s_memory;
     u32 part = blockIdx.x;
     const i32 channel = (i32)split(part, p.channel_blocks) * CHANNELS;
     float taps[TAPS] = {};
-    for (i64 number = part; number < p.patches; number += p.splits) add_patch(taps, s, p, find_patch(p, (u32)number), channel);
+    for (i64 number = part; number < p.patches; number += p.splits)
+        add_patch(taps, s, p, find_patch(p, (u32)number), channel);
     end_taps(taps, s, p, channel, part);
 }

@@ -25,10 +25,11 @@ constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - dista
 
 /* The rows of a walk move down as a period begins: where SLOTS / ENDED periods are unrolled, only their names do. */
 template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < SLOTS; i++)
-        #pragma unroll
-        for (int e = 0; e < (int)(sizeof(R) / sizeof(float)); e++) ((float*)rows[i])[e] = i + ENDED < SLOTS ? ((float*)rows[i + ENDED < SLOTS ? i + ENDED : i])[e] : 0.0f;
+#pragma unroll
+        for (int e = 0; e < (int)(sizeof(R) / sizeof(float)); e++)
+            ((float *)rows[i])[e] = i + ENDED < SLOTS ? ((float *)rows[i + ENDED < SLOTS ? i + ENDED : i])[e] : 0.0f;
 }
 
 /* Which channel and which strip of the block are this thread's: neighbours in a warp are neighbours in memory. */
@@ -45,7 +46,7 @@ struct patch {
     i32 top;        /* output row, begin or before it, whose lattice row is the first of a period */
 };
 
-DEVICE patch find_patch(const arguments& p, u32 number) {
+DEVICE patch find_patch(const arguments &p, u32 number) {
     patch at;
     at.column = (i32)split(number, p.tiles_w) * TILE_W - (i32)p.shift_w;
     at.begin = (i32)split(number, p.segments) * (i32)p.segment_rows;
@@ -56,16 +57,19 @@ DEVICE patch find_patch(const arguments& p, u32 number) {
     return at;
 }
 
-DEVICE i32 count_bands(const patch& at) {
+DEVICE i32 count_bands(const patch &at) {
     constexpr int ROWS = PERIOD * BAND_PERIODS;
     return ((at.end - 1 - at.top) * STEP_H + SPAN_H + ROWS - 1) / ROWS;
 }
-DEVICE i32 first_input_row(const arguments& p, const patch& at) { return (at.top * STEP_H - (i32)p.pre_h) / SPREAD_H; }
-DEVICE i32 first_input_column(const arguments& p, const patch& at) { return (at.column * STEP_W - (i32)p.pre_w) / SPREAD_W; }
+DEVICE i32 first_input_row(const arguments &p, const patch &at) { return (at.top * STEP_H - (i32)p.pre_h) / SPREAD_H; }
+DEVICE i32 first_input_column(const arguments &p, const patch &at) {
+    return (at.column * STEP_W - (i32)p.pre_w) / SPREAD_W;
+}
 
 /* The plane of the image under a tap of an output's depth; -1: none. */
-DEVICE i32 input_plane(const arguments& p, i32 depth, int tap) {
-    if constexpr (!HAS_DEPTH) return 0;
+DEVICE i32 input_plane(const arguments &p, i32 depth, int tap) {
+    if constexpr (!HAS_DEPTH)
+        return 0;
     const i32 at = depth * (i32)p.step_d + tap * (i32)p.dilation_d - (i32)p.pre_d;
     return at >= 0 && at % (i32)p.spread_d == 0 && at / (i32)p.spread_d < (i32)p.depth_in ? at / (i32)p.spread_d : -1;
 }
@@ -73,7 +77,7 @@ DEVICE i32 input_plane(const arguments& p, i32 depth, int tap) {
 /* ---- A band: rows of an image in shared memory, all channels of the block ---- */
 
 template <class T> struct image {
-    const T* first; /* of this image and the block's first channel */
+    const T *first; /* of this image and the block's first channel */
     i64 stride_d, stride_h, stride_w, stride_c;
     i32 height, width, channels; /* what there is to read */
 };
@@ -88,41 +92,46 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     alignas(16) T at[PLANES * (ROWS * ROW_PITCH + PAD)];
 
     static DEVICE int place(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
-    DEVICE const T* row(int plane, int row) const { return at + place(plane, row); }
+    DEVICE const T *row(int plane, int row) const { return at + place(plane, row); }
 
     /* Rows row .. row + ROWS - 1 from `column` on; `plane_of` gives the plane of the image, -1 for none. Zeros outside. A warp
        takes a line at a time, what lies side by side in memory: a row of pixels, or of one channel. */
-    template <class F> DEVICE void load(const image<T>& x, i32 row, i32 column, F plane_of) {
+    template <class F> DEVICE void load(const image<T> &x, i32 row, i32 column, F plane_of) {
         constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, HEAP = CHANNELS_LAST ? 1 : CHANNELS;
         for (int line = threadIdx.x / 32; line < PLANES * ROWS * HEAP; line += THREADS / 32) {
             const int upper = line / HEAP;
             const i32 plane = plane_of(upper / ROWS), i = row + upper % ROWS;
             const bool is_line = plane >= 0 && (u32)i < (u32)x.height;
-            const T* from = x.first + (is_line ? plane * x.stride_d + i * x.stride_h + column * x.stride_w : 0);
-            T* to = at + place(upper / ROWS, upper % ROWS);
-            #pragma unroll 2
+            const T *from = x.first + (is_line ? plane * x.stride_d + i * x.stride_h + column * x.stride_w : 0);
+            T *to = at + place(upper / ROWS, upper % ROWS);
+#pragma unroll 2
             for (int e = threadIdx.x % 32; e < COLUMNS * GROUPS; e += 32) {
                 const int across = e / GROUPS, channel = CHANNELS_LAST ? e % GROUPS * RUN : line % HEAP;
                 const bool inside = is_line && (u32)(column + across) < (u32)x.width && channel < x.channels;
-                copy_run(to + across * COLUMN_PITCH + channel * CHANNEL_PITCH, from + (across * x.stride_w + channel * x.stride_c), inside);
+                copy_run(to + across * COLUMN_PITCH + channel * CHANNEL_PITCH,
+                         from + (across * x.stride_w + channel * x.stride_c), inside);
             }
         }
     }
 
-    static DEVICE void copy_run(T* to, const T* from, bool inside) {
+    static DEVICE void copy_run(T *to, const T *from, bool inside) {
         if constexpr (RUN * sizeof(T) >= 4) {
             copy_async<RUN * sizeof(T)>(to, from, inside);
         } else {
             run<T, RUN> r = {};
-            if (inside) r = load_run<T, RUN>(from);
+            if (inside)
+                r = load_run<T, RUN>(from);
             store_run<T, RUN>(to, r);
         }
     }
 };
 
 /* COUNT neighbours from where this thread's strip begins, as floats; strips are FIRST_STEP columns apart. */
-template <int COUNT, int FIRST_STEP, class B> DEVICE void read_strip(float (&x)[COUNT], const B& band, int plane, int row) {
-    const auto* from = band.row(plane, row) + own_strip() * FIRST_STEP * B::COLUMN_PITCH + own_channel() * B::CHANNEL_PITCH;
-    #pragma unroll
-    for (int i = 0; i < COUNT; i++) x[i] = to_float(from[i * B::COLUMN_PITCH]);
+template <int COUNT, int FIRST_STEP, class B>
+DEVICE void read_strip(float (&x)[COUNT], const B &band, int plane, int row) {
+    const auto *from =
+        band.row(plane, row) + own_strip() * FIRST_STEP * B::COLUMN_PITCH + own_channel() * B::CHANNEL_PITCH;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = to_float(from[i * B::COLUMN_PITCH]);
 }

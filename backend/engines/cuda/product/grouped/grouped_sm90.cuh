@@ -9,7 +9,7 @@
      Params   FORWARD SCATTERS STORES_BOXES A_ALONG_DEPTH B_ALONG_DEPTH CLUSTER BLOCK_M RUN y_t. Templates, so that fields that a form
               lacks are not looked up */
 
-template <class P> DEVICE void find_group(const P& p, place& at) {
+template <class P> DEVICE void find_group(const P &p, place &at) {
     if constexpr (FORWARD) {
         constexpr i32 HEIGHT = BLOCK_M * CLUSTER;
         const group_tile tile = p.list[at.row / HEIGHT];
@@ -18,52 +18,68 @@ template <class P> DEVICE void find_group(const P& p, place& at) {
         at.entry[0] = tile.expert;
         at.phase_steps = tile.expert < 0 || tile.rows == 0 ? 0 : (i32)p.steps;
     } else {
-        const i32 first = (i32)group_start(p, at.z), until = (i32)group_start(p, (i64)at.z + 1), rows = until > first ? until - first : 0;
+        const i32 first = (i32)group_start(p, at.z), until = (i32)group_start(p, (i64)at.z + 1),
+                  rows = until > first ? until - first : 0;
         at.entry[0] = (i32)p.group_rows - rows;
         at.entry[1] = first + rows;
         at.phase_steps = (rows + BLOCK_K - 1) / BLOCK_K;
     }
 }
-DEVICE void find_entry(const arguments& p, place& at) { find_group(p, at); }
+DEVICE void find_entry(const arguments &p, place &at) { find_group(p, at); }
 
-DEVICE void load_a(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
-    if constexpr (!FORWARD) load_box(dst, p.a_map, full, outer < (i32)p.rows ? outer : 0, at.entry[0] + k.c, at.entry[1]);
-    else if constexpr (A_ALONG_DEPTH) load_box(dst, p.a_map, full, k.c, outer);
-    else load_box(dst, p.a_map, full, outer, k.c);
+DEVICE void load_a(const arguments &p, const place &at, const depth &k, i32 outer, u32 dst, u32 full) {
+    if constexpr (!FORWARD)
+        load_box(dst, p.a_map, full, outer < (i32)p.rows ? outer : 0, at.entry[0] + k.c, at.entry[1]);
+    else if constexpr (A_ALONG_DEPTH)
+        load_box(dst, p.a_map, full, k.c, outer);
+    else
+        load_box(dst, p.a_map, full, outer, k.c);
 }
 
 /* All blocks of a cluster have one expert. */
-DEVICE void load_b(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {
-    if (!FORWARD && outer >= (i32)p.columns) outer = 0;
-    const i32 x = B_ALONG_DEPTH ? k.c : outer, y = B_ALONG_DEPTH ? outer : FORWARD ? k.c : at.entry[0] + k.c, z = at.entry[FORWARD ? 0 : 1];
-    if constexpr (CLUSTER > 1) share_box((1 << CLUSTER) - 1, dst, p.b_map, full, x, y, z);
-    else load_box(dst, p.b_map, full, x, y, z);
+DEVICE void load_b(const arguments &p, const place &at, const depth &k, i32 outer, u32 dst, u32 full) {
+    if (!FORWARD && outer >= (i32)p.columns)
+        outer = 0;
+    const i32 x = B_ALONG_DEPTH ? k.c : outer,
+              y = B_ALONG_DEPTH ? outer
+                  : FORWARD     ? k.c
+                                : at.entry[0] + k.c,
+              z = at.entry[FORWARD ? 0 : 1];
+    if constexpr (CLUSTER > 1)
+        share_box((1 << CLUSTER) - 1, dst, p.b_map, full, x, y, z);
+    else
+        load_box(dst, p.b_map, full, x, y, z);
 }
 
 /* ---- What follows the sum ---- */
 
 struct fetched {};
-struct finished { run<y_t, RUN> y; };
+struct finished {
+    run<y_t, RUN> y;
+};
 
-DEVICE fetched fetch(const arguments&, index, index, index) { return {}; }
-DEVICE fetched fetch_below(const arguments&, index, index, index, fetched in) { return in; }
+DEVICE fetched fetch(const arguments &, index, index, index) { return {}; }
+DEVICE fetched fetch_below(const arguments &, index, index, index, fetched in) { return in; }
 constexpr int FETCHED_WORDS = 0;
-DEVICE finished evaluate(const arguments&, index, index, index, const run<sum_t, RUN>& sum, const fetched&) {
+DEVICE finished evaluate(const arguments &, index, index, index, const run<sum_t, RUN> &sum, const fetched &) {
     finished out;
-    #pragma unroll
-    for (int e = 0; e < RUN; e++) out.y.at[e] = convert<y_t>(sum.at[e]);
+#pragma unroll
+    for (int e = 0; e < RUN; e++)
+        out.y.at[e] = convert<y_t>(sum.at[e]);
     return out;
 }
-DEVICE u32 pair_of(const finished& out) { return *(const u32*)&out.y; }
+DEVICE u32 pair_of(const finished &out) { return *(const u32 *)&out.y; }
 
-template <class P> DEVICE y_t* place_of_result(const P& p, index z, index row, index column) {
+template <class P> DEVICE y_t *place_of_result(const P &p, index z, index row, index column) {
     const i64 line = FORWARD ? find_row(p, (i64)row) : row;
     return line < 0 ? nullptr : p.y + (FORWARD ? 0 : z * p.y_entry) + line * p.y_line + column;
 }
-template <class P> DEVICE void finish(const P& p, index z, index row, index column, const run<sum_t, RUN>& sum, const fetched& in) {
-    y_t* to = place_of_result(p, z, row, column);
-    if (to) store_run<y_t, RUN>(to, evaluate(p, z, row, column, sum, in).y);
+template <class P>
+DEVICE void finish(const P &p, index z, index row, index column, const run<sum_t, RUN> &sum, const fetched &in) {
+    y_t *to = place_of_result(p, z, row, column);
+    if (to)
+        store_run<y_t, RUN>(to, evaluate(p, z, row, column, sum, in).y);
 }
-template <class P> DEVICE void store_result(const P& p, index z, u32 src, i32 column, i32 row) {
+template <class P> DEVICE void store_result(const P &p, index z, u32 src, i32 column, i32 row) {
     store_box(p.c_map, src, column, FORWARD ? row + (i32)p.group_rows - z : row, z);
 }

@@ -9,16 +9,18 @@ struct group_tile {
 };
 
 /* The first row of a group, or of the end of the last one; never outside 0 .. group_rows, whatever the offsets are. */
-template <class P> DEVICE i64 group_start(const P& p, i64 expert) {
-    if (expert < 0) return 0;
+template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
+    if (expert < 0)
+        return 0;
     const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + expert * p.offset_stride)) : p.group_rows;
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
 }
 
 /* The row of the result that takes the product of a row, or -1. */
-template <class P> DEVICE i64 find_row(const P& p, i64 row) {
+template <class P> DEVICE i64 find_row(const P &p, i64 row) {
     if constexpr (SCATTERS) {
-        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)), k = to_integer(*(p.token_ks + row * p.token_ks_stride));
+        const i64 token = to_integer(*(p.token_index + row * p.token_index_stride)),
+                  k = to_integer(*(p.token_ks + row * p.token_ks_stride));
         const bool fits = token >= 0 && token < p.group_rows && k >= 0 && k < p.top_k;
         return fits && token * p.top_k + k < p.group_rows ? token * p.top_k + k : -1;
     }
@@ -26,7 +28,7 @@ template <class P> DEVICE i64 find_row(const P& p, i64 row) {
 }
 
 /* The token that a row is made of, or -1, which is as a row of zeros. */
-template <class P> DEVICE i64 find_token(const P& p, i64 row) {
+template <class P> DEVICE i64 find_token(const P &p, i64 row) {
     if constexpr (GATHERS) {
         const i64 token = to_integer(*(p.token_index + row * p.token_index_stride));
         return token >= 0 && token < p.tokens ? token : -1;

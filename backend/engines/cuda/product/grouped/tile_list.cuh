@@ -20,7 +20,7 @@ DEVICE i64 sum_up(i64 (&sums)[THREADS], i64 mine) {
     return sums[t];
 }
 
-DEVICE void list_tiles(const arguments& p) {
+DEVICE void list_tiles(const arguments &p) {
     __shared__ i64 sums[THREADS];
     i64 listed = 0;
     for (i64 base = -1; base < p.experts; base += THREADS) {
@@ -33,21 +33,26 @@ DEVICE void list_tiles(const arguments& p) {
         listed += sums[THREADS - 1];
         __syncthreads();
     }
-    for (i64 at = listed + threadIdx.x; at < p.most; at += THREADS) p.list[at] = group_tile{0, 0, -1};
+    for (i64 at = listed + threadIdx.x; at < p.most; at += THREADS)
+        p.list[at] = group_tile{0, 0, -1};
 }
 
 /* A template, so that fields that are not printed are not looked up. */
-template <class P> DEVICE void copy_row(const P& p, i64 row) {
+template <class P> DEVICE void copy_row(const P &p, i64 row) {
     const i64 token = find_token(p, row);
     for (i64 at = threadIdx.x; at < p.row_words; at += THREADS)
-        p.gathered[row * p.row_words + at] = token < 0 ? chunk<16>{} : ((const chunk<16>*)(p.tokens_at + token * p.token_row))[at];
+        p.gathered[row * p.row_words + at] =
+            token < 0 ? chunk<16>{} : ((const chunk<16> *)(p.tokens_at + token * p.token_row))[at];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) grouped_list(const __grid_constant__ arguments p) {
-    if (blockIdx.x == 0) list_tiles(p);
+    if (blockIdx.x == 0)
+        list_tiles(p);
     if constexpr (COPIES)
-        for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1) copy_row(p, row);
+        for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1)
+            copy_row(p, row);
     if constexpr (SCATTERS)
         for (i64 row = (i64)blockIdx.x - 1; row >= 0 && row < p.group_rows; row += gridDim.x - 1)
-            for (i64 column = threadIdx.x; column < p.columns; column += THREADS) p.y[row * p.y_row + column * p.y_column] = convert<y_t>(0.0f);
+            for (i64 column = threadIdx.x; column < p.columns; column += THREADS)
+                p.y[row * p.y_row + column * p.y_column] = convert<y_t>(0.0f);
 }

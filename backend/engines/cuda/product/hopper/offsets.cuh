@@ -5,20 +5,26 @@
 constexpr i32 BLOCK_K = 128 / STORED_BYTES; /* a row of the 128-byte swizzle */
 
 /* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads. */
-struct taps { i32 count, filter, filter_step, offset, offset_step; };
+struct taps {
+    i32 count, filter, filter_step, offset, offset_step;
+};
 
 /* Those that a phase of a strided data gradient sees, as the host packed them. */
 DEVICE taps unpack_taps(i64 word, i32 filter_step, i32 offset_step) {
     return {(i32)(word & 0xffff), (i32)(word >> 16 & 0xffff), filter_step, (i32)(word >> 32), offset_step};
 }
 
-struct pixel { i32 image, d, h, w; };
+struct pixel {
+    i32 image, d, h, w;
+};
 
 /* The pixel under the first tap of a position: images, then rows, then columns. A template, as are those below, so that what was
    not printed is not looked up. */
-template <class P> DEVICE pixel find_pixel(const P& p, u32 position) {
-    const i32 w = (i32)split(position, p.positions2), h = (i32)split(position, p.positions1), d = (i32)split(position, p.positions0);
-    return {(i32)position, d * (i32)p.stride0 + (i32)p.start0, h * (i32)p.stride1 + (i32)p.start1, w * (i32)p.stride2 + (i32)p.start2};
+template <class P> DEVICE pixel find_pixel(const P &p, u32 position) {
+    const i32 w = (i32)split(position, p.positions2), h = (i32)split(position, p.positions1),
+              d = (i32)split(position, p.positions0);
+    return {(i32)position, d * (i32)p.stride0 + (i32)p.start0, h * (i32)p.stride1 + (i32)p.start1,
+            w * (i32)p.stride2 + (i32)p.start2};
 }
 
 struct place {
@@ -29,7 +35,7 @@ struct place {
     i32 entry[2]; /* of the batch, as the maps count it */
     pixel from;
     taps tap[3];
-    i32 used[3]; /* rows, columns and depth of this entry, where overrides tell them */
+    i32 used[3];     /* rows, columns and depth of this entry, where overrides tell them */
     i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
 
     DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
@@ -45,7 +51,7 @@ struct depth {
     i32 position = 0;
     pixel from;
 
-    template <class P> DEVICE depth(const P& p, const place& at, i32 step) {
+    template <class P> DEVICE depth(const P &p, const place &at, i32 step) {
         if constexpr (DEPTH_IS_PIXELS) {
             position = step * BLOCK_K;
             from = find_pixel(p, position);
@@ -61,15 +67,18 @@ struct depth {
             c = step * BLOCK_K;
         }
     }
-    template <class P> DEVICE void advance(const P& p, const place& at) {
+    template <class P> DEVICE void advance(const P &p, const place &at) {
         if constexpr (DEPTH_IS_PIXELS) {
             from = find_pixel(p, position += BLOCK_K);
         } else if constexpr (HAS_TAPS) {
-            if ((c += BLOCK_K) < (i32)p.channels) return;
+            if ((c += BLOCK_K) < (i32)p.channels)
+                return;
             c = 0;
-            if (++tap[2] < at.tap[2].count) return;
+            if (++tap[2] < at.tap[2].count)
+                return;
             tap[2] = 0;
-            if (++tap[1] < at.tap[1].count) return;
+            if (++tap[1] < at.tap[1].count)
+                return;
             tap[1] = 0;
             ++tap[0];
         } else {

@@ -47,36 +47,48 @@
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64;
 constexpr int TILE_GROUPS = BLOCK_M / GROUP_ROWS; /* math warpgroups that share a tile */
-constexpr int MATH_GROUPS = ALTERNATES ? 2 : TILE_GROUPS, MATH_WARPS = MATH_GROUPS * 4, THREADS = (1 + MATH_GROUPS) * 128;
-constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - (ALTERNATES ? 64 : CLUSTER > 1 ? 44 : 40); /* beside sums and addresses */
+constexpr int MATH_GROUPS = ALTERNATES ? 2 : TILE_GROUPS, MATH_WARPS = MATH_GROUPS * 4,
+              THREADS = (1 + MATH_GROUPS) * 128;
+constexpr int SUM_SPARE_REGISTERS = MATH_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 -
+                                    (ALTERNATES    ? 64
+                                     : CLUSTER > 1 ? 44
+                                                   : 40); /* beside sums and addresses */
 #include "product/hopper/reductions.cuh"
 #include "product/hopper/staging.cuh"
 #include "product/hopper/staged_reductions.cuh"
 
 /* ---- What this kernel demands ---- */
 
-constexpr int STEPS_PER_SLOT = 4;                        /* products of 32 bytes of k */
+constexpr int STEPS_PER_SLOT = 4; /* products of 32 bytes of k */
 constexpr u32 A_BYTES = BLOCK_M * 128, B_BYTES = BLOCK_N * 128;
 constexpr u32 SLOT_BYTES = A_BYTES + B_BYTES;
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 constexpr u32 STAGING = STAGES * SLOT_BYTES;
 constexpr u32 LANDING = STAGING + (IS_STAGED ? MATH_WARPS * SLABS_IN_FLIGHT * TURN_BYTES : 0);
 constexpr u32 LANDING_BYTES = PARTS > 1 ? GROUP_ROWS * BLOCK_N * 4 : 0; /* what the other block of a tile sends */
-constexpr u32 TAKEN = LANDING + LANDING_BYTES; /* totals, of each warp */
-constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 + (PARTS > 1 ? 8 : ALTERNATES ? 16 : 0);
+constexpr u32 TAKEN = LANDING + LANDING_BYTES;                          /* totals, of each warp */
+constexpr u32 BARRIERS = TAKEN + MATH_WARPS * PARTS_BYTES, BARRIERS_END = BARRIERS + STAGES * 16 +
+                                                                          (PARTS > 1    ? 8
+                                                                           : ALTERNATES ? 16
+                                                                                        : 0);
 constexpr int CLUSTER_BLOCKS = CLUSTER * PARTS;
 
 static_assert(!HAS_PROLOGUE || (STORED_BYTES == 2 && !PROMOTES && PARTS == 1), "prologues are of 16 bits");
-static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256, "wgmma makes 64 rows and up to 256 columns");
+static_assert(BLOCK_M % GROUP_ROWS == 0 && BLOCK_N % 8 == 0 && BLOCK_N <= 256,
+              "wgmma makes 64 rows and up to 256 columns");
 static_assert(ENDS_IN_PAIRS || BLOCK_N % 32 == 0, "a quad of lanes finishes 32 columns");
 static_assert(COLUMN_TOTALS == 0 || BLOCK_N % 32 == 0, "a warp shares out 32 columns");
 static_assert(!HAS_TOTALS || !IS_SPLIT, "parts of sums have no totals");
 static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share of B");
-static_assert(PARTS == 1 || (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES), "each of two blocks ends one warpgroup's rows");
-static_assert(!ALTERNATES || (TILE_GROUPS == 1 && PARTS == 1 && !PROMOTES && !HAS_PROLOGUE && !HAS_OVERRIDES), "warpgroups in turn meet nowhere");
+static_assert(PARTS == 1 ||
+                  (PARTS == 2 && CLUSTER == 1 && MATH_GROUPS == 2 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES),
+              "each of two blocks ends one warpgroup's rows");
+static_assert(!ALTERNATES || (TILE_GROUPS == 1 && PARTS == 1 && !PROMOTES && !HAS_PROLOGUE && !HAS_OVERRIDES),
+              "warpgroups in turn meet nowhere");
 static_assert(BARRIERS_END + (BRINGS ? MATH_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
-static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
+static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8),
+              "growing would hang");
 
 extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */
 
@@ -90,7 +102,12 @@ DEVICE u32 brought(u32 math_warp) { return shared_address(s_memory) + BARRIERS_E
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
-    DEVICE void advance() { if (++slot == STAGES) { slot = 0; phase ^= 1; } }
+    DEVICE void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
     DEVICE void skip(u32 steps) {
         slot += steps;
         phase ^= slot / STAGES & 1;
@@ -102,17 +119,21 @@ struct pipeline_cursor {
 
 struct tile_walk : place {
     i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
-    DEVICE tile_walk(const arguments& p) : tile(blockIdx.x / CLUSTER_BLOCKS) { locate(p); }
-    DEVICE bool more(const arguments& p) const { return tile < (i32)p.tiles; }
-    DEVICE void advance(const arguments& p) { tile += gridDim.x / CLUSTER_BLOCKS; locate(p); }
+    DEVICE tile_walk(const arguments &p) : tile(blockIdx.x / CLUSTER_BLOCKS) { locate(p); }
+    DEVICE bool more(const arguments &p) const { return tile < (i32)p.tiles; }
+    DEVICE void advance(const arguments &p) {
+        tile += gridDim.x / CLUSTER_BLOCKS;
+        locate(p);
+    }
 
     /* Tiles are numbered by split, batch entry, bands of rows of tiles, columns, rows: what is at work at one time is
        near a square, whose factors stay in L2. Divisions take hundreds of clocks: this is called while others are waited for. */
-    DEVICE void locate(const arguments& p) {
+    DEVICE void locate(const arguments &p) {
         const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
         split = divide(whole, p.batches);
         z = (index)(whole - split * p.batches.value);
-        if constexpr (HAS_PHASES) z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
+        if constexpr (HAS_PHASES)
+            z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
         const u32 band = divide(within, p.tiles_per_band), inside = within - band * p.tiles_per_band.value;
         const u32 first = band * (u32)p.band_tiles, left = (u32)p.tiles_m - first;
         const u32 height = left < (u32)p.band_tiles ? left : (u32)p.band_tiles;
@@ -126,12 +147,13 @@ struct tile_walk : place {
         const i32 first_row = row - (CLUSTER > 1 ? (i32)cluster_rank() * BLOCK_M : 0);
         return first_row < used[0] && column < used[1] ? (used[2] + BLOCK_K - 1) / BLOCK_K : 0;
     }
-    DEVICE i32 first_step(const arguments& p) const {
+    DEVICE i32 first_step(const arguments &p) const {
         return PARTS > 1 ? (i32)(cluster_rank() * p.steps_per_split) : IS_SPLIT ? (i32)(split * p.steps_per_split) : 0;
     }
-    DEVICE i32 steps(const arguments& p) const {
+    DEVICE i32 steps(const arguments &p) const {
         const i32 all = HAS_OVERRIDES ? used_steps() : HAS_PHASES ? phase_steps : (i32)p.steps;
-        if constexpr (!IS_SPLIT && PARTS == 1) return all;
+        if constexpr (!IS_SPLIT && PARTS == 1)
+            return all;
         const i32 left = all - first_step(p);
         return left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
     }
@@ -139,7 +161,7 @@ struct tile_walk : place {
 
 /* ---- The loader: one thread keeps STAGES slots full ---- */
 
-DEVICE void load_tiles(const arguments& p, tile_walk at) {
+DEVICE void load_tiles(const arguments &p, tile_walk at) {
     constexpr int B_SHARE = B_BOXES / CLUSTER;
     const int first_box = CLUSTER > 1 ? cluster_rank() * B_SHARE : 0;
     pipeline_cursor fill;
@@ -149,9 +171,10 @@ DEVICE void load_tiles(const arguments& p, tile_walk at) {
             const u32 a = a_slot(fill.slot), b = b_slot(fill.slot), full = arrived(fill.slot);
             wait(finished(fill.slot), fill.phase ^ 1);
             arrive_expecting(full, SLOT_BYTES); /* boxes that hang over an edge still count in full */
-            #pragma unroll
-            for (int box = 0; box < A_BOXES; ++box) load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
-            #pragma unroll
+#pragma unroll
+            for (int box = 0; box < A_BOXES; ++box)
+                load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
+#pragma unroll
             for (int box = first_box; box < first_box + B_SHARE; ++box)
                 load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b + box * B_BOX_BYTES, full);
             k.advance(p, at);
@@ -166,7 +189,10 @@ DEVICE void load_tiles(const arguments& p, tile_walk at) {
 
 DEVICE void release_slot(u32 slot) { /* lane i tells block i: this warp has read the slot */
     if (lane_index() < CLUSTER) {
-        if constexpr (CLUSTER == 1) arrive(finished(slot)); else arrive_at_peer(finished(slot), lane_index());
+        if constexpr (CLUSTER == 1)
+            arrive(finished(slot));
+        else
+            arrive_at_peer(finished(slot), lane_index());
     }
 }
 
@@ -180,17 +206,19 @@ DEVICE void clear_depth(u32 s, u32 slab, int lines, u32 kept) {
             const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
             const i32 left = slab ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
             words r = load_words_of_many(at);
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
             store_words_of_many(at, r);
         }
 }
 
 /* The depth in use may end within a step, behind which numbers of any kind are. Both warpgroups clear all of B: before its own
    product each has done so. */
-template <class P> DEVICE void clear_unused(const P& p, const tile_walk& tile, u32 slot, int group, i32 step) {
+template <class P> DEVICE void clear_unused(const P &p, const tile_walk &tile, u32 slot, int group, i32 step) {
     const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
-    if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels) return;
+    if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels)
+        return;
     clear_depth(a_slot(slot) + group * GROUP_ROWS * 128, A_SLAB, GROUP_ROWS, (u32)kept * STORED_BYTES);
     clear_depth(b_slot(slot), B_SLAB, BLOCK_N, (u32)kept * STORED_BYTES);
     publish_to_async_proxy();
@@ -198,30 +226,37 @@ template <class P> DEVICE void clear_unused(const P& p, const tile_walk& tile, u
 }
 
 /* Sums of rows and columns that are not in use. */
-DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const place& tile, i32 row) {
-    if (row + 64 <= tile.used[0] && tile.column + BLOCK_N <= tile.used[1]) return;
-    #pragma unroll
+DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const place &tile, i32 row) {
+    if (row + 64 <= tile.used[0] && tile.column + BLOCK_N <= tile.used[1])
+        return;
+#pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i) {
         const bool has_row = row + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + i / 2 % 2 * 8 < tile.used[0];
-        if (!has_row || tile.column + i / 4 * 8 + (i32)(lane_index() % 4 * 2) + i % 2 >= tile.used[1]) r_c[i] = 0;
+        if (!has_row || tile.column + i / 4 * 8 + (i32)(lane_index() % 4 * 2) + i % 2 >= tile.used[1])
+            r_c[i] = 0;
     }
 }
 
 /* A slot that has arrived becomes one that can be multiplied. */
-template <class P> DEVICE void ready_slot(const P& p, const pipeline_cursor& use, const tile_walk& tile, int group, i32 step) {
+template <class P>
+DEVICE void ready_slot(const P &p, const pipeline_cursor &use, const tile_walk &tile, int group, i32 step) {
     wait(arrived(use.slot), use.phase);
-    if constexpr (HAS_OVERRIDES) clear_unused(p, tile, use.slot, group, step);
+    if constexpr (HAS_OVERRIDES)
+        clear_unused(p, tile, use.slot, group, step);
 }
 
 /* Into a warp's slabs, which its results have long left. */
-template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 math_warp) {
-    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES, full = brought(math_warp);
+template <class P> DEVICE void bring_operand(const P &p, const place &tile, u32 math_warp) {
+    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES,
+              full = brought(math_warp);
     if (lane_index() == 0) {
         wait_stores_read<0>();
         arrive_expecting(full, SLABS_IN_FLIGHT * TURN_BYTES);
-        #pragma unroll 1
+#pragma unroll 1
         for (int i = 0; i < SLABS_IN_FLIGHT; ++i) {
-            const i32 block = i / (BLOCK_N / SLAB_N), row = tile.row + (i32)(math_warp / 4 % TILE_GROUPS * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
+            const i32 block = i / (BLOCK_N / SLAB_N),
+                      row =
+                          tile.row + (i32)(math_warp / 4 % TILE_GROUPS * GROUP_ROWS + math_warp % 4 * 16) + block * 64;
             bring_box(p, tile.z, staging + i * SLAB_BYTES, full, tile.column + i % (BLOCK_N / SLAB_N) * SLAB_N, row);
         }
     }
@@ -229,64 +264,80 @@ template <class P> DEVICE void bring_operand(const P& p, const place& tile, u32 
 }
 
 /* To the last products, which are under way; the slot that they read. */
-template <class P> DEVICE u32 multiply_tile(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
+template <class P>
+DEVICE u32 multiply_tile(accumulators &r_c, const P &p, pipeline_cursor &use, const tile_walk &tile, u32 math_warp,
+                         i32 steps) {
     const int group = math_warp / 4 % TILE_GROUPS;
     u32 previous = 0;
     for (i32 step = 0; step < steps; ++step) {
         ready_slot(p, use, tile, group, step);
-        const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB); /* [GROUP_ROWS, 128 bytes] or slabs of [k, 64] */
+        const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128,
+                              A_SLAB); /* [GROUP_ROWS, 128 bytes] or slabs of [k, 64] */
         const u64 b = operand(b_slot(use.slot), B_SLAB);
         mma_fence();
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < STEPS_PER_SLOT; ++k)
-            #pragma unroll
+#pragma unroll
             for (int block = 0; block < ROW_BLOCKS; ++block) /* the first product of a tile overwrites */
                 multiply_accumulate(r_c[block], a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, step + k > 0);
         mma_commit();
-        if constexpr (BRINGS) if (step == 0) bring_operand(p, tile, math_warp);
+        if constexpr (BRINGS)
+            if (step == 0)
+                bring_operand(p, tile, math_warp);
         mma_wait<1>(); /* the previous step is done, this one runs on */
-        if (step > 0) release_slot(previous);
+        if (step > 0)
+            release_slot(previous);
         previous = use.slot;
         use.advance();
     }
-    if (ALTERNATES && lane_index() == 0) arrive(multiplied(math_warp / 4));
+    if (ALTERNATES && lane_index() == 0)
+        arrive(multiplied(math_warp / 4));
     return previous;
 }
 
 /* The slot is given back before the end of the tile begins: the loader is waiting for it. */
-DEVICE void complete_tile(accumulators& r_c, u32 last_slot, i32 steps) {
+DEVICE void complete_tile(accumulators &r_c, u32 last_slot, i32 steps) {
     mma_wait<0>();
-    if (steps > 0) release_slot(last_slot);
+    if (steps > 0)
+        release_slot(last_slot);
     stay_in_order();
-    #pragma unroll
+#pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
-        #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_c[block][i]);
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i)
+            settle(r_c[block][i]);
 }
 
 /* All of a tile whose A goes through registers, of which two sets take turns: a step is prepared while the one before it is multiplied. */
-template <class P> DEVICE void multiply_prepared(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, u32 math_warp, i32 steps) {
+template <class P>
+DEVICE void multiply_prepared(accumulators &r_c, const P &p, pipeline_cursor &use, const tile_walk &tile, u32 math_warp,
+                              i32 steps) {
     constexpr int TURNS = 2;
     const int group = math_warp / 4;
     prepared_rows<P> rows(p, tile, tile.row + group * GROUP_ROWS, tile.first_step(p));
     step_of_rows r_a[TURNS];
     u32 previous = 0;
     for (i32 step = 0; step < steps; step += TURNS) {
-        #pragma unroll
+#pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
-            if (turn > 0 && step + turn >= steps) break;
+            if (turn > 0 && step + turn >= steps)
+                break;
             ready_slot(p, use, tile, group, step + turn);
             rows.take(r_a[turn], p, tile, a_slot(use.slot) + group * GROUP_ROWS * 128);
             const u64 b = operand(b_slot(use.slot), B_SLAB);
             mma_fence();
-            #pragma unroll
+#pragma unroll
             for (int k = 0; k < STEPS_PER_SLOT; ++k)
-                #pragma unroll
-                for (int block = 0; block < ROW_BLOCKS; ++block) multiply_accumulate(r_c[block], r_a[turn][k][block], b + k * B_STEP, step + turn + k > 0);
+#pragma unroll
+                for (int block = 0; block < ROW_BLOCKS; ++block)
+                    multiply_accumulate(r_c[block], r_a[turn][k][block], b + k * B_STEP, step + turn + k > 0);
             mma_commit();
-            if constexpr (BRINGS) if (step + turn == 0) bring_operand(p, tile, math_warp);
+            if constexpr (BRINGS)
+                if (step + turn == 0)
+                    bring_operand(p, tile, math_warp);
             mma_wait<1>();
-            if (step + turn > 0) release_slot(previous);
+            if (step + turn > 0)
+                release_slot(previous);
             previous = use.slot;
             use.advance();
             rows.k.advance(p, tile);
@@ -302,34 +353,42 @@ template <class P, bool EXIST = HAS_SCALES> struct step_scales {
     static constexpr int TURNS = 2, ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
     i32 a_at[ROWS], b_at[COLUMNS], step, until;
     float a[TURNS][ROWS], b[TURNS][COLUMNS], now[COLUMNS][ROWS];
-    DEVICE step_scales(const P& p, const place& tile, i32 row, i32 first, i32 steps) : step(first), until(first + steps) {
+    DEVICE step_scales(const P &p, const place &tile, i32 row, i32 first, i32 steps)
+        : step(first), until(first + steps) {
         /* Hides that B has one scale per warp: the compiler would keep it where it must wait for it at once. */
         const i32 nothing = (i32)(lane_index() / ((u32)p.columns + 32));
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < ROWS; ++i)
-            a_at[i] = a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8, first);
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) b_at[j] = b_scale_at(p, tile.z, tile.column + j * SCALE_COLUMNS, first) + nothing;
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) fetch(p, turn);
+            a_at[i] =
+                a_scale_at(p, tile.z, row + i / 2 * 64 + warp_index() % 4 * 16 + lane_index() / 4 + i % 2 * 8, first);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            b_at[j] = b_scale_at(p, tile.z, tile.column + j * SCALE_COLUMNS, first) + nothing;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn)
+            fetch(p, turn);
     }
     /* Beyond the last step its own again: without a branch, which products under way must not meet. */
-    DEVICE void fetch(const P& p, int turn) {
-        #pragma unroll
-        for (int i = 0; i < ROWS; ++i) a[turn][i] = a_scale(p, a_at[i]);
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) b[turn][j] = b_scale(p, b_at[j]);
+    DEVICE void fetch(const P &p, int turn) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+            a[turn][i] = a_scale(p, a_at[i]);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            b[turn][j] = b_scale(p, b_at[j]);
         ++step;
         const i32 a_step = step < until ? a_scale_step(p, step) : 0, b_step = step < until ? b_scale_step(p, step) : 0;
-        #pragma unroll
-        for (int i = 0; i < ROWS; ++i) a_at[i] += a_step;
-        #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) b_at[j] += b_step;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+            a_at[i] += a_step;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            b_at[j] += b_step;
     }
-    DEVICE void take(const P& p, int turn) {
-        #pragma unroll
+    DEVICE void take(const P &p, int turn) {
+#pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < ROWS; ++i) {
                 now[j][i] = a[turn][i] * b[turn][j];
                 settle(now[j][i]);
@@ -343,37 +402,44 @@ template <class P, bool EXIST = HAS_SCALES> struct step_scales {
 };
 template <class P> struct step_scales<P, false> {
     static constexpr int TURNS = 1;
-    DEVICE step_scales(const P&, const place&, i32, i32, i32) {}
-    DEVICE void take(const P&, int) {}
+    DEVICE step_scales(const P &, const place &, i32, i32, i32) {}
+    DEVICE void take(const P &, int) {}
     DEVICE float apply(float sum, int, int, float r_step) const { return sum + r_step; }
 };
 
 /* The same, by sums of one step and one block at a time. */
-template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p, pipeline_cursor& use, const tile_walk& tile, int group, i32 steps) {
+template <class P>
+DEVICE void multiply_promoting(accumulators &r_c, const P &p, pipeline_cursor &use, const tile_walk &tile, int group,
+                               i32 steps) {
     constexpr int TURNS = step_scales<P>::TURNS;
     step_scales<P> scales(p, tile, tile.row + group * GROUP_ROWS, tile.first_step(p), steps);
-    #pragma unroll
+#pragma unroll
     for (int block = 0; block < ROW_BLOCKS; ++block)
-        #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; ++i) r_c[block][i] = 0;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i)
+            r_c[block][i] = 0;
     for (i32 step = 0; step < steps; step += TURNS) {
-        #pragma unroll
+#pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
-            if (turn > 0 && step + turn >= steps) break;
+            if (turn > 0 && step + turn >= steps)
+                break;
             sum_t r_step[BLOCK_N / 2];
             ready_slot(p, use, tile, group, step + turn);
-            const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB), b = operand(b_slot(use.slot), B_SLAB);
-            #pragma unroll
+            const u64 a = operand(a_slot(use.slot) + group * GROUP_ROWS * 128, A_SLAB),
+                      b = operand(b_slot(use.slot), B_SLAB);
+#pragma unroll
             for (int block = 0; block < ROW_BLOCKS; ++block) {
                 mma_fence();
-                #pragma unroll
+#pragma unroll
                 for (int k = 0; k < STEPS_PER_SLOT; ++k)
                     multiply_accumulate(r_step, a + (block * 64 * 128 >> 4) + k * A_STEP, b + k * B_STEP, k > 0);
                 mma_commit();
-                if (block == 0) scales.take(p, turn);
+                if (block == 0)
+                    scales.take(p, turn);
                 mma_wait<0>();
-                if (block == ROW_BLOCKS - 1) release_slot(use.slot);
-                #pragma unroll
+                if (block == ROW_BLOCKS - 1)
+                    release_slot(use.slot);
+#pragma unroll
                 for (int i = 0; i < BLOCK_N / 2; ++i) {
                     settle(r_step[i]);
                     r_c[block][i] = scales.apply(r_c[block][i], block, i, r_step[i]);
@@ -387,18 +453,21 @@ template <class P> DEVICE void multiply_promoting(accumulators& r_c, const P& p,
 /* What becomes of a run of sums: finish() of what fetch() read, or a place in the workspace. A template, so that what was not
    printed is not looked up. */
 template <class P, bool SPLIT = IS_SPLIT> struct ending {
-    using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
-    static DEVICE fetched read(const P& p, const place& at, i32 row, i32 column) { return fetch(p, at.z, row, column); }
-    static DEVICE void write(const P& p, const place& at, i32 row, i32 column, const run<sum_t, RUN>& sum, const fetched& in) {
+    using fetched = decltype(fetch(*(const P *)0, index(0), index(0), index(0)));
+    static DEVICE fetched read(const P &p, const place &at, i32 row, i32 column) { return fetch(p, at.z, row, column); }
+    static DEVICE void write(const P &p, const place &at, i32 row, i32 column, const run<sum_t, RUN> &sum,
+                             const fetched &in) {
         finish(p, at.z, row, column, sum, in);
     }
 };
 template <class P> struct ending<P, true> {
     struct fetched {};
-    static DEVICE fetched read(const P&, const place&, i32, i32) { return {}; }
-    static DEVICE void write(const P& p, const place& at, i32 row, i32 column, const run<sum_t, RUN>& sum, const fetched&) {
+    static DEVICE fetched read(const P &, const place &, i32, i32) { return {}; }
+    static DEVICE void write(const P &p, const place &at, i32 row, i32 column, const run<sum_t, RUN> &sum,
+                             const fetched &) {
         const i64 entry = (i64)at.split * p.batches.value + at.z;
-        const i64 to = LEAD_IS_ROW ? (entry * p.columns + column) * p.rows + row : (entry * p.rows + row) * p.columns + column;
+        const i64 to =
+            LEAD_IS_ROW ? (entry * p.columns + column) * p.rows + row : (entry * p.rows + row) * p.columns + column;
         store_run<sum_t, RUN>(p.partial + to, sum);
     }
 };
@@ -414,16 +483,18 @@ struct piece {
     DEVICE piece(i32 block_row, i32 block_column, int number)
         : row(block_row + (warp_index() % 4) * 16 + lane_index() / 4 + number % 2 * 8),
           column(block_column + number / 2 * (ENDS_IN_PAIRS ? 8 : 32) + lane_index() % 4 * PIECE) {}
-    template <class P> DEVICE bool is_inside(const P& p, const place& at, int r) const { return row < at.row_end && column + r * RUN < (i32)p.columns; }
+    template <class P> DEVICE bool is_inside(const P &p, const place &at, int r) const {
+        return row < at.row_end && column + r * RUN < (i32)p.columns;
+    }
 };
 
 /* Before: slot s of lane q in a quad is pair q of octet s. After: slot s of lane q is pair s of octet q, 8 neighbours in all. */
 DEVICE void gather_octet(sum_t (&pair)[4][2]) {
-    #pragma unroll
+#pragma unroll
     for (int bit = 1; bit <= 2; bit <<= 1)
-        #pragma unroll
+#pragma unroll
         for (int s = 0; s < 4; ++s)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 2 && !(s & bit); ++e) {
                 const bool is_high = lane_index() & bit;
                 const sum_t received = __shfl_xor_sync(~0u, is_high ? pair[s][e] : pair[s | bit][e], bit);
@@ -438,36 +509,42 @@ DEVICE void take_piece(sum_t (&sums)[PIECE], const sum_t (&r_c)[BLOCK_N / 2], in
         sums[1] = r_c[number * 2 + 1];
     } else {
         sum_t octet[4][2];
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) octet[i / 2][i % 2] = r_c[(number / 2 * 4 + i / 2) * 4 + number % 2 * 2 + i % 2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            octet[i / 2][i % 2] = r_c[(number / 2 * 4 + i / 2) * 4 + number % 2 * 2 + i % 2];
         gather_octet(octet);
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] = octet[i / 2][i % 2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sums[i] = octet[i / 2][i % 2];
     }
 }
 
-template <class P, class T> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, const place& at, i32 row, T& taken) {
-    #pragma unroll
+template <class P, class T>
+DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, const place &at, i32 row, T &taken) {
+#pragma unroll
     for (int first = 0; first < PIECES; first += PIECES_AHEAD) {
         typename ending<P>::fetched in[PIECES_AHEAD][RUNS];
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < PIECES_AHEAD * RUNS; ++i) {
             const piece to(row, at.column, first + i / RUNS);
-            if (to.is_inside(p, at, i % RUNS)) in[i / RUNS][i % RUNS] = ending<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
+            if (to.is_inside(p, at, i % RUNS))
+                in[i / RUNS][i % RUNS] = ending<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
         }
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < PIECES_AHEAD; ++i) {
             const piece to(row, at.column, first + i);
             sum_t sums[PIECE];
             take_piece(sums, r_c, first + i);
-            #pragma unroll
+#pragma unroll
             for (int r = 0; r < RUNS; ++r) {
                 run<sum_t, RUN> sum;
-                #pragma unroll
-                for (int e = 0; e < RUN; ++e) sum.at[e] = sums[r * RUN + e];
+#pragma unroll
+                for (int e = 0; e < RUN; ++e)
+                    sum.at[e] = sums[r * RUN + e];
                 if constexpr (HAS_TOTALS) {
                     decltype(finish(p, at.z, to.row, to.column, sum, in[i][r])) out = {};
-                    if (to.is_inside(p, at, r)) out = finish(p, at.z, to.row, to.column + r * RUN, sum, in[i][r]);
+                    if (to.is_inside(p, at, r))
+                        out = finish(p, at.z, to.row, to.column + r * RUN, sum, in[i][r]);
                     taken.take(p, at.z, to.row, to.column + r * RUN, (first + i) / 2, (first + i) % 2, out, r * RUN);
                 } else if (to.is_inside(p, at, r)) {
                     ending<P>::write(p, at, to.row, to.column + r * RUN, sum, in[i][r]);
@@ -481,39 +558,40 @@ template <class P, class T> DEVICE void end_block(const sum_t (&r_c)[BLOCK_N / 2
 
 DEVICE u32 word_of(float sum) { return __float_as_uint(sum); }
 DEVICE u32 word_of(i32 sum) { return (u32)sum; }
-DEVICE void add_word(float& sum, u32 word) { sum += __uint_as_float(word); }
-DEVICE void add_word(i32& sum, u32 word) { sum += (i32)word; }
+DEVICE void add_word(float &sum, u32 word) { sum += __uint_as_float(word); }
+DEVICE void add_word(i32 &sum, u32 word) { sum += (i32)word; }
 DEVICE u32 landing_place() { return shared_address(s_memory) + LANDING + threadIdx.x % 128 * 16; }
 
-DEVICE void send_sums(const accumulators& r_c, u32 block) {
+DEVICE void send_sums(const accumulators &r_c, u32 block) {
     const u32 there = peer_address(landing_place(), block), full = peer_address(landed(), block);
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < ROW_BLOCKS * BLOCK_N / 2; i += 4) {
-        const sum_t* r = &r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
+        const sum_t *r = &r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2)];
         send_to_peer(there + i / 4 * 2048, full, words{{word_of(r[0]), word_of(r[1]), word_of(r[2]), word_of(r[3])}});
     }
 }
 
-DEVICE void add_sums(accumulators& r_c) {
+DEVICE void add_sums(accumulators &r_c) {
     wait(landed(), 0);
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < ROW_BLOCKS * BLOCK_N / 2; i += 4) {
         const words sums = load_words(landing_place() + i / 4 * 2048);
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) add_word(r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2) + e], sums.at[e]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            add_word(r_c[i / (BLOCK_N / 2)][i % (BLOCK_N / 2) + e], sums.at[e]);
     }
 }
 
 /* What is read ahead of the end of a tile, while its last products are under way. */
 template <class P, bool STAGED = IS_STAGED> struct tile_end {
     operands_ahead<P, ROW_BLOCKS> ahead;
-    DEVICE tile_end(const P& p, const place& at, i32 warp_row) : ahead(p, at.z, warp_row, at.row_end, at.column) {}
+    DEVICE tile_end(const P &p, const place &at, i32 warp_row) : ahead(p, at.z, warp_row, at.row_end, at.column) {}
 };
 template <class P> struct tile_end<P, false> {
-    DEVICE tile_end(const P&, const place&, i32) {}
+    DEVICE tile_end(const P &, const place &, i32) {}
 };
 
-template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at, u32 math_warp, T& taken) {
+template <class P, class T> DEVICE void multiply_tiles(const P &p, tile_walk at, u32 math_warp, T &taken) {
     accumulators r_c;
     pipeline_cursor use;
     const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * TURN_BYTES;
@@ -524,16 +602,24 @@ template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at,
             use.skip(steps);
             continue;
         }
-        if (ALTERNATES && number > 0) wait(multiplied(1 - math_warp / 4), (number - 1) / 2 % 2);
-        if constexpr (BRINGS) if (PROMOTES || steps <= 0) bring_operand(p, at, math_warp);
+        if (ALTERNATES && number > 0)
+            wait(multiplied(1 - math_warp / 4), (number - 1) / 2 % 2);
+        if constexpr (BRINGS)
+            if (PROMOTES || steps <= 0)
+                bring_operand(p, at, math_warp);
         u32 last_slot = 0;
-        if constexpr (PROMOTES) multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
-        else if constexpr (HAS_PROLOGUE) multiply_prepared(r_c, p, use, at, math_warp, steps);
-        else last_slot = multiply_tile(r_c, p, use, at, math_warp, steps);
+        if constexpr (PROMOTES)
+            multiply_promoting(r_c, p, use, at, math_warp / 4, steps);
+        else if constexpr (HAS_PROLOGUE)
+            multiply_prepared(r_c, p, use, at, math_warp, steps);
+        else
+            last_slot = multiply_tile(r_c, p, use, at, math_warp, steps);
         const i32 first_row = at.row + math_warp / 4 % TILE_GROUPS * GROUP_ROWS;
         tile_end<P> end(p, at, first_row + math_warp % 4 * 16);
-        if constexpr (!PROMOTES && !HAS_PROLOGUE) complete_tile(r_c, last_slot, steps);
-        if constexpr (BRINGS) wait(brought(math_warp), tiles_brought++ & 1);
+        if constexpr (!PROMOTES && !HAS_PROLOGUE)
+            complete_tile(r_c, last_slot, steps);
+        if constexpr (BRINGS)
+            wait(brought(math_warp), tiles_brought++ & 1);
         if constexpr (PARTS > 1) {
             cluster_wait(); /* for the other block's barriers, which have long been there */
             if (math_warp / 4 != cluster_rank()) {
@@ -542,25 +628,33 @@ template <class P, class T> DEVICE void multiply_tiles(const P& p, tile_walk at,
             }
             add_sums(r_c);
         }
-        #pragma unroll
+#pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
-            #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2 && (HAS_PHASES || HAS_OVERRIDES); ++i) if (steps <= 0) r_c[block][i] = 0; /* nothing is summed */
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2 && (HAS_PHASES || HAS_OVERRIDES); ++i)
+                if (steps <= 0)
+                    r_c[block][i] = 0; /* nothing is summed */
             const i32 row = first_row + block * 64;
-            if constexpr (HAS_OVERRIDES) clear_outside(r_c[block], at, row);
-            if (HAS_GROUPS && row >= at.row_end) continue;
-            if constexpr (IS_STAGED) stage_block(r_c[block], p, end.ahead, block, staging, turn, taken);
-            else end_block(r_c[block], p, at, row, taken);
+            if constexpr (HAS_OVERRIDES)
+                clear_outside(r_c[block], at, row);
+            if (HAS_GROUPS && row >= at.row_end)
+                continue;
+            if constexpr (IS_STAGED)
+                stage_block(r_c[block], p, end.ahead, block, staging, turn, taken);
+            else
+                end_block(r_c[block], p, at, row, taken);
             taken.end_rows(p, at, row + math_warp % 4 * 16);
         }
         taken.end_tile(p, at, math_warp / 4);
-        if constexpr (PARTS > 1) break;
+        if constexpr (PARTS > 1)
+            break;
     }
-    if constexpr (IS_STAGED) wait_stores_read<0>(); /* shared memory must outlive the stores that read it */
+    if constexpr (IS_STAGED)
+        wait_stores_read<0>(); /* shared memory must outlive the stores that read it */
 }
 
 /* The math warps' work, with the totals that they take on the way. */
-template <class P> DEVICE void take_totals(const P& p, const tile_walk& at, u32 math_warp) {
+template <class P> DEVICE void take_totals(const P &p, const tile_walk &at, u32 math_warp) {
     const u32 s_parts = shared_address(s_memory) + TAKEN + math_warp * PARTS_BYTES;
     if constexpr (TOTALS_OF_SLABS) {
         slab_totals<P> taken(s_parts);
@@ -584,30 +678,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper(const __grid_con
         prefetch_map(p.a_map);
         prefetch_map(p.b_map);
         for (u32 slot = 0; slot < STAGES; ++slot) {
-            barrier_init(arrived(slot), 1);                     /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
-            barrier_init(finished(slot), CLUSTER * TILE_GROUPS * 4); /* every math warp that reads what this block loads */
+            barrier_init(arrived(slot), 1); /* the loader, plus SLOT_BYTES from up to CLUSTER loaders */
+            barrier_init(finished(slot),
+                         CLUSTER * TILE_GROUPS * 4); /* every math warp that reads what this block loads */
         }
-        for (u32 group = 0; group < 2 && ALTERNATES; ++group) barrier_init(multiplied(group), 4);
-        for (u32 math_warp = 0; math_warp < MATH_WARPS && BRINGS; ++math_warp) barrier_init(brought(math_warp), 1);
+        for (u32 group = 0; group < 2 && ALTERNATES; ++group)
+            barrier_init(multiplied(group), 4);
+        for (u32 math_warp = 0; math_warp < MATH_WARPS && BRINGS; ++math_warp)
+            barrier_init(brought(math_warp), 1);
         if constexpr (PARTS > 1) {
             barrier_init(landed(), 1);
             arrive_expecting(landed(), LANDING_BYTES);
         }
         barrier_init_fence();
     }
-    if constexpr (CLUSTER_BLOCKS > 1) { __syncwarp(); cluster_arrive_relaxed(); }
-    if constexpr (HAS_GROUPS || HAS_OVERRIDES) wait_for_previous_kernel(); /* where tiles are is in memory */
+    if constexpr (CLUSTER_BLOCKS > 1) {
+        __syncwarp();
+        cluster_arrive_relaxed();
+    }
+    if constexpr (HAS_GROUPS || HAS_OVERRIDES)
+        wait_for_previous_kernel(); /* where tiles are is in memory */
     const tile_walk at(p);
-    if constexpr (CLUSTER > 1) cluster_wait(); else __syncthreads();
+    if constexpr (CLUSTER > 1)
+        cluster_wait();
+    else
+        __syncthreads();
     let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
     wait_for_previous_kernel();
     if (warp < 4) {
         shrink_registers<LOADER_REGISTERS>();
-        if (warp == 0 && elect_one()) load_tiles(p, at);
-        if constexpr (PARTS > 1) { __syncwarp(); cluster_wait(); }
+        if (warp == 0 && elect_one())
+            load_tiles(p, at);
+        if constexpr (PARTS > 1) {
+            __syncwarp();
+            cluster_wait();
+        }
     } else {
         grow_registers<MATH_REGISTERS>();
         take_totals(p, at, warp - 4);
     }
-    if constexpr (CLUSTER > 1) { __syncwarp(); cluster_sync(); } /* nobody leaves while a peer may still write or arrive here */
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_sync();
+    } /* nobody leaves while a peer may still write or arrive here */
 }

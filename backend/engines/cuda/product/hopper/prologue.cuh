@@ -13,9 +13,10 @@ using step_of_rows = fragment[STEPS_PER_SLOT][ROW_BLOCKS];
 
 template <class P> struct prepared_rows {
     static constexpr bool IS_TURNED = A_SLAB != 0; /* lines in shared memory are of k; else rows */
-    static constexpr bool HAS_PIXEL_ROWS = A_IS_IMAGE && !DEPTH_IS_PIXELS, HAS_PIXEL_DEPTH = A_IS_IMAGE && DEPTH_IS_PIXELS;
-    using along = decltype(read_along(*(const P*)0, 0, true));
-    using across = decltype(read_across(*(const P*)0, 0));
+    static constexpr bool HAS_PIXEL_ROWS = A_IS_IMAGE && !DEPTH_IS_PIXELS,
+                          HAS_PIXEL_DEPTH = A_IS_IMAGE && DEPTH_IS_PIXELS;
+    using along = decltype(read_along(*(const P *)0, 0, true));
+    using across = decltype(read_across(*(const P *)0, 0));
 
     depth k;
     i32 depth_end;
@@ -24,77 +25,96 @@ template <class P> struct prepared_rows {
     pixel from[ROW_BLOCKS][2]; /* HAS_PIXEL_ROWS: under the first tap */
     i32 tap[ROW_BLOCKS][3];    /* HAS_PIXEL_DEPTH: a block of rows is channels under one tap */
 
-    DEVICE prepared_rows(const P& p, const place& tile, i32 row, i32 first_step) : k(p, tile, first_step) {
+    DEVICE prepared_rows(const P &p, const place &tile, i32 row, i32 first_step) : k(p, tile, first_step) {
         const u32 lane = lane_index(), warp = warp_index() % 4;
         within = IS_TURNED ? (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16
                            : (warp * 16 + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
         depth_end = HAS_OVERRIDES ? tile.used[2] : (i32)p.channels;
-        #pragma unroll
+#pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             i32 first = row + block * 64;
-            if constexpr (HAS_PIXEL_DEPTH) split_taps(p, first, tap[block]);
-            #pragma unroll
+            if constexpr (HAS_PIXEL_DEPTH)
+                split_taps(p, first, tap[block]);
+#pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const i32 mine = first + (i32)(warp * 16 + lane / 4) + 8 * r;
                 rows[block][r] = read_across(p, mine);
-                if constexpr (HAS_PIXEL_ROWS) from[block][r] = find_pixel(p, (u32)mine);
+                if constexpr (HAS_PIXEL_ROWS)
+                    from[block][r] = find_pixel(p, (u32)mine);
             }
         }
     }
 
     /* A step of which all lies within depth and image, or not. Two versions, for the compiler, too: it moves what stands in line
        with the products between them, and has them wait. */
-    DEVICE void take(step_of_rows& r, const P& p, const place& tile, u32 slot) const {
+    DEVICE void take(step_of_rows &r, const P &p, const place &tile, u32 slot) const {
         const i32 begin = DEPTH_IS_PIXELS ? k.position : k.c;
         u32 pixels[ROW_BLOCKS][2];
         bool is_whole = begin + BLOCK_K <= depth_end;
         if constexpr (HAS_PIXEL_DEPTH)
-            #pragma unroll
-            for (int i = 0; i < ROW_BLOCKS * 2; ++i) is_whole &= (pixels[i / 2][i % 2] = find_pixels(p, tile, begin + i % 2 * 32, tap[i / 2])) == ~0u;
-        if (is_whole) take_from<true>(r, p, tile, slot, begin, pixels);
-        else take_from<false>(r, p, tile, slot, begin, pixels);
+#pragma unroll
+            for (int i = 0; i < ROW_BLOCKS * 2; ++i)
+                is_whole &= (pixels[i / 2][i % 2] = find_pixels(p, tile, begin + i % 2 * 32, tap[i / 2])) == ~0u;
+        if (is_whole)
+            take_from<true>(r, p, tile, slot, begin, pixels);
+        else
+            take_from<false>(r, p, tile, slot, begin, pixels);
     }
 
-    template <bool IS_WHOLE> DEVICE void take_from(step_of_rows& r, const P& p, const place& tile, u32 slot, i32 begin, const u32 (&pixels)[ROW_BLOCKS][2]) const {
+    template <bool IS_WHOLE>
+    DEVICE void take_from(step_of_rows &r, const P &p, const place &tile, u32 slot, i32 begin,
+                          const u32 (&pixels)[ROW_BLOCKS][2]) const {
         const i32 mine = (i32)(lane_index() % 4 * 2);
         along in[STEPS_PER_SLOT][2];
-        #pragma unroll
-        for (int i = 0; i < STEPS_PER_SLOT * 2; ++i) in[i / 2][i % 2] = read_along(p, begin + mine + i * 8, IS_WHOLE);
-        #pragma unroll
+#pragma unroll
+        for (int i = 0; i < STEPS_PER_SLOT * 2; ++i)
+            in[i / 2][i % 2] = read_along(p, begin + mine + i * 8, IS_WHOLE);
+#pragma unroll
         for (int product = 0; product < STEPS_PER_SLOT; ++product)
-            #pragma unroll
-            for (int block = 0; block < ROW_BLOCKS; ++block) load(r[product][block], slot + block * 64 * 128, product);
-        #pragma unroll
+#pragma unroll
+            for (int block = 0; block < ROW_BLOCKS; ++block)
+                load(r[product][block], slot + block * 64 * 128, product);
+#pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block) {
             bool is_kept[2];
             if constexpr (HAS_PIXEL_ROWS)
-                for (int row = 0; row < 2; ++row) is_kept[row] = is_inside(p, tile, from[block][row], k.tap);
-            #pragma unroll
+                for (int row = 0; row < 2; ++row)
+                    is_kept[row] = is_inside(p, tile, from[block][row], k.tap);
+#pragma unroll
             for (int i = 0; i < STEPS_PER_SLOT * 4; ++i) {
                 const int product = i / 4, h = i / 2 % 2, row = i % 2;
                 const i32 first = product * 16 + h * 8 + mine; /* of the step's k */
-                u32& pair = r[product][block][i % 4];
+                u32 &pair = r[product][block][i % 4];
                 prepare(p, &pair, in[product][h], rows[block][row]);
-                if constexpr (HAS_PIXEL_ROWS) pair = is_kept[row] ? pair : 0;
-                if constexpr (!IS_WHOLE && HAS_PIXEL_DEPTH) pair &= mask_of(pixels[block][product / 2] >> first % 32, pixels[block][product / 2] >> first % 32 + 1);
-                if constexpr (!IS_WHOLE && !HAS_PIXEL_DEPTH) pair &= mask_of(begin + first < depth_end, begin + first + 1 < depth_end);
+                if constexpr (HAS_PIXEL_ROWS)
+                    pair = is_kept[row] ? pair : 0;
+                if constexpr (!IS_WHOLE && HAS_PIXEL_DEPTH)
+                    pair &=
+                        mask_of(pixels[block][product / 2] >> first % 32, pixels[block][product / 2] >> first % 32 + 1);
+                if constexpr (!IS_WHOLE && !HAS_PIXEL_DEPTH)
+                    pair &= mask_of(begin + first < depth_end, begin + first + 1 < depth_end);
             }
         }
-        #pragma unroll
-        for (int i = 0; i < STEPS_PER_SLOT * ROW_BLOCKS * 4; ++i) settle(r[i / 4 / ROW_BLOCKS][i / 4 % ROW_BLOCKS][i % 4]);
+#pragma unroll
+        for (int i = 0; i < STEPS_PER_SLOT * ROW_BLOCKS * 4; ++i)
+            settle(r[i / 4 / ROW_BLOCKS][i / 4 % ROW_BLOCKS][i % 4]);
     }
 
-    DEVICE void load(fragment& r, u32 at, int product) const {
-        if constexpr (IS_TURNED) load_matrices_transposed(r, at + within + product * 16 * 128);
-        else load_matrices(r, at + (within ^ product * 32));
+    DEVICE void load(fragment &r, u32 at, int product) const {
+        if constexpr (IS_TURNED)
+            load_matrices_transposed(r, at + within + product * 16 * 128);
+        else
+            load_matrices(r, at + (within ^ product * 32));
     }
 
     /* Which of 32 pixels a tap finds inside: a bit each. */
-    DEVICE u32 find_pixels(const P& p, const place& tile, i32 first, const i32 (&tap)[3]) const {
+    DEVICE u32 find_pixels(const P &p, const place &tile, i32 first, const i32 (&tap)[3]) const {
         const i32 position = first + (i32)lane_index();
         return __ballot_sync(~0u, position < depth_end && is_inside(p, tile, find_pixel(p, (u32)position), tap));
     }
 
     /* Both, one or none of a pair, by a bit each. */
-    static DEVICE u32 mask_of(u32 first, u32 second) { return (first & 1 ? 0xffffu : 0) | (second & 1 ? 0xffff0000u : 0); }
+    static DEVICE u32 mask_of(u32 first, u32 second) {
+        return (first & 1 ? 0xffffu : 0) | (second & 1 ? 0xffff0000u : 0);
+    }
 };

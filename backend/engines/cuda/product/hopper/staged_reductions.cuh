@@ -12,53 +12,63 @@ template <class P> struct slab_totals {
 
     DEVICE slab_totals(u32 s_warp) : s_parts(s_warp) { clear(); }
     DEVICE void clear() {
-        #pragma unroll
-        for (int i = 0; i < COLUMN_TOTALS * SLABS * 2; ++i) r_total[i / 2 / SLABS][i / 2 % SLABS][i % 2] = column_totals::none(i / 2 / SLABS);
+#pragma unroll
+        for (int i = 0; i < COLUMN_TOTALS * SLABS * 2; ++i)
+            r_total[i / 2 / SLABS][i / 2 % SLABS][i % 2] = column_totals::none(i / 2 / SLABS);
     }
-    template <class F> DEVICE void take(const P&, index, i32, i32, int, int, const F&, int = 0) {}
+    template <class F> DEVICE void take(const P &, index, i32, i32, int, int, const F &, int = 0) {}
 
-    DEVICE void take_pair(const P& p, u32 s_slab, int slab, u32 slab_row) {
-        const u32 pair = lane_index() % LANES, s = s_slab + slab_row * SLAB_ROW_BYTES + (pair / 4 ^ slab_swizzle(slab_row)) * 16 + pair % 4 * 4;
+    DEVICE void take_pair(const P &p, u32 s_slab, int slab, u32 slab_row) {
+        const u32 pair = lane_index() % LANES,
+                  s = s_slab + slab_row * SLAB_ROW_BYTES + (pair / 4 ^ slab_swizzle(slab_row)) * 16 + pair % 4 * 4;
         const u32 bits = __float_as_uint(load_shared(s));
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 2; ++e) {
             const auto out = elements_of(p, (u16)(bits >> 16 * e));
-            #pragma unroll
-            for (int t = 0; t < COLUMN_TOTALS; ++t) r_total[t][slab][e] = column_totals::joined(t, r_total[t][slab][e], out.columns[t].at[0]);
+#pragma unroll
+            for (int t = 0; t < COLUMN_TOTALS; ++t)
+                r_total[t][slab][e] = column_totals::joined(t, r_total[t][slab][e], out.columns[t].at[0]);
         }
     }
     /* Takes in a slab that the warp has written; lane l knows whether row l % 16 exists. */
-    DEVICE void take_slab(const P& p, u32 s_slab, int slab, bool has_row) {
+    DEVICE void take_slab(const P &p, u32 s_slab, int slab, bool has_row) {
         const u32 first = lane_index() / LANES, rows = __ballot_sync(~0u, has_row) & 0xffff;
         if (rows == 0xffff) {
-            #pragma unroll
-            for (u32 i = 0; i < 16; i += ROWS_AT_ONCE) take_pair(p, s_slab, slab, first + i);
+#pragma unroll
+            for (u32 i = 0; i < 16; i += ROWS_AT_ONCE)
+                take_pair(p, s_slab, slab, first + i);
         } else {
-            #pragma unroll 1
+#pragma unroll 1
             for (u32 i = first; i < 16; i += ROWS_AT_ONCE)
-                if (rows >> i & 1) take_pair(p, s_slab, slab, i);
+                if (rows >> i & 1)
+                    take_pair(p, s_slab, slab, i);
         }
     }
 
-    template <class L> DEVICE void end_rows(const P&, const L&, i32) {
-        #pragma unroll
-        for (int i = 0; i < COLUMN_TOTALS * SLABS * 2; ++i) settle(r_total[i / 2 / SLABS][i / 2 % SLABS][i % 2]);
+    template <class L> DEVICE void end_rows(const P &, const L &, i32) {
+#pragma unroll
+        for (int i = 0; i < COLUMN_TOTALS * SLABS * 2; ++i)
+            settle(r_total[i / 2 / SLABS][i / 2 % SLABS][i % 2]);
     }
-    DEVICE void leave(const P& p, i32 first_column, i64 line, int group) {
-        #pragma unroll
+    DEVICE void leave(const P &p, i32 first_column, i64 line, int group) {
+#pragma unroll
         for (int i = 0; i < COLUMN_TOTALS * SLABS * 2; ++i) {
             const int t = i / 2 / SLABS, slab = i / 2 % SLABS, e = i % 2;
             float total = r_total[t][slab][e];
-            if constexpr (ROWS_AT_ONCE > 1) total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, LANES));
-            if (lane_index() < LANES) store_shared(s_parts + (t * BLOCK_N + slab * SLAB_N + lane_index() * 2 + e) * 4, total);
+            if constexpr (ROWS_AT_ONCE > 1)
+                total = column_totals::joined(t, total, __shfl_xor_sync(~0u, total, LANES));
+            if (lane_index() < LANES)
+                store_shared(s_parts + (t * BLOCK_N + slab * SLAB_N + lane_index() * 2 + e) * 4, total);
         }
         leave_columns(p, s_parts, first_column, line, group);
         clear();
     }
-    DEVICE void end_tile(const P& p, const place& at, int group) {
-        if constexpr (!STAYS) leave(p, at.column, line_of_tile(p, at, group), group);
+    DEVICE void end_tile(const P &p, const place &at, int group) {
+        if constexpr (!STAYS)
+            leave(p, at.column, line_of_tile(p, at, group), group);
     }
-    DEVICE void end_all(const P& p, i32 column, int math_warp) {
-        if constexpr (STAYS) leave(p, column, line_of_block(p, math_warp), math_warp / 4);
+    DEVICE void end_all(const P &p, i32 column, int math_warp) {
+        if constexpr (STAYS)
+            leave(p, column, line_of_block(p, math_warp), math_warp / 4);
     }
 };

@@ -13,16 +13,17 @@ constexpr u32 SLAB_BYTES = 16 * SLAB_ROW_BYTES, TURN_BYTES = RESULTS * SLAB_BYTE
 DEVICE u32 slab_swizzle(u32 slab_row) { return (slab_row * SLAB_ROW_BYTES >> 7) % (SLAB_ROW_BYTES / 16); }
 
 /* Rows leave in pieces of 16 bytes per thread. Finding a row takes divisions: lane l found row l % 16 for all (0: there is none). */
-template <class P> DEVICE void scatter_slab(const P& p, u64 line, i32 column, u32 s_slab) {
+template <class P> DEVICE void scatter_slab(const P &p, u64 line, i32 column, u32 s_slab) {
     constexpr u32 CHUNKS = SLAB_ROW_BYTES / 16, ROWS_AT_ONCE = 32 / CHUNKS;
     const u32 chunk = lane_index() % CHUNKS;
     column += chunk * (16 / RESULT_BYTES);
-    #pragma unroll
+#pragma unroll
     for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
         const u32 slab_row = first + lane_index() / CHUNKS;
         const u64 to = __shfl_sync(~0u, line, slab_row);
         if (to && column < (i32)p.columns)
-            *(words*)(to + (u64)column * RESULT_BYTES) = load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
+            *(words *)(to + (u64)column * RESULT_BYTES) =
+                load_words(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16);
     }
 }
 
@@ -31,100 +32,115 @@ template <class P> DEVICE void scatter_slab(const P& p, u64 line, i32 column, u3
 struct pair_place {
     i32 row, column;
     DEVICE pair_place(i32 warp_row, i32 block_column, int octets, int number)
-        : row(warp_row + lane_index() / 4 + number % 2 * 8), column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
+        : row(warp_row + lane_index() / 4 + number % 2 * 8),
+          column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
 };
 
 /* Pairs of 8 bits, where they lie: four lanes fill half a 16-byte chunk of a row, and no two rows meet a bank. */
 DEVICE void store_pairs(u32 s_slab, u32 chunk, const u16 (&pairs)[4]) {
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
         const u32 slab_row = lane_index() / 4 + i % 2 * 8;
-        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + i / 2 * 8 + lane_index() % 4 * 2, pairs[i]);
+        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + i / 2 * 8 +
+                       lane_index() % 4 * 2,
+                   pairs[i]);
     }
 }
 
 /* Pairs of 32 bits, where they lie: two lanes fill a 16-byte chunk of a row. */
 DEVICE void store_pairs(u32 s_slab, u32 first_chunk, const u64 (&pairs)[4]) {
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
         const u32 slab_row = lane_index() / 4 + i % 2 * 8, chunk = first_chunk + i / 2 * 2 + lane_index() % 4 / 2;
-        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + lane_index() % 2 * 8, pairs[i]);
+        store_pair(s_slab + slab_row * SLAB_ROW_BYTES + (chunk ^ slab_swizzle(slab_row)) * 16 + lane_index() % 2 * 8,
+                   pairs[i]);
     }
 }
 
 /* What the sums of BLOCKS blocks of 64 rows meet, of AHEAD times two octets of columns: reads take hundreds of clocks, and are this
    far ahead. */
 template <class P, int BLOCKS> struct operands_ahead {
-    static constexpr int NUMBERS = BLOCK_N / 16; /* of a block */
+    static constexpr int NUMBERS = BLOCK_N / 16;            /* of a block */
     static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* a sum of whole numbers */
-    static constexpr int LEFT = SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
+    static constexpr int LEFT =
+        SPARE_REGISTERS - 32 - (HAS_TOTALS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
     static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 5 ? 5 : FIT;
-    using fetched = decltype(fetch(*(const P*)0, index(0), index(0), index(0)));
+    using fetched = decltype(fetch(*(const P *)0, index(0), index(0), index(0)));
     fetched in[AHEAD][4];
     index z;
     i32 row, row_end, column; /* where the first block's rows of this warp begin */
 
-    DEVICE operands_ahead(const P& p, index z, i32 row, i32 row_end, i32 column) : z(z), row(row), row_end(row_end), column(column) {
-        #pragma unroll
-        for (int number = 0; number < AHEAD; ++number) fetch_octets(p, number);
+    DEVICE operands_ahead(const P &p, index z, i32 row, i32 row_end, i32 column)
+        : z(z), row(row), row_end(row_end), column(column) {
+#pragma unroll
+        for (int number = 0; number < AHEAD; ++number)
+            fetch_octets(p, number);
     }
-    DEVICE void fetch_octets(const P& p, int number) {
-        #pragma unroll
+    DEVICE void fetch_octets(const P &p, int number) {
+#pragma unroll
         for (int i = 0; i < 4 && number < BLOCKS * NUMBERS; ++i) {
             const pair_place to(row + number / NUMBERS * 64, column, number % NUMBERS, i);
-            fetched* const r = in[number % AHEAD];
+            fetched *const r = in[number % AHEAD];
             const bool is_inside = to.row < row_end && to.column < (i32)p.columns;
-            if (i % 2) r[i] = r[i - 1];
-            if (is_inside) r[i] = i % 2 ? fetch_below(p, z, to.row, to.column, r[i]) : fetch(p, z, to.row, to.column);
+            if (i % 2)
+                r[i] = r[i - 1];
+            if (is_inside)
+                r[i] = i % 2 ? fetch_below(p, z, to.row, to.column, r[i]) : fetch(p, z, to.row, to.column);
         }
     }
 };
 
 /* Where no reductions follow: what is finished is not taken in. */
 struct no_totals {
-    template <class P, class F> DEVICE void take(const P&, index, i32, i32, int, int, const F&, int = 0) {}
-    template <class P> DEVICE void take_slab(const P&, u32, int, bool) {}
-    template <class P, class L> DEVICE void end_rows(const P&, const L&, i32) {}
-    template <class P, class L> DEVICE void end_tile(const P&, const L&, int) {}
+    template <class P, class F> DEVICE void take(const P &, index, i32, i32, int, int, const F &, int = 0) {}
+    template <class P> DEVICE void take_slab(const P &, u32, int, bool) {}
+    template <class P, class L> DEVICE void end_rows(const P &, const L &, i32) {}
+    template <class P, class L> DEVICE void end_tile(const P &, const L &, int) {}
 };
 
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P, int BLOCKS, class T>
-DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, operands_ahead<P, BLOCKS>& ahead, int block, u32 staging, u32& turn, T& taken) {
+DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
+                        u32 staging, u32 &turn, T &taken) {
     constexpr int PAIRS = SLAB_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
     const u32 lane = lane_index();
     const index z = ahead.z;
     const i32 row = ahead.row + block * 64, row_end = ahead.row_end;
     i32 column = ahead.column;
     u64 line = 0;
-    if constexpr (!STORES_BOXES) if (row + (i32)(lane % 16) < row_end) line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
+    if constexpr (!STORES_BOXES)
+        if (row + (i32)(lane % 16) < row_end)
+            line = (u64)place_of_result(p, z, row + (i32)(lane % 16), 0);
     const bool has_row = STORES_BOXES ? row + (i32)(lane % 16) < row_end : line != 0;
-    #pragma unroll
+#pragma unroll
     for (int slab = 0; slab < BLOCK_N / SLAB_N; ++slab, column += SLAB_N) {
         const u32 s_slab = staging + turn * TURN_BYTES; /* [16, SLAB_N], swizzled */
         turn = (turn + 1) % SLABS_IN_FLIGHT;
         wait_stores_read<SLABS_IN_FLIGHT - 1>(); /* only lane 0 has any, and they are long done */
         __syncwarp();
-        #pragma unroll
+#pragma unroll
         for (int octets = 0; octets < PAIRS; ++octets) {
             const int number = slab * PAIRS + octets, whole = block * (BLOCK_N / 16) + number;
-            auto& in = ahead.in[whole % AHEAD];
-            const u32 s_blocks = s_slab + lane % 16 * SLAB_ROW_BYTES + ((octets * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16;
+            auto &in = ahead.in[whole % AHEAD];
+            const u32 s_blocks =
+                s_slab + lane % 16 * SLAB_ROW_BYTES + ((octets * 2 + lane / 16) ^ slab_swizzle(lane % 16)) * 16;
             if constexpr (BRINGS) {
                 u32 r_brought[4];
                 load_matrices(r_brought, s_blocks);
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) bring_pair(in[i], r_brought[i]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    bring_pair(in[i], r_brought[i]);
             }
             decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
             u32 second[4];
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const pair_place to(row, column, octets, i);
                 const int r = number * 8 + i * 2;
                 const auto out = evaluate(p, z, to.row, to.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
                 packed[i] = pair_of(out);
-                if constexpr (RESULTS == 2) second[i] = pair_of_second(out);
+                if constexpr (RESULTS == 2)
+                    second[i] = pair_of_second(out);
                 taken.take(p, z, to.row, to.column, r / 4, i % 2, out);
             }
             ahead.fetch_octets(p, whole + AHEAD);
@@ -132,14 +148,16 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P& p, operands_ah
                 store_matrices(s_blocks, packed);
             else
                 store_pairs(s_slab, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
-            if constexpr (RESULTS == 2) store_matrices(s_blocks + SLAB_BYTES, second);
+            if constexpr (RESULTS == 2)
+                store_matrices(s_blocks + SLAB_BYTES, second);
         }
         if constexpr (STORES_BOXES) {
             publish_to_async_proxy();
             __syncwarp();
             if (lane == 0) { /* rows and columns outside the result are dropped */
                 store_result(p, z, s_slab, column, row);
-                if constexpr (RESULTS == 2) store_second(p, z, s_slab + SLAB_BYTES, column, row);
+                if constexpr (RESULTS == 2)
+                    store_second(p, z, s_slab + SLAB_BYTES, column, row);
                 commit_stores();
             }
         } else {

@@ -5,20 +5,21 @@ constexpr int PIXEL = 8; /* channels, zeros behind the image's own */
 template <class T> using pixel = run<T, PIXEL>;
 
 template <class T> struct channels_image {
-    const T* first; /* of this image */
+    const T *first; /* of this image */
     i64 stride_h, stride_w, stride_c;
     i32 height, width;
 };
 
 /* One pixel into shared memory, zeros where not `inside`; RUN 8: in one copy. */
-template <int RUN, class T> DEVICE void load_pixel(pixel<T>* to, const T* from, i64 stride_c, bool inside) {
+template <int RUN, class T> DEVICE void load_pixel(pixel<T> *to, const T *from, i64 stride_c, bool inside) {
     if constexpr (RUN == PIXEL) {
         copy_async<16>(to, from, inside);
     } else {
         pixel<T> r = {};
-        #pragma unroll
+#pragma unroll
         for (int c = 0; c < CHANNELS; c++)
-            if (inside) r.at[c] = from[c * stride_c];
+            if (inside)
+                r.at[c] = from[c * stride_c];
         *to = r;
     }
 }
@@ -27,16 +28,19 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
     static constexpr int PLANE = (COLUMNS + STRIDE - 1) / STRIDE, PITCH = PLANE * STRIDE;
     pixel<T> at[ROWS * PITCH];
 
-    static constexpr DEVICE int place(int row, int column) { return row * PITCH + column % STRIDE * PLANE + column / STRIDE; }
+    static constexpr DEVICE int place(int row, int column) {
+        return row * PITCH + column % STRIDE * PLANE + column / STRIDE;
+    }
 
     /* Rows and columns from row, column of the image on; zeros outside. A warp takes a row at a time. */
-    template <int THREADS> DEVICE void load(const channels_image<T>& x, i32 row, i32 column) {
+    template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 row, i32 column) {
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {
             const bool is_row = (u32)(row + i) < (u32)x.height;
-            const T* from = x.first + (is_row ? (row + i) * x.stride_h + column * x.stride_w : 0);
-            #pragma unroll
+            const T *from = x.first + (is_row ? (row + i) * x.stride_h + column * x.stride_w : 0);
+#pragma unroll
             for (int j = threadIdx.x % 32; j < COLUMNS; j += 32)
-                load_pixel<RUN>(&at[place(i, j)], from + j * x.stride_w, x.stride_c, is_row && (u32)(column + j) < (u32)x.width);
+                load_pixel<RUN>(&at[place(i, j)], from + j * x.stride_w, x.stride_c,
+                                is_row && (u32)(column + j) < (u32)x.width);
         }
     }
 };
@@ -49,19 +53,21 @@ template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_pa
     static constexpr DEVICE int place(int row, int column) { return (row * COLUMNS + column) * PITCH; }
 
     /* As pixel_patch::load; `channels` of the image are there. */
-    template <int THREADS> DEVICE void load(const channels_image<T>& x, i32 channels, i32 row, i32 column) {
+    template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 channels, i32 row, i32 column) {
         constexpr int GROUPS = FILTERS / RUN;
         for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {
             const bool is_row = (u32)(row + i) < (u32)x.height;
-            const T* from = x.first + (is_row ? (row + i) * x.stride_h + column * x.stride_w : 0);
-            #pragma unroll 4
+            const T *from = x.first + (is_row ? (row + i) * x.stride_h + column * x.stride_w : 0);
+#pragma unroll 4
             for (int e = threadIdx.x % 32; e < COLUMNS * GROUPS; e += 32) {
                 const int j = e / GROUPS, k = e % GROUPS * RUN;
                 const bool inside = is_row && (u32)(column + j) < (u32)x.width && k < channels;
-                const T* source = from + (j * x.stride_w + k * x.stride_c);
-                T* to = &at[place(i, j) + k];
-                if constexpr (RUN == 8) copy_async<16>(to, source, inside);
-                else *to = inside ? *source : T{};
+                const T *source = from + (j * x.stride_w + k * x.stride_c);
+                T *to = &at[place(i, j) + k];
+                if constexpr (RUN == 8)
+                    copy_async<16>(to, source, inside);
+                else
+                    *to = inside ? *source : T{};
             }
         }
     }

@@ -15,11 +15,14 @@
 
 constexpr int THREADS = WARPS * 32;
 constexpr int TAPS = TAPS_H * TAPS_W, STEPS = (TAPS + 1) / 2;
-constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1, PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
+constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
+              PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
 /* Sums of one fragment on their way out; 8 words apart in the banks from line to line. */
 constexpr int SLAB_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, SLAB_LINES = LEAD_IS_ROW ? FILTERS : 16;
-static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 && FILTERS % 16 == 0, "whole products only");
+static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
+                  FILTERS % 16 == 0,
+              "whole products only");
 
 using patch = pixel_patch<in_t, IMAGE_RUN, PATCH_H, PATCH_W, STRIDE_W>;
 
@@ -42,7 +45,7 @@ constexpr DEVICE int fragment_row(int fragment) { return fragment / FRAGMENTS_AC
 constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS_ACROSS * 16; }
 
 /* A last tap that makes their number even is 0, and has the place of the one before. */
-DEVICE void load_filters(memory& s, const arguments& p, i32 filter) {
+DEVICE void load_filters(memory &s, const arguments &p, i32 filter) {
     for (int e = threadIdx.x; e < 2 * STEPS; e += THREADS) {
         const int tap = e < TAPS ? e : TAPS - 1;
         s.taps[e] = patch::place(tap / TAPS_W * DILATION_H, tap % TAPS_W * DILATION_W);
@@ -50,7 +53,7 @@ DEVICE void load_filters(memory& s, const arguments& p, i32 filter) {
     for (int e = threadIdx.x; e < 2 * STEPS * FILTERS; e += THREADS) {
         const i32 k = filter + e % FILTERS, tap = e / FILTERS;
         const bool inside = k < (i32)p.filters && tap < TAPS;
-        const in_t* from = p.w + (inside ? k * p.w_k + tap / TAPS_W * p.w_h + tap % TAPS_W * p.w_w : 0);
+        const in_t *from = p.w + (inside ? k * p.w_k + tap / TAPS_W * p.w_h + tap % TAPS_W * p.w_w : 0);
         load_pixel<FILTER_RUN>(&s.filters[e], from, p.w_c, inside);
     }
 }
@@ -60,41 +63,44 @@ struct place {
     i32 row, column; /* of the output */
 };
 
-DEVICE place find_tile(const arguments& p, u32 tile) {
+DEVICE place find_tile(const arguments &p, u32 tile) {
     const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q, row = (i32)split(tile, p.tiles_p) * TILE_P;
     return place{tile, row, column};
 }
 
-DEVICE void load_patch(patch& x, const arguments& p, u32 tile) {
+DEVICE void load_patch(patch &x, const arguments &p, u32 tile) {
     const place at = find_tile(p, tile);
     const channels_image<in_t> image{p.x + at.n * p.x_n, p.x_h, p.x_w, p.x_c, (i32)p.height, (i32)p.width};
     x.load<THREADS>(image, at.row * STRIDE_H - (i32)p.pre_h, at.column * STRIDE_W - (i32)p.pre_w);
 }
 
-DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory& s) {
-    const pixel<in_t>* pixels = s.x.at + (own_row() * STRIDE_H * patch::PITCH + lane() % 16);
-    const pixel<in_t>* filters = s.filters + (lane() / 8 % 2 * FILTERS + lane() / 16 * 8 + lane() % 8);
-    #pragma unroll 1 /* more would spill; the other blocks' warps cover the loads */
+DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory &s) {
+    const pixel<in_t> *pixels = s.x.at + (own_row() * STRIDE_H * patch::PITCH + lane() % 16);
+    const pixel<in_t> *filters = s.filters + (lane() / 8 % 2 * FILTERS + lane() / 16 * 8 + lane() % 8);
+#pragma unroll 1 /* more would spill; the other blocks' warps cover the loads */
     for (int step = 0; step < STEPS; step++) {
         const int tap = s.taps[2 * step + lane() / 16];
         u32 a[FRAGMENTS][4];
-        #pragma unroll
-        for (int f = 0; f < FRAGMENTS; f++) load_blocks(a[f], pixels + (tap + fragment_row(f) * STRIDE_H * patch::PITCH + fragment_column(f)));
-        #pragma unroll
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+            load_blocks(a[f], pixels + (tap + fragment_row(f) * STRIDE_H * patch::PITCH + fragment_column(f)));
+#pragma unroll
         for (int n = 0; n < FILTERS / 8; n += 2) {
             u32 b[4];
             load_blocks(b, filters + (step * 2 * FILTERS + n * 8));
-            #pragma unroll
-            for (int f = 0; f < 2 * FRAGMENTS; f++) product<in_t, in_t>::add<true>(sums[f / 2][n + f % 2], a[f / 2], b + f % 2 * 2);
+#pragma unroll
+            for (int f = 0; f < 2 * FRAGMENTS; f++)
+                product<in_t, in_t>::add<true>(sums[f / 2][n + f % 2], a[f / 2], b + f % 2 * 2);
         }
     }
 }
 
 /* Passes the sums of a fragment through shared memory, so that neighbours in the result meet in one thread. */
-DEVICE void end_fragment(const float (&sums)[FILTERS / 8][4], float* slab, const arguments& p, const place& at, i32 row, i32 column, i32 filter) {
-    #pragma unroll
+DEVICE void end_fragment(const float (&sums)[FILTERS / 8][4], float *slab, const arguments &p, const place &at, i32 row,
+                         i32 column, i32 filter) {
+#pragma unroll
     for (int n = 0; n < FILTERS / 8; n++)
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) {
             const int i = lane() / 4 + e / 2 * 8, j = n * 8 + lane() % 4 * 2 + e % 2;
             slab[LEAD_IS_ROW ? j * SLAB_PITCH + i : i * SLAB_PITCH + j] = sums[n][e];
@@ -105,13 +111,14 @@ DEVICE void end_fragment(const float (&sums)[FILTERS / 8][4], float* slab, const
         const int line = t / ACROSS, along = t % ACROSS * RUN;
         const i32 q = column + (LEAD_IS_ROW ? along : line), k = filter + (LEAD_IS_ROW ? line : along);
         if (row < (i32)p.rows && q < (i32)p.columns && k < (i32)p.filters)
-            finish(p, 0, ((index)at.n * (index)p.rows + row) * (index)p.columns + q, k, load_run<float, RUN>(slab + line * SLAB_PITCH + along));
+            finish(p, 0, ((index)at.n * (index)p.rows + row) * (index)p.columns + q, k,
+                   load_run<float, RUN>(slab + line * SLAB_PITCH + along));
     }
     __syncwarp();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
+    memory &s = *(memory *)s_memory;
     u32 first = blockIdx.x;
     const i32 filter = (i32)split(first, p.filter_tiles) * FILTERS;
     const u32 tiles = (u32)p.tiles, step = gridDim.x / p.filter_tiles.value;
@@ -125,9 +132,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem(const __gr
         multiply(sums, s);
         __syncthreads();
         const place at = find_tile(p, tile);
-        #pragma unroll
+#pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
-            end_fragment(sums[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f), at.column + fragment_column(f), filter);
+            end_fragment(sums[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f),
+                         at.column + fragment_column(f), filter);
         __syncthreads();
     }
 }

@@ -17,7 +17,9 @@ constexpr int TAPS = TAPS_H * TAPS_W, PHASES = STRIDE_H * STRIDE_W;
 constexpr int WINDOW_H = (TAPS_H - 1) * DILATION_H / STRIDE_H + 1, WINDOW_W = (TAPS_W - 1) * DILATION_W / STRIDE_W + 1;
 constexpr int PATCH_H = TILE_P + WINDOW_H - 1, PATCH_W = TILE_Q + WINDOW_W - 1;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
-static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 && FILTERS % 32 == 0, "whole products only");
+static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
+                  FILTERS % 32 == 0,
+              "whole products only");
 
 using patch = filter_patch<in_t, LOSS_RUN, FILTERS, PATCH_H, PATCH_W>;
 
@@ -38,11 +40,12 @@ DEVICE int own_row() { return warp() * (FRAGMENTS / FRAGMENTS_ACROSS); }
 constexpr DEVICE int fragment_row(int fragment) { return fragment / FRAGMENTS_ACROSS; }
 constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS_ACROSS * 16; }
 
-DEVICE void load_weights(memory& s, const arguments& p) {
+DEVICE void load_weights(memory &s, const arguments &p) {
     for (int e = threadIdx.x; e < TAPS * FILTERS; e += THREADS) {
         const i32 k = e % FILTERS, tap = e / FILTERS;
         const bool inside = k < (i32)p.filters;
-        load_pixel<FILTER_RUN>(&s.weights[e], p.w + (inside ? k * p.w_k + tap / TAPS_W * p.w_h + tap % TAPS_W * p.w_w : 0), p.w_c, inside);
+        load_pixel<FILTER_RUN>(
+            &s.weights[e], p.w + (inside ? k * p.w_k + tap / TAPS_W * p.w_h + tap % TAPS_W * p.w_w : 0), p.w_c, inside);
     }
 }
 
@@ -51,13 +54,15 @@ struct place {
     i32 row, column; /* positions */
 };
 
-DEVICE place find_tile(const arguments& p, u32 tile) {
-    const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q + (i32)p.first_column, row = (i32)split(tile, p.tiles_p) * TILE_P + (i32)p.first_row;
+DEVICE place find_tile(const arguments &p, u32 tile) {
+    const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q + (i32)p.first_column,
+              row = (i32)split(tile, p.tiles_p) * TILE_P + (i32)p.first_row;
     return place{tile, row, column};
 }
 
-DEVICE void load_loss(patch& loss, const arguments& p, const place& at) {
-    const channels_image<in_t> image{p.loss + at.n * p.loss_n, p.loss_h, p.loss_w, p.loss_k, (i32)p.rows, (i32)p.columns};
+DEVICE void load_loss(patch &loss, const arguments &p, const place &at) {
+    const channels_image<in_t> image{
+        p.loss + at.n * p.loss_n, p.loss_h, p.loss_w, p.loss_k, (i32)p.rows, (i32)p.columns};
     loss.load<THREADS>(image, (i32)p.filters, at.row - (WINDOW_H - 1), at.column - (WINDOW_W - 1));
 }
 
@@ -70,56 +75,65 @@ constexpr DEVICE int tap_of(int distance, int phase, int stride, int dilation, i
 using sums = float[FRAGMENTS][PHASES][4];
 
 /* What dY at one distance adds, through 32 filters. */
-DEVICE void multiply_window(sums& sum, const in_t* loss, const pixel<in_t>* weights, int down, int across) {
+DEVICE void multiply_window(sums &sum, const in_t *loss, const pixel<in_t> *weights, int down, int across) {
     u32 a[2][FRAGMENTS][4];
-    #pragma unroll
+#pragma unroll
     for (int f = 0; f < 2 * FRAGMENTS; f++) {
-        const int row = fragment_row(f / 2) + WINDOW_H - 1 - down, column = fragment_column(f / 2) + WINDOW_W - 1 - across;
+        const int row = fragment_row(f / 2) + WINDOW_H - 1 - down,
+                  column = fragment_column(f / 2) + WINDOW_W - 1 - across;
         load_blocks(a[f % 2][f / 2], loss + (patch::place(row, column) + f % 2 * 16));
     }
-    #pragma unroll
+#pragma unroll
     for (int phase = 0; phase < PHASES; phase++) {
-        const int r = tap_of(down, phase / STRIDE_W, STRIDE_H, DILATION_H, TAPS_H), t = tap_of(across, phase % STRIDE_W, STRIDE_W, DILATION_W, TAPS_W);
-        if (r < 0 || t < 0) continue;
+        const int r = tap_of(down, phase / STRIDE_W, STRIDE_H, DILATION_H, TAPS_H),
+                  t = tap_of(across, phase % STRIDE_W, STRIDE_W, DILATION_W, TAPS_W);
+        if (r < 0 || t < 0)
+            continue;
         u32 b[4];
         load_blocks_transposed(b, weights + (r * TAPS_W + t) * FILTERS);
-        #pragma unroll
-        for (int f = 0; f < 2 * FRAGMENTS; f++) product<in_t, in_t>::add<true>(sum[f / 2][phase], a[f % 2][f / 2], b + f % 2 * 2);
+#pragma unroll
+        for (int f = 0; f < 2 * FRAGMENTS; f++)
+            product<in_t, in_t>::add<true>(sum[f / 2][phase], a[f % 2][f / 2], b + f % 2 * 2);
     }
 }
 
-DEVICE void multiply(sums& sum, const memory& s) {
-    const in_t* loss = s.loss.at + (patch::place(own_row(), lane() % 16) + lane() / 16 * 8);
-    #pragma unroll 1
+DEVICE void multiply(sums &sum, const memory &s) {
+    const in_t *loss = s.loss.at + (patch::place(own_row(), lane() % 16) + lane() / 16 * 8);
+#pragma unroll 1
     for (int k = 0; k < FILTERS; k += 32)
-        #pragma unroll
+#pragma unroll
         for (int down = 0; down < WINDOW_H; down++)
-            #pragma unroll
-            for (int across = 0; across < WINDOW_W; across++) multiply_window(sum, loss + k, s.weights + (k + lane()), down, across);
+#pragma unroll
+            for (int across = 0; across < WINDOW_W; across++)
+                multiply_window(sum, loss + k, s.weights + (k + lane()), down, across);
 }
 
 /* Passes the sums of a fragment through shared memory, a row of pixels at a time: phases side by side, channels together. */
-DEVICE void end_fragment(const float (&sum)[PHASES][4], float* slab, const arguments& p, const place& at, i32 row, i32 column) {
-    #pragma unroll
+DEVICE void end_fragment(const float (&sum)[PHASES][4], float *slab, const arguments &p, const place &at, i32 row,
+                         i32 column) {
+#pragma unroll
     for (int a = 0; a < STRIDE_H; a++) {
-        #pragma unroll
+#pragma unroll
         for (int b = 0; b < STRIDE_W; b++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++)
-                slab[((lane() / 4 + e / 2 * 8) * STRIDE_W + b) * PIXEL + lane() % 4 * 2 + e % 2] = sum[a * STRIDE_W + b][e];
+                slab[((lane() / 4 + e / 2 * 8) * STRIDE_W + b) * PIXEL + lane() % 4 * 2 + e % 2] =
+                    sum[a * STRIDE_W + b][e];
         __syncwarp();
         constexpr int ACROSS = PIXEL / RUN;
         for (int t = lane(); t < 16 * STRIDE_W * ACROSS; t += 32) {
-            const i32 h = row * STRIDE_H + a - (i32)p.pre_h, w = column * STRIDE_W + t / ACROSS - (i32)p.pre_w, c = t % ACROSS * RUN;
+            const i32 h = row * STRIDE_H + a - (i32)p.pre_h, w = column * STRIDE_W + t / ACROSS - (i32)p.pre_w,
+                      c = t % ACROSS * RUN;
             if ((u32)h < (u32)p.height && (u32)w < (u32)p.width && c < CHANNELS)
-                finish(p, 0, ((index)at.n * (index)p.height + h) * (index)p.width + w, c, load_run<float, RUN>(slab + t * RUN));
+                finish(p, 0, ((index)at.n * (index)p.height + h) * (index)p.width + w, c,
+                       load_run<float, RUN>(slab + t * RUN));
         }
         __syncwarp();
     }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem_data(const __grid_constant__ arguments p) {
-    memory& s = *(memory*)s_memory;
+    memory &s = *(memory *)s_memory;
     load_weights(s, p);
     for (i64 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const place at = find_tile(p, (u32)tile);
@@ -130,8 +144,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem_data(const
         sums sum = {};
         multiply(sum, s);
         __syncthreads();
-        #pragma unroll
-        for (int f = 0; f < FRAGMENTS; f++) end_fragment(sum[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f), at.column + fragment_column(f));
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+            end_fragment(sum[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f),
+                         at.column + fragment_column(f));
         __syncthreads();
     }
 }

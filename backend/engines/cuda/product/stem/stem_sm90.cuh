@@ -38,12 +38,19 @@ DEVICE u32 finished(u32 slot) { return arrived(SLOTS + slot); }
 
 struct slot_cursor {
     u32 slot = 0, phase = 0;
-    DEVICE void advance(u32 by) { if ((slot += by) >= SLOTS) { slot -= SLOTS; phase ^= 1; } }
+    DEVICE void advance(u32 by) {
+        if ((slot += by) >= SLOTS) {
+            slot -= SLOTS;
+            phase ^= 1;
+        }
+    }
 };
 
-struct place { i32 image, line, column; };
+struct place {
+    i32 image, line, column;
+};
 
-DEVICE place find_place(const arguments& p, i32 tile) {
+DEVICE place find_place(const arguments &p, i32 tile) {
     u32 rest = (u32)tile;
     const i32 column = (i32)split(rest, p.tiles_q) * (SEGMENTS * 64), line = (i32)split(rest, p.tiles_p) * LINES;
     return {(i32)rest, line, column};
@@ -51,15 +58,17 @@ DEVICE place find_place(const arguments& p, i32 tile) {
 
 /* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros where the image ends ---- */
 
-DEVICE void load_patch(const arguments& p, const place& at, u32 slot) {
+DEVICE void load_patch(const arguments &p, const place &at, u32 slot) {
     const i32 top = at.line * STRIDE_H - (i32)p.pad_h, left = at.column * PLANES - (i32)p.pad_w;
-    const stored* image = p.x + at.image * p.x_n;
-    for (int t = threadIdx.x; t < PIXELS; t += LOADERS) { /* along a line of the image, whose pixels are neighbours in memory */
+    const stored *image = p.x + at.image * p.x_n;
+    for (int t = threadIdx.x; t < PIXELS;
+         t += LOADERS) { /* along a line of the image, whose pixels are neighbours in memory */
         const int line = t / (PATCH_W * PLANES), column = t % (PATCH_W * PLANES);
         const i32 h = top + line, w = left + column;
         const bool is_inside = (u32)h < (u32)p.height && (u32)w < (u32)p.width;
         const u32 to = ((column % PLANES * PATCH_H + line) * PATCH_W + column / PLANES) * PIXEL_BYTES;
-        copy_async<16>(s_memory + slot * PATCH_BYTES + to, is_inside ? image + h * p.x_h + w * p.x_w : image, is_inside);
+        copy_async<16>(s_memory + slot * PATCH_BYTES + to, is_inside ? image + h * p.x_h + w * p.x_w : image,
+                       is_inside);
     }
     commit_copies();
 }
@@ -69,7 +78,7 @@ DEVICE void publish_patch(u32 slot) {
     arrive(arrived(slot));
 }
 
-DEVICE void load_patches(const arguments& p) {
+DEVICE void load_patches(const arguments &p) {
     slot_cursor fill, ready;
     i32 loaded = 0;
     for (i32 tile = blockIdx.x; tile < (i32)p.tiles; tile += gridDim.x, ++loaded) {
@@ -83,16 +92,18 @@ DEVICE void load_patches(const arguments& p) {
         }
     }
     await_copies<0>();
-    if (loaded > 0) publish_patch(ready.slot);
+    if (loaded > 0)
+        publish_patch(ready.slot);
 }
 
 /* The taps in the order of their places, and zeros to make their number even. */
-DEVICE void load_filters(const arguments& p) {
+DEVICE void load_filters(const arguments &p) {
     for (int t = threadIdx.x; t < PAIRS_OF_TAPS * 2 * BLOCK_N; t += THREADS) {
         const int tap = t / BLOCK_N, k = t % BLOCK_N;
         run<stored, 8> w = {};
-        if (tap < TAPS && k < (i32)p.columns) w = load_run<stored, 8>(p.w + k * p.w_k + TAP_R[tap] * p.w_r + TAP_S[tap] * p.w_s);
-        *(run<stored, 8>*)(s_memory + FILTERS + tap * CHUNK_BYTES + k * PIXEL_BYTES) = w;
+        if (tap < TAPS && k < (i32)p.columns)
+            w = load_run<stored, 8>(p.w + k * p.w_k + TAP_R[tap] * p.w_r + TAP_S[tap] * p.w_s);
+        *(run<stored, 8> *)(s_memory + FILTERS + tap * CHUNK_BYTES + k * PIXEL_BYTES) = w;
     }
     publish_to_async_proxy();
 }
@@ -107,29 +118,32 @@ DEVICE u64 plain_operand(u32 address, u32 next) {
 
 using accumulators = sum_t[BLOCKS][BLOCK_N / 2];
 
-DEVICE void multiply_patch(accumulators& r_y, u32 slot) {
+DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
     mma_fence();
-    #pragma unroll
+#pragma unroll
     for (int pair = 0; pair < PAIRS_OF_TAPS; ++pair) {
         const u64 w = plain_operand(filter_chunk(pair * 2), CHUNK_BYTES);
         /* The last tap of an odd number stands twice; its second filter is zero. */
         const u32 first = TAP_PLACE[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_PLACE[pair * 2 + 1] : first;
-        #pragma unroll
+#pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const u32 corner = (block / SEGMENTS * STRIDE_H * PATCH_W + block % SEGMENTS * 64 + first) * PIXEL_BYTES;
-            multiply_accumulate(r_y[block], plain_operand(patch_slot(slot) + corner, (second - first) * PIXEL_BYTES), w, pair > 0);
+            multiply_accumulate(r_y[block], plain_operand(patch_slot(slot) + corner, (second - first) * PIXEL_BYTES), w,
+                                pair > 0);
         }
     }
     mma_commit();
     mma_wait<0>();
-    if (lane_index() == 0) arrive(finished(slot));
-    #pragma unroll
+    if (lane_index() == 0)
+        arrive(finished(slot));
+#pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
-        #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; ++i) settle(r_y[block][i]);
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; ++i)
+            settle(r_y[block][i]);
 }
 
-DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
+DEVICE void multiply_patches(const arguments &p, u32 math_warp) {
     accumulators r_y;
     slot_cursor use;
     use.advance(math_warp / 4);
@@ -141,10 +155,11 @@ DEVICE void multiply_patches(const arguments& p, u32 math_warp) {
         wait(arrived(use.slot), use.phase);
         multiply_patch(r_y, use.slot);
         use.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
-        #pragma unroll
+#pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
-            const i32 first = (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
+            const i32 first =
+                (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
             operands_ahead<arguments, 1> ahead(p, 0, first + column + math_warp % 4 * 16, end, 0);
             stage_block(r_y[block], p, ahead, 0, staging, turn, nothing);

@@ -13,9 +13,11 @@
 #include "product/stem/pixels.cuh"
 
 constexpr int THREADS = WARPS * 32, HALVES = 2;
-constexpr int TAPS = TAPS_H * TAPS_W, OWN_TAPS = (TAPS + WARPS / HALVES - 1) / (WARPS / HALVES), TAP_PAIRS = (OWN_TAPS + 1) / 2;
+constexpr int TAPS = TAPS_H * TAPS_W, OWN_TAPS = (TAPS + WARPS / HALVES - 1) / (WARPS / HALVES),
+              TAP_PAIRS = (OWN_TAPS + 1) / 2;
 constexpr int OWN_FILTERS = FILTERS / HALVES / 16; /* in 16s */
-constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1, PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
+constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
+              PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
 static_assert(TILE_Q % 16 == 0 && FILTERS % (HALVES * 16) == 0, "whole products only");
 
 using patch = pixel_patch<in_t, IMAGE_RUN, PATCH_H, PATCH_W, STRIDE_W>;
@@ -37,63 +39,71 @@ DEVICE int tap_place(int tap) {
     return patch::place(t / TAPS_W * DILATION_H, t % TAPS_W * DILATION_W);
 }
 
-DEVICE void load_stage(stage& s, const arguments& p, u32 tile, i32 filter) {
+DEVICE void load_stage(stage &s, const arguments &p, u32 tile, i32 filter) {
     const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q, row = (i32)split(tile, p.tiles_p) * TILE_P;
     const channels_image<in_t> image{p.x + tile * p.x_n, p.x_h, p.x_w, p.x_c, (i32)p.height, (i32)p.width};
     s.x.load<THREADS>(image, row * STRIDE_H - (i32)p.pre_h, column * STRIDE_W - (i32)p.pre_w);
-    const channels_image<in_t> loss{p.loss + (tile * p.loss_n + filter * p.loss_k), p.loss_h, p.loss_w, p.loss_k, (i32)p.rows, (i32)p.columns};
+    const channels_image<in_t> loss{
+        p.loss + (tile * p.loss_n + filter * p.loss_k), p.loss_h, p.loss_w, p.loss_k, (i32)p.rows, (i32)p.columns};
     s.loss.load<THREADS>(loss, (i32)p.filters - filter, row, column);
 }
 
 using sums = float[OWN_FILTERS][TAP_PAIRS * 2][4];
 
-DEVICE void multiply(sums& sum, const stage& s, const int (&taps)[TAP_PAIRS]) {
-    const in_t* loss = s.loss.at + (s.loss.place(0, lane() / 16 * 8 + lane() % 8) + own_filter() + lane() / 8 % 2 * 8);
-    #pragma unroll 2
+DEVICE void multiply(sums &sum, const stage &s, const int (&taps)[TAP_PAIRS]) {
+    const in_t *loss = s.loss.at + (s.loss.place(0, lane() / 16 * 8 + lane() % 8) + own_filter() + lane() / 8 % 2 * 8);
+#pragma unroll 2
     for (int fragment = 0; fragment < TILE_P * TILE_Q / 16; fragment++) {
         const int row = fragment / (TILE_Q / 16), column = fragment % (TILE_Q / 16) * 16;
-        const pixel<in_t>* x = s.x.at + (row * STRIDE_H * patch::PITCH + column + lane() % 16);
+        const pixel<in_t> *x = s.x.at + (row * STRIDE_H * patch::PITCH + column + lane() % 16);
         u32 a[OWN_FILTERS][4], b[TAP_PAIRS][4];
-        #pragma unroll
-        for (int m = 0; m < OWN_FILTERS; m++) load_blocks_transposed(a[m], loss + (s.loss.place(0, fragment * 16) + m * 16));
-        #pragma unroll
-        for (int t = 0; t < TAP_PAIRS; t++) load_blocks_transposed(b[t], x + taps[t]);
-        #pragma unroll
+#pragma unroll
+        for (int m = 0; m < OWN_FILTERS; m++)
+            load_blocks_transposed(a[m], loss + (s.loss.place(0, fragment * 16) + m * 16));
+#pragma unroll
+        for (int t = 0; t < TAP_PAIRS; t++)
+            load_blocks_transposed(b[t], x + taps[t]);
+#pragma unroll
         for (int t = 0; t < OWN_TAPS; t++)
-            #pragma unroll
-            for (int m = 0; m < OWN_FILTERS; m++) product<in_t, in_t>::add<true>(sum[m][t], a[m], b[t / 2] + t % 2 * 2);
+#pragma unroll
+            for (int m = 0; m < OWN_FILTERS; m++)
+                product<in_t, in_t>::add<true>(sum[m][t], a[m], b[t / 2] + t % 2 * 2);
     }
 }
 
-DEVICE void end_sums(const sums& sum, const arguments& p, i32 filter, u32 part) {
+DEVICE void end_sums(const sums &sum, const arguments &p, i32 filter, u32 part) {
     const i64 columns = TAPS * CHANNELS;
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < OWN_FILTERS; m++)
-        #pragma unroll
+#pragma unroll
         for (int t = 0; t < OWN_TAPS; t++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const i64 k = filter + own_filter() + m * 16 + lane() / 4 + e / 2 * 8, c = lane() % 4 * 2 + e % 2;
                 const i64 column = (IS_FLIPPED ? TAPS - 1 - own_tap(t) : own_tap(t)) * CHANNELS + c;
                 if (k < p.filters && c < CHANNELS && own_tap(t) < TAPS)
-                    p.partial[part * p.filters * columns + (LEAD_IS_ROW ? column * p.filters + k : k * columns + column)] = sum[m][t][e];
+                    p.partial[part * p.filters * columns +
+                              (LEAD_IS_ROW ? column * p.filters + k : k * columns + column)] = sum[m][t][e];
             }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) stem_filter(const __grid_constant__ arguments p) {
-    stage* stages = (stage*)s_memory;
+    stage *stages = (stage *)s_memory;
     u32 part = blockIdx.x;
     const i32 filter = (i32)split(part, p.filter_tiles) * FILTERS;
     const u32 tiles = (u32)p.tiles, step = (u32)p.splits;
     int taps[TAP_PAIRS];
-    #pragma unroll
-    for (int t = 0; t < TAP_PAIRS; t++) taps[t] = tap_place(own_tap(2 * t + lane() / 16));
+#pragma unroll
+    for (int t = 0; t < TAP_PAIRS; t++)
+        taps[t] = tap_place(own_tap(2 * t + lane() / 16));
     const auto load = [&](u32 tile, int slot) {
-        if (tile < tiles) load_stage(stages[slot], p, tile, filter);
+        if (tile < tiles)
+            load_stage(stages[slot], p, tile, filter);
         commit_copies();
     };
-    #pragma unroll
-    for (int k = 0; k < STAGES - 1; k++) load(part + k * step, k);
+#pragma unroll
+    for (int k = 0; k < STAGES - 1; k++)
+        load(part + k * step, k);
     sums sum = {};
     int now = 0;
     for (u32 tile = part; tile < tiles; tile += step) {

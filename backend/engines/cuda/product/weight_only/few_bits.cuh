@@ -6,14 +6,31 @@
                factors have it: join() makes such pairs of neighbours */
 
 /* In pairs: x y + z, rounded once. */
-DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z)); return r; }
-DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z)); return r; }
+DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) {
+    u32 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
+DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) {
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
 /* x & y ^ z. */
-DEVICE u32 mask_turn(u32 x, u32 y, u32 z) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(x), "r"(y), "r"(z)); return r; }
+DEVICE u32 mask_turn(u32 x, u32 y, u32 z) {
+    u32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
 
 template <class F> struct pair_numbers;
-template <> struct pair_numbers<f16> { static constexpr u32 ONE = 0x3c003c00, BASE = 0x64006400, MINUS_BASE = 0xe400e400, MINUS_BASE_8 = 0xe408e408, MINUS_BASE_128 = 0xe480e480; };
-template <> struct pair_numbers<bf16> { static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300, MINUS_BASE = 0xc300c300; };
+template <> struct pair_numbers<f16> {
+    static constexpr u32 ONE = 0x3c003c00, BASE = 0x64006400, MINUS_BASE = 0xe400e400, MINUS_BASE_8 = 0xe408e408,
+                         MINUS_BASE_128 = 0xe480e480;
+};
+template <> struct pair_numbers<bf16> {
+    static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300, MINUS_BASE = 0xc300c300;
+};
 constexpr u32 MINUS_ZEROS = 0x80008000;
 
 /* N pairs of a word. */
@@ -27,21 +44,29 @@ template <bool IS_SIGNED> struct four_bits {
     static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
     /* The bits of a pair, where the word has them or eight places on. */
     static DEVICE u32 bits(u32 word, int e, u32 others) {
-        return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f, others | (!IS_SIGNED ? 0 : e % 2 ? 0x00800080 : 0x00080008));
+        return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
+                         others | (!IS_SIGNED ? 0
+                                   : e % 2    ? 0x00800080
+                                              : 0x00080008));
     }
     static DEVICE u32 pair(u32 word, int e, f16) {
         constexpr u32 SIXTEENTH = 0x2c002c00, MINUS_64 = 0xd400d400, MINUS_72 = 0xd480d480;
         using numbers = pair_numbers<f16>;
         const u32 raised = bits(word, e, numbers::BASE);
-        if (e % 2) return multiply_add(raised, SIXTEENTH, IS_SIGNED ? MINUS_72 : MINUS_64, f16{});
+        if (e % 2)
+            return multiply_add(raised, SIXTEENTH, IS_SIGNED ? MINUS_72 : MINUS_64, f16{});
         return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_8 : numbers::MINUS_BASE, f16{});
     }
     static DEVICE u32 pair(u32 word, int e, bf16) {
-        constexpr u32 POWER_127 = 0x7f007f00, POWER_123 = 0x7d007d00, MINUS_EIGHTH = 0xbe00be00; /* the least is 2^-133 */
-        return multiply_add(bits(word, e, 0), e % 2 ? POWER_123 : POWER_127, IS_SIGNED ? MINUS_EIGHTH : MINUS_ZEROS, bf16{});
+        constexpr u32 POWER_127 = 0x7f007f00, POWER_123 = 0x7d007d00,
+                      MINUS_EIGHTH = 0xbe00be00; /* the least is 2^-133 */
+        return multiply_add(bits(word, e, 0), e % 2 ? POWER_123 : POWER_127, IS_SIGNED ? MINUS_EIGHTH : MINUS_ZEROS,
+                            bf16{});
     }
     /* Of eight neighbours in four words. */
-    static DEVICE u32 join(const u32 (&r)[4], int e) { return __byte_perm(r[e / 2], r[2 + e / 2], e % 2 ? 0x7632 : 0x5410); }
+    static DEVICE u32 join(const u32 (&r)[4], int e) {
+        return __byte_perm(r[e / 2], r[2 + e / 2], e % 2 ? 0x7632 : 0x5410);
+    }
 };
 template <> struct few_bits<i4> : four_bits<true> {};
 template <> struct few_bits<u4> : four_bits<false> {};
@@ -58,7 +83,8 @@ template <bool IS_SIGNED> struct eight_bits {
     /* Whose fraction has 7 bits: the eighth, which a sign makes -128 and no sign makes 128, turns what is taken away. */
     static DEVICE u32 pair(u32 word, int e, bf16) {
         const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
-        const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE), taken = mask_turn(two, 0x00800080, pair_numbers<bf16>::MINUS_BASE);
+        const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE),
+                  taken = mask_turn(two, 0x00800080, pair_numbers<bf16>::MINUS_BASE);
         const u32 number = multiply_add(raised, pair_numbers<bf16>::ONE, taken, bf16{});
         return IS_SIGNED ? number : multiply_add(number, pair_numbers<bf16>::ONE, pair_numbers<bf16>::BASE, bf16{});
     }

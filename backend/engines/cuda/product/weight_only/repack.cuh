@@ -11,17 +11,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) depth_order(const __grid_c
     u32 rest = blockIdx.x * THREADS + threadIdx.x;
     const u32 at = rest, part = split(rest, p.parts);
     const i64 row = rest, first = part / 4 * 128 + part % 4 * 8;
-    if (row >= p.rows) return;
+    if (row >= p.rows)
+        return;
     chunk<16> read[4];
-    #pragma unroll
+#pragma unroll
     for (int q = 0; q < 4; q++)
-        read[q] = first + q * 32 < p.depth ? *(const chunk<16>*)(p.a + row * p.a_row + first + q * 32) : chunk<16>{};
-    chunk<16>* const to = (chunk<16>*)p.ordered + (i64)at * 4;
-    #pragma unroll
+        read[q] = first + q * 32 < p.depth ? *(const chunk<16> *)(p.a + row * p.a_row + first + q * 32) : chunk<16>{};
+    chunk<16> *const to = (chunk<16> *)p.ordered + (i64)at * 4;
+#pragma unroll
     for (int e = 0; e < 4; e++) {
         chunk<16> pairs;
-        #pragma unroll
-        for (int q = 0; q < 4; q++) pairs.words[q] = few_bits<weight_t>::join(read[q].words, e);
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            pairs.words[q] = few_bits<weight_t>::join(read[q].words, e);
         to[e] = pairs;
     }
 }

@@ -34,57 +34,66 @@ extern __shared__ chunk<16> s_memory[];
 
 /* Where a lane stands: its row in blocks of 8, its k within a step. */
 DEVICE index lane_row() { return threadIdx.x % 32 / 4; }
-DEVICE chunk<16>* w_slot(int stage, int slot) {
+DEVICE chunk<16> *w_slot(int stage, int slot) {
     return &s_memory[((threadIdx.x / 32 * STAGES + stage) * 2 * BLOCKS + slot) * 32 + threadIdx.x % 32];
 }
-DEVICE chunk<16>* a_slot(int stage, int slot) {
-    return &s_memory[(WARPS * STAGES * 2 * BLOCKS + (threadIdx.x / 32 / WARPS_ACROSS * STAGES + stage) * A_SLOTS + slot) * 32 + threadIdx.x % 32];
+DEVICE chunk<16> *a_slot(int stage, int slot) {
+    return &s_memory[(WARPS * STAGES * 2 * BLOCKS + (threadIdx.x / 32 / WARPS_ACROSS * STAGES + stage) * A_SLOTS +
+                      slot) *
+                         32 +
+                     threadIdx.x % 32];
 }
 /* What the warps side by side brought of A is there for all of them, and all have read what they read before. */
 DEVICE void meet() {
-    if constexpr (WARPS_ACROSS > 1 && STAGES_A) asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / 32 / WARPS_ACROSS), "n"(WARPS_ACROSS * 32) : "memory");
+    if constexpr (WARPS_ACROSS > 1 && STAGES_A)
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / 32 / WARPS_ACROSS), "n"(WARPS_ACROSS * 32) : "memory");
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
 /* What a lane brings, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them. */
 struct walk {
-    const unsigned char* w[2 * BLOCKS];
-    const factor_t* a[TOKENS];
+    const unsigned char *w[2 * BLOCKS];
+    const factor_t *a[TOKENS];
     u32 scale_row[2 * BLOCKS];
     index own, k, scale_k;
 
-    DEVICE walk(const arguments& p, index first, index begin) : own(threadIdx.x % 4 * LENGTH), k(begin), scale_k(begin) {
-        #pragma unroll
+    DEVICE walk(const arguments &p, index first, index begin)
+        : own(threadIdx.x % 4 * LENGTH), k(begin), scale_k(begin) {
+#pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {
             const index row = least(first + i * 8 + lane_row(), (index)p.columns - 1);
             w[i] = p.w + row * p.w_row + (i64)own * BITS<weight_t> / 8;
             scale_row[i] = (u32)(divide(row, p.scale_block) * p.scale_row);
         }
-        #pragma unroll
-        for (int f = 0; f < TOKENS; f++) a[f] = p.a + least(f * 8 + lane_row(), (index)p.rows - 1) * p.a_row + own;
+#pragma unroll
+        for (int f = 0; f < TOKENS; f++)
+            a[f] = p.a + least(f * 8 + lane_row(), (index)p.rows - 1) * p.a_row + own;
     }
     /* Begins to bring a step; zeros beyond the depth and for rows that are not there. */
-    DEVICE void fetch(const arguments& p, int stage) {
+    DEVICE void fetch(const arguments &p, int stage) {
         const bool inside = k + own < (index)p.depth;
-        #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) copy_async_once(w_slot(stage, i), w[i] + (i64)k * BITS<weight_t> / 8, inside);
-        #pragma unroll
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++)
+            copy_async_once(w_slot(stage, i), w[i] + (i64)k * BITS<weight_t> / 8, inside);
+#pragma unroll
         for (int i = 0; i < A_SLOTS; i++)
             if (i % WARPS_ACROSS == threadIdx.x / 32 % WARPS_ACROSS)
-                copy_async_often(a_slot(stage, i), a[i / PARTS] + k + i % PARTS * 8, inside && i / PARTS * 8 + lane_row() < (index)p.rows);
+                copy_async_often(a_slot(stage, i), a[i / PARTS] + k + i % PARTS * 8,
+                                 inside && i / PARTS * 8 + lane_row() < (index)p.rows);
         commit_copies();
         k += STRIDE;
     }
-    DEVICE void fetch_scales(const arguments& p, scale_t (&scale)[2 * BLOCKS]) {
+    DEVICE void fetch_scales(const arguments &p, scale_t (&scale)[2 * BLOCKS]) {
         const u32 along = (u32)(divide(least(scale_k + own, (index)p.depth - 1), p.scale_group) * p.scale_k);
-        #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) scale[i] = p.scale[scale_row[i] + along];
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++)
+            scale[i] = p.scale[scale_row[i] + along];
         scale_k += STRIDE;
     }
     /* What is read of A where it does not wait in shared memory. */
-    DEVICE chunk<16> read_a(const arguments& p, int f, int part, index at) const {
+    DEVICE chunk<16> read_a(const arguments &p, int f, int part, index at) const {
         const bool inside = f * 8 + lane_row() < (index)p.rows && at + own < (index)p.depth;
-        return inside ? *(const chunk<16>*)(a[f] + at + part * 8) : chunk<16>{};
+        return inside ? *(const chunk<16> *)(a[f] + at + part * 8) : chunk<16>{};
     }
 };
 
@@ -93,36 +102,41 @@ using sums = float[BLOCKS][TOKENS][4];
 DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
 /* A template, so that scales of other types are not looked at. */
-template <class S> DEVICE void multiply(const arguments& p, const walk& at, sums& r_c, int stage, const S (&scale)[2 * BLOCKS], index k) {
+template <class S>
+DEVICE void multiply(const arguments &p, const walk &at, sums &r_c, int stage, const S (&scale)[2 * BLOCKS], index k) {
     using numbers = few_bits<weight_t>;
     constexpr int WORDS = 4 / numbers::PAIRS; /* of weights, to 8 of A */
     chunk<16> w[2 * BLOCKS];
     u32 r_scale[2 * BLOCKS];
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < 2 * BLOCKS; i++) {
         w[i] = *w_slot(stage, i);
-        if constexpr (!SCALES_SUMS) r_scale[i] = numbers::times_unit(twice(scale[i].bits), factor_t{});
+        if constexpr (!SCALES_SUMS)
+            r_scale[i] = numbers::times_unit(twice(scale[i].bits), factor_t{});
     }
-    #pragma unroll
+#pragma unroll
     for (int part = 0; part < PARTS; part++) {
         chunk<16> a[TOKENS];
-        #pragma unroll
+#pragma unroll
         for (int f = 0; f < TOKENS; f++) {
-            if constexpr (STAGES_A) a[f] = *a_slot(stage, f * PARTS + part);
-            else a[f] = at.read_a(p, f, part, k);
+            if constexpr (STAGES_A)
+                a[f] = *a_slot(stage, f * PARTS + part);
+            else
+                a[f] = at.read_a(p, f, part, k);
         }
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e += 2)
-            #pragma unroll
+#pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
                 u32 r_w[4]; /* rows lane / 4 and lane / 4 + 8 of a pair, then of the next */
-                #pragma unroll
+#pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const u32 word = w[b * 2 + i % 2].words[part * WORDS + e / numbers::PAIRS];
                     r_w[i] = numbers::pair(word, (e + i / 2) % numbers::PAIRS, factor_t{});
-                    if constexpr (!SCALES_SUMS) r_w[i] = multiply_add(r_w[i], r_scale[b * 2 + i % 2], MINUS_ZEROS, factor_t{});
+                    if constexpr (!SCALES_SUMS)
+                        r_w[i] = multiply_add(r_w[i], r_scale[b * 2 + i % 2], MINUS_ZEROS, factor_t{});
                 }
-                #pragma unroll
+#pragma unroll
                 for (int f = 0; f < TOKENS; f++) {
                     const u32 r_a[2] = {numbers::join(a[f].words, e), numbers::join(a[f].words, e + 1)};
                     product<factor_t, factor_t>::template add<true>(r_c[b][f], r_w, r_a);
@@ -131,42 +145,48 @@ template <class S> DEVICE void multiply(const arguments& p, const walk& at, sums
     }
 }
 
-DEVICE void multiply_step(const arguments& p, const walk& at, sums& r_c, int stage, const scale_t (&scale)[2 * BLOCKS], index k) {
+DEVICE void multiply_step(const arguments &p, const walk &at, sums &r_c, int stage, const scale_t (&scale)[2 * BLOCKS],
+                          index k) {
     if constexpr (!SCALES_SUMS) {
         multiply(p, at, r_c, stage, scale, k);
     } else {
         sums r_step = {};
         multiply(p, at, r_step, stage, scale, k);
-        #pragma unroll
+#pragma unroll
         for (int b = 0; b < BLOCKS; b++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float factor = (IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale[b * 2 + e / 2]);
-                #pragma unroll
-                for (int f = 0; f < TOKENS; f++) r_c[b][f][e] += r_step[b][f][e] * factor;
+#pragma unroll
+                for (int f = 0; f < TOKENS; f++)
+                    r_c[b][f][e] += r_step[b][f][e] * factor;
             }
     }
 }
 
-DEVICE void end(const arguments& p, const sums& r_c, index first) {
-    auto& s_sums = *(float(*)[WARPS_DEEP][8][PITCH])s_memory;
+DEVICE void end(const arguments &p, const sums &r_c, index first) {
+    auto &s_sums = *(float (*)[WARPS_DEEP][8][PITCH])s_memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, beside = warp % WARPS_ACROSS * ROWS;
-    #pragma unroll
+#pragma unroll
     for (int f = 0; f < TOKENS; f++) {
         __syncthreads();
-        #pragma unroll
+#pragma unroll
         for (int b = 0; b < BLOCKS; b++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) s_sums[warp / WARPS_ACROSS][lane % 4 * 2 + e % 2][beside + b * 16 + e / 2 * 8 + lane / 4] = r_c[b][f][e];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s_sums[warp / WARPS_ACROSS][lane % 4 * 2 + e % 2][beside + b * 16 + e / 2 * 8 + lane / 4] =
+                    r_c[b][f][e];
         __syncthreads();
         for (int at = threadIdx.x; at < 8 * COLUMNS / RUN; at += THREADS) {
             const int token = at / (COLUMNS / RUN), column = at % (COLUMNS / RUN) * RUN;
             run<sum_t, RUN> sum = {};
-            #pragma unroll
+#pragma unroll
             for (int w = 0; w < WARPS_DEEP; w++)
-                #pragma unroll
-                for (int e = 0; e < RUN; e++) sum.at[e] += s_sums[w][token][column + e];
-            if (f * 8 + token < (index)p.rows && first + column < (index)p.columns) finish(p, 0, f * 8 + token, first + column, sum);
+#pragma unroll
+                for (int e = 0; e < RUN; e++)
+                    sum.at[e] += s_sums[w][token][column + e];
+            if (f * 8 + token < (index)p.rows && first + column < (index)p.columns)
+                finish(p, 0, f * 8 + token, first + column, sum);
         }
     }
 }
@@ -176,8 +196,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
     begin_overlapped();
     const index begin = warp / WARPS_ACROSS * STEP;
     walk at(p, blockIdx.x * COLUMNS + warp % WARPS_ACROSS * ROWS, begin);
-    #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) at.fetch(p, stage);
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++)
+        at.fetch(p, stage);
     sums r_c = {};
     scale_t now[2 * BLOCKS], next[2 * BLOCKS];
     at.fetch_scales(p, now);
@@ -188,8 +209,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
         at.fetch(p, free);
         at.fetch_scales(p, next);
         multiply_step(p, at, r_c, stage, now, k);
-        #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) now[i] = next[i];
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++)
+            now[i] = next[i];
         free = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

@@ -23,23 +23,24 @@
 
 using numbers = few_bits<weight_t>;
 
-constexpr int STEP = 128, SPAN = STEP / 4;              /* of the depth; of it a lane's */
-constexpr int PARTS = 4;                                /* of a step, two products each */
-constexpr int WORDS = SPAN * BITS<weight_t> / 32;       /* of weights of a lane, of a row */
+constexpr int STEP = 128, SPAN = STEP / 4;        /* of the depth; of it a lane's */
+constexpr int PARTS = 4;                          /* of a step, two products each */
+constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* of weights of a lane, of a row */
 constexpr int PART_WORDS = WORDS / PARTS;
 constexpr int MATH_GROUPS = ROWS / 64, MATH_THREADS = MATH_GROUPS * 128, THREADS = 128 + MATH_THREADS;
 constexpr int LOADER_REGISTERS = MATH_GROUPS > 2 ? 32 : 56, MATH_REGISTERS = MATH_GROUPS > 2 ? 112 : 224;
-constexpr int PITCH = ROWS + 4;                         /* of sums, so that lanes meet no bank twice */
-constexpr int SHARE = TOKENS / SPLITS;                  /* rows i that a block ends */
-constexpr float UNIT = numbers::unit(factor_t{});       /* how many times what pair() gives a weight is */
-constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;        /* bytes: 64 as they are, or 128 swizzled */
+constexpr int PITCH = ROWS + 4;                          /* of sums, so that lanes meet no bank twice */
+constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block ends */
+constexpr float UNIT = numbers::unit(factor_t{});        /* how many times what pair() gives a weight is */
+constexpr u32 W_ROW = STEP * BITS<weight_t> / 8;         /* bytes: 64 as they are, or 128 swizzled */
 constexpr u32 A_BOX = TOKENS * 128, A_BYTES = 2 * A_BOX; /* [TOKENS, 64], swizzled, twice */
 constexpr u32 SLOT = A_BYTES + ROWS * W_ROW;
-constexpr u32 SCALE_BYTES = SCALES * ROWS * 4;          /* [SCALES][ROWS] */
+constexpr u32 SCALE_BYTES = SCALES * ROWS * 4; /* [SCALES][ROWS] */
 constexpr u32 SCALES_AT = STAGES * SLOT, BARRIERS = SCALES_AT + STAGES * SCALE_BYTES;
 
 static_assert(ROWS % 64 == 0 && ROWS <= 256 && TOKENS % 8 == 0 && TOKENS <= 256, "what wgmma makes and TMA brings");
-static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8), "growing would hang");
+static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8),
+              "growing would hang");
 static_assert(TOKENS % SPLITS == 0, "each block of a cluster ends as many rows");
 static_assert(TOKENS * PITCH * 4 <= SCALES_AT, "sums lie where factors were");
 static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
@@ -55,14 +56,20 @@ DEVICE u32 sum_place(int token, int column) { return shared_address(s_memory) + 
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
-    DEVICE void advance() { if (++slot == STAGES) { slot = 0; phase ^= 1; } }
+    DEVICE void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
 };
 
 /* The block's part of the product. */
 struct tile {
     i32 token, column, first_step, steps;
-    DEVICE tile(const arguments& p)
-        : token(blockIdx.y * TOKENS), column(blockIdx.x / SPLITS * ROWS), first_step(blockIdx.x % SPLITS * (i32)p.steps_per_split) {
+    DEVICE tile(const arguments &p)
+        : token(blockIdx.y * TOKENS), column(blockIdx.x / SPLITS * ROWS),
+          first_step(blockIdx.x % SPLITS * (i32)p.steps_per_split) {
         const i32 left = (i32)p.steps - first_step;
         steps = left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
     }
@@ -74,61 +81,71 @@ DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) *
 
 /* As it multiplies sums, or pairs of weights. A template, so that scales of other types are not looked at. */
 template <class S> DEVICE u32 scale_word(S scale) {
-    if constexpr (SCALES_SUMS) return __float_as_uint((IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale));
-    else return numbers::times_unit(twice(scale.bits), factor_t{});
+    if constexpr (SCALES_SUMS)
+        return __float_as_uint((IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale));
+    else
+        return numbers::times_unit(twice(scale.bits), factor_t{});
 }
 
 /* The scales of a step, ROWS / 128 for each thread. What lies outside is read as the last: nobody wants what comes of it. */
 struct step_scales {
     scale_t at[SCALES][ROWS / 128];
-    DEVICE void fetch(const arguments& p, const u32 (&column)[ROWS / 128], i32 step) {
-        #pragma unroll
+    DEVICE void fetch(const arguments &p, const u32 (&column)[ROWS / 128], i32 step) {
+#pragma unroll
         for (int i = 0; i < SCALES; ++i) {
             const i32 k = step * STEP + i * (STEP / SCALES);
             const u32 along = divide((u32)(k < (i32)p.depth ? k : (i32)p.depth - 1), p.scale_group) * (u32)p.scale_k;
-            #pragma unroll
-            for (int n = 0; n < ROWS / 128; ++n) at[i][n] = p.scale[column[n] + along];
+#pragma unroll
+            for (int n = 0; n < ROWS / 128; ++n)
+                at[i][n] = p.scale[column[n] + along];
         }
     }
     DEVICE void store(u32 slot) const {
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < SCALES; ++i)
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < ROWS / 128; ++n)
-                store_shared(scale_slot(slot) + (i * ROWS + n * 128 + threadIdx.x) * 4, __uint_as_float(scale_word(at[i][n])));
+                store_shared(scale_slot(slot) + (i * ROWS + n * 128 + threadIdx.x) * 4,
+                             __uint_as_float(scale_word(at[i][n])));
     }
 };
 
-DEVICE void fill_weights(const arguments& p, const tile& tile, i32 step, u32 slot) {
+DEVICE void fill_weights(const arguments &p, const tile &tile, i32 step, u32 slot) {
     arrive_expecting(arrived(slot), SLOT); /* boxes that hang over an edge still count in full */
     load_box(w_slot(slot), p.w_map, arrived(slot), (tile.first_step + step) * (i32)W_ROW, tile.column);
 }
-DEVICE void fill_a(const arguments& p, const tile& tile, i32 step, u32 slot) {
-    #pragma unroll
-    for (int box = 0; box < 2; ++box) load_box(a_slot(slot) + box * A_BOX, p.a_map, arrived(slot), (tile.first_step + step) * STEP + box * 64, tile.token);
+DEVICE void fill_a(const arguments &p, const tile &tile, i32 step, u32 slot) {
+#pragma unroll
+    for (int box = 0; box < 2; ++box)
+        load_box(a_slot(slot) + box * A_BOX, p.a_map, arrived(slot), (tile.first_step + step) * STEP + box * 64,
+                 tile.token);
 }
 
-DEVICE void load_tiles(const arguments& p, const tile& tile) {
+DEVICE void load_tiles(const arguments &p, const tile &tile) {
     constexpr int AHEAD = SCALES < 4 ? 2 : 1; /* steps whose scales are on their way */
     const bool is_first = threadIdx.x == 0;
-    for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step) fill_weights(p, tile, step, step);
+    for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step)
+        fill_weights(p, tile, step, step);
     step_scales scales[AHEAD];
     u32 column[ROWS / 128];
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < ROWS / 128; ++n) {
         const u32 at = tile.column + n * 128 + threadIdx.x;
         column[n] = divide(at < (u32)p.columns ? at : (u32)p.columns - 1, p.scale_block) * (u32)p.scale_row;
     }
-    #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) scales[i].fetch(p, column, tile.first_step + i);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+        scales[i].fetch(p, column, tile.first_step + i);
     wait_for_previous_kernel(); /* which brought A into order */
-    for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step) fill_a(p, tile, step, step);
+    for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step)
+        fill_a(p, tile, step, step);
     __syncwarp();
     pipeline_cursor fill;
     for (i32 step = 0; step < tile.steps; step += AHEAD)
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-            if (step + i >= tile.steps) break;
+            if (step + i >= tile.steps)
+                break;
             if (step + i >= STAGES) {
                 wait(finished(fill.slot), fill.phase ^ 1);
                 if (is_first) {
@@ -153,48 +170,53 @@ using pairs = u32[2][4];        /* of weights: what two products take */
 DEVICE u32 lane_row(u32 warp, int i) { return warp * 16 + i * 8 + lane_index() / 4; }
 
 DEVICE void read_weights(u32 (&r_w)[2][WORDS], u32 slot, u32 warp) {
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < 2; ++i)
-        #pragma unroll
+#pragma unroll
         for (int c = 0; c < WORDS / 4; ++c) {
             const u32 row = lane_row(warp, i), chunk = lane_index() % 4 * (WORDS / 4) + c;
             const words r = load_words(w_slot(slot) + row * W_ROW + (W_ROW == 128 ? chunk ^ row % 8 : chunk) * 16);
-            #pragma unroll
-            for (int e = 0; e < 4; ++e) r_w[i][c * 4 + e] = r.at[e];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                r_w[i][c * 4 + e] = r.at[e];
         }
 }
 
 DEVICE void read_scales(float (&r_scale)[2], u32 slot, u32 warp) {
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) r_scale[i] = load_shared(scale_slot(slot) + (lane_index() % 4 * SCALES / 4 * ROWS + lane_row(warp, i)) * 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        r_scale[i] = load_shared(scale_slot(slot) + (lane_index() % 4 * SCALES / 4 * ROWS + lane_row(warp, i)) * 4);
 }
 
-DEVICE void unpack(pairs& r_a, const u32 (&r_w)[2][WORDS], int part, const float (&r_scale)[2]) {
-    #pragma unroll
+DEVICE void unpack(pairs &r_a, const u32 (&r_w)[2][WORDS], int part, const float (&r_scale)[2]) {
+#pragma unroll
     for (int e = 0; e < 4; ++e)
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < 2; ++i) {
             u32 pair = numbers::pair(r_w[i][part * PART_WORDS + e / numbers::PAIRS], e % numbers::PAIRS, factor_t{});
-            if constexpr (!SCALES_SUMS) pair = multiply_add(pair, __float_as_uint(r_scale[i]), MINUS_ZEROS, factor_t{});
+            if constexpr (!SCALES_SUMS)
+                pair = multiply_add(pair, __float_as_uint(r_scale[i]), MINUS_ZEROS, factor_t{});
             r_a[e / 2][e % 2 * 2 + i] = pair;
         }
 }
 
-DEVICE void keep(pairs& r_a) { /* until here, where the products that read them are over */
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) settle(r_a[i / 4][i % 4]);
+DEVICE void keep(pairs &r_a) { /* until here, where the products that read them are over */
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        settle(r_a[i / 4][i % 4]);
 }
 
 /* One turn of unpacking ahead: while the last part of a step is multiplied, the first one of the next. */
-DEVICE void multiply_tile(const tile& tile, u32 warp) {
+DEVICE void multiply_tile(const tile &tile, u32 warp) {
     sums r_c, r_step;
-    sums& r_sum = SCALES_SUMS ? r_step : r_c;
+    sums &r_sum = SCALES_SUMS ? r_step : r_c;
     u32 r_w[2][WORDS];
     float r_scale[2];
     pairs r_a[2];
     pipeline_cursor use;
-    #pragma unroll
-    for (int i = 0; i < TOKENS / 2 && SCALES_SUMS; ++i) r_c[i] = 0;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2 && SCALES_SUMS; ++i)
+        r_c[i] = 0;
     wait(arrived(0), 0);
     read_weights(r_w, 0, warp);
     read_scales(r_scale, 0, warp);
@@ -203,67 +225,81 @@ DEVICE void multiply_tile(const tile& tile, u32 warp) {
         const u32 slot = use.slot;
         const u64 b = operand(a_slot(slot), 0);
         use.advance();
-        #pragma unroll
+#pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            pairs& r_next = r_a[(part + 1) % 2];
+            pairs &r_next = r_a[(part + 1) % 2];
             mma_fence();
-            #pragma unroll
+#pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int number = part * 2 + i; /* of the step's products */
-                multiply_accumulate(r_sum, r_a[part % 2][i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2, number > 0 || (!SCALES_SUMS && step > 0));
+                multiply_accumulate(r_sum, r_a[part % 2][i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2,
+                                    number > 0 || (!SCALES_SUMS && step > 0));
             }
             mma_commit();
             if (part + 1 == PARTS) {
-                if (step + 1 < tile.steps) wait(arrived(use.slot), use.phase); /* else nobody wants what is read there */
+                if (step + 1 < tile.steps)
+                    wait(arrived(use.slot), use.phase); /* else nobody wants what is read there */
                 read_weights(r_w, use.slot, warp);
                 read_scales(r_scale, SCALES_SUMS ? slot : use.slot, warp);
             }
             mma_wait<1>();
-            if (part > 0) keep(r_next);
+            if (part > 0)
+                keep(r_next);
             unpack(r_next, r_w, (part + 1) % PARTS, r_scale);
         }
         mma_wait<0>();
         keep(r_a[(PARTS - 1) % 2]);
         __syncwarp();
-        if (lane_index() == 0) arrive(finished(slot));
-        #pragma unroll
+        if (lane_index() == 0)
+            arrive(finished(slot));
+#pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) {
             settle(r_sum[i]);
-            if constexpr (SCALES_SUMS) r_c[i] += r_step[i] * r_scale[i / 2 % 2];
+            if constexpr (SCALES_SUMS)
+                r_c[i] += r_step[i] * r_scale[i / 2 % 2];
         }
     }
     sync_threads(1, MATH_THREADS); /* nobody reads factors any more */
-    #pragma unroll
+#pragma unroll
     for (int i = 0; i < TOKENS / 2; ++i)
         store_shared(sum_place(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
 }
 
 /* ---- The end ---- */
 
-DEVICE void add_sums(run<sum_t, RUN>& sum, u32 address) {
+DEVICE void add_sums(run<sum_t, RUN> &sum, u32 address) {
     if constexpr (RUN == 4) {
         const words r = load_words_of_peer(address);
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) sum.at[e] += __uint_as_float(r.at[e]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            sum.at[e] += __uint_as_float(r.at[e]);
     } else {
-        #pragma unroll
-        for (int e = 0; e < RUN; ++e) sum.at[e] += load_of_peer(address + e * 4);
+#pragma unroll
+        for (int e = 0; e < RUN; ++e)
+            sum.at[e] += load_of_peer(address + e * 4);
     }
 }
 
-DEVICE void end_tile(const arguments& p, const tile& tile) {
+DEVICE void end_tile(const arguments &p, const tile &tile) {
     const int first = blockIdx.x % SPLITS * SHARE;
     for (int at = threadIdx.x - 128; at < SHARE * (ROWS / RUN); at += MATH_THREADS) {
         const int token = first + at / (ROWS / RUN), column = at % (ROWS / RUN) * RUN;
         run<sum_t, RUN> sum = {};
-        #pragma unroll
-        for (int block = 0; block < SPLITS; ++block) add_sums(sum, peer_address(sum_place(token, column), block));
-        if (tile.token + token < (i32)p.rows && tile.column + column < (i32)p.columns) finish(p, 0, tile.token + token, tile.column + column, sum);
+#pragma unroll
+        for (int block = 0; block < SPLITS; ++block)
+            add_sums(sum, peer_address(sum_place(token, column), block));
+        if (tile.token + token < (i32)p.rows && tile.column + column < (i32)p.columns)
+            finish(p, 0, tile.token + token, tile.column + column, sum);
     }
 }
 
 /* Sums lie where all who read them see them, or have been read by all. */
-DEVICE void meet() { if constexpr (SPLITS > 1) cluster_sync(); else sync_threads(1, MATH_THREADS); }
+DEVICE void meet() {
+    if constexpr (SPLITS > 1)
+        cluster_sync();
+    else
+        sync_threads(1, MATH_THREADS);
+}
 
 /* ---- The kernel ---- */
 
@@ -285,13 +321,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
         shrink_registers<LOADER_REGISTERS>();
         load_tiles(p, tile);
         __syncwarp();
-        if constexpr (SPLITS > 1) { cluster_sync(); cluster_sync(); } /* as the others do */
+        if constexpr (SPLITS > 1) {
+            cluster_sync();
+            cluster_sync();
+        } /* as the others do */
     } else {
         grow_registers<MATH_REGISTERS>();
         multiply_tile(tile, warp - 4);
         wait_for_previous_kernel(); /* which is long over: what it wrote is read from here on */
         meet();
         end_tile(p, tile);
-        if constexpr (SPLITS > 1) meet(); /* nobody leaves while a peer reads its sums */
+        if constexpr (SPLITS > 1)
+            meet(); /* nobody leaves while a peer reads its sums */
     }
 }
