@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bindings")]
 import weft  # noqa: E402
 from weft import buffers, dtypes  # noqa: E402
+from weft.kernel import Kernel  # noqa: E402
 
 RUNS = 3  # of each case: what one leaves in counters and caches, the next one finds
 TRAINING = weft.norm_forward_phase.TRAINING
@@ -809,7 +808,7 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     steps = made.g.plan.report["steps"]
     wrong = [] if f"cuda.{case.family}" in [step["family"] for step in steps] else [f"not by {case.family}"]
     if given.plan:
-        return wrong
+        return wrong + complaints(made.g.plan.kernels())
     host = arrays(made)
     run(made, host, not (given.initcheck and leaves_to_copies(steps)))
     if given.no_check:
@@ -828,12 +827,22 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
 
 def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], set[str]]:
     """The cases built, and the kernels and families that they use."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        os.environ["WEFT_DUMP_DIR"] = folder
+    with ThreadPoolExecutor() as pool:
         made = list(pool.map(lambda case: build(case, case.engine, **where), cases))
-        texts = [path.read_text() for path in Path(folder).glob("*/*.cu")]
-    kernels = {name for text in texts for name in re.findall(r'#include "[\w/]*/(\w+\.cuh)"', text)}
-    return made, kernels | {step["family"] for each in made for step in each.g.plan.report["steps"]}
+    kernels = (kernel for each in made for kernel in each.g.plan.kernels())
+    files = {Path(name).name for kernel in kernels for name in kernel.headers}
+    return made, files | {step["family"] for each in made for step in each.g.plan.report["steps"]}
+
+
+def complaints(kernels: Sequence[Kernel]) -> list[str]:
+    """What is to be said against kernels' text: the compiler's warnings, and files that nothing includes."""
+    found = []
+    for kernel in kernels:
+        texts = (kernel.text, *kernel.headers.values())
+        included = {name for text in texts for name in re.findall(r'^ *#include "(.+)"', text, re.MULTILINE)}
+        idle = [f"{kernel.entry} comes with {name}, unused" for name in kernel.headers.keys() - included]
+        found += [*idle, kernel.log.strip("\0\n")]
+    return list(filter(None, dict.fromkeys(found)))
 
 
 def known() -> set[str]:

@@ -55,18 +55,63 @@ def test_floors_hold() -> None:
         ("base/a.h", '#include "arena.h"', 'base/a.h: includes "arena.h". Write the path from backend/'),
         ("extra/a.h", "", "extra/a.h: extra is no floor."),
         ("engines/a.c", '#include "graph/g.h"\n#include "runtime/r.h"\n#include "weft/weft.h"', ""),
+        # The folders of the engine floor.
+        ("engines/cuda/map/a.c", '#include "engines/cuda/core/k.h"\n#include "engines/engine.h"', ""),
+        ("engines/cuda/core/a.h", '#include "engines/cuda/map/m.h"', "cuda/core/ may see no other folder."),
+        ("engines/cuda/core/a.cuh", '#include "rows/rows.cuh"', "cuda/core/ may see no other folder."),
+        ("engines/cuda/rows/a.cuh", '#include "core/math.cuh"', ""),
+        ("engines/cuda/rows/a.cuh", '#include "map/m.cuh"', "m.cuh\": cuda/rows/ may see cuda, cuda/core."),
+        ("engines/cuda/rows/a.c", 'f("#include \\"map/m.cuh\\"\\n");', 'includes "engines/cuda/map/m.cuh"'),
+        ("engines/cuda/rows/a.c", 'finish(&print, "window/w.cuh");', 'includes "engines/cuda/window/w.cuh"'),
+        ("engines/cuda/product/a.h", '#include "engines/cuda/product/hopper/h.h"', "/product/ may see cuda"),
+        ("engines/cuda/product/stem/a.c", '#include "engines/cuda/product/packed/p.h"', "duct/stem/ may see"),
+        ("engines/cuda/product/stem/a.c", '#include "engines/cuda/product/hopper/h.h"', ""),
+        ("engines/engine.h", '#include "engines/cuda/core/kernel.h"', "engines/ may see no other folder."),
+        ("engines/cuda/rows/a.h", '#include "engines/cuda/families.h"', "headers know no front."),
+        ("engines/cuda/extra/a.h", "", "cuda/extra is no folder of the engine floor."),
+        ("plan/a.c", '#include "plan/a.c"', "a circle of includes: plan/a.c > plan/a.c."),
+        ("engines/cuda/map/a.cuh", '#include "map/a.cuh"', "circle of includes: engines/cuda/map/a.cuh >"),
+        ("engines/cuda/map/a.c", "const struct family cuda_one = {};\nf(cuda_one, struct cuda_two);", ""),
+        ("engines/cuda/map/staged.c", "", "map/staged.c names no family of others: take it off CALLS."),
     ],
 )
 def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) -> None:
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools/check_floors.py", tmp_path / "tools")
-    source = tmp_path / "backend" / file
-    source.parent.mkdir(parents=True)
-    source.write_text(text)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "tools/check_floors.py"], capture_output=True, text=True, check=False
-    )
+    done = check_floors(tmp_path, {file: text})
     assert (done.returncode, offence in done.stdout) == (1 if offence else 0, True), done.stdout + done.stderr
+
+
+def check_floors(folder: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs the checker on a backend of these files."""
+    (folder / "tools").mkdir()
+    shutil.copy(ROOT / "tools/check_floors.py", folder / "tools")
+    for file, text in files.items():
+        source = folder / "backend" / file
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text(text)
+    program = folder / "tools/check_floors.py"
+    return subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+
+def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
+    done = check_floors(
+        tmp_path,
+        {
+            "engines/cuda/core/a.h": '#include "engines/cuda/core/b.h"',
+            "engines/cuda/core/b.h": '#include "base/c.h"\n#include "engines/cuda/core/d.h"',
+            "engines/cuda/core/d.h": '#include "engines/cuda/core/a.h"',
+            "base/c.h": "",
+            "engines/cuda/map/map.c": "const struct family cuda_one = {};",
+            "engines/cuda/rows/rows.c": "const struct family cuda_two = {};\nTRY(cuda_one.accepts(region));",
+            "engines/engines.c": "{&cuda_one, &cuda_two}",
+        },
+    )
+    core = "engines/cuda/core"
+    assert done.stdout.splitlines() == [
+        "engines/cuda/rows/rows.c names family cuda_one of engines/cuda/map/map.c: families do not call "
+        "each other.",
+        f"a circle of includes: {core}/a.h > {core}/b.h > {core}/d.h > {core}/a.h.",
+    ]
+    assert done.returncode == 1
 
 
 def test_sizes_report_runs() -> None:

@@ -1,9 +1,11 @@
-"""The floors of the backend: a file includes its own floor and floors below, and nothing sideways.
+"""The floors of the backend, and the folders of the engine floor: a file includes its own floor and floors
+below, its own folder and those that the folder may see, and nothing sideways, back up or round in a circle.
 
     5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
-The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Prints each
-offence; exits 1 if there is one.
+The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Device files
+(.cuh) obey, too, and so do the includes that C files print. A family is named by the file that defines it and
+by the list of engines alone: families do not call each other. Prints each offence; exits 1 if there is one.
 """
 
 from __future__ import annotations
@@ -11,32 +13,169 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5}
 PILLARS = {"graph", "runtime"}
+# Each folder of engines/, and the other ones of which it may include files: parts that families share come
+# first, families after them. What lies in engines/ itself serves all.
+FOLDERS = {
+    "cpu": "",
+    "cpu/core": "",
+    "cpu/map": "cpu cpu/core",
+    "cpu/product": "cpu cpu/core",
+    "cuda": "",
+    "cuda/core": "",
+    "cuda/attention": "cuda cuda/core",
+    "cuda/attention/hopper": "cuda cuda/core cuda/attention",
+    "cuda/map": "cuda cuda/core",
+    "cuda/product": "cuda cuda/core",
+    "cuda/product/depthwise": "cuda cuda/core cuda/product",
+    "cuda/product/hopper": "cuda cuda/core cuda/product",
+    "cuda/product/grouped": "cuda cuda/core cuda/product cuda/product/hopper",
+    "cuda/product/stem": "cuda cuda/core cuda/product cuda/product/hopper",
+    "cuda/product/weight_only": "cuda cuda/core cuda/product cuda/product/hopper",
+    # Copies factors as map/ copies before Hopper's product multiplies them.
+    "cuda/product/packed": "cuda cuda/core cuda/product cuda/product/hopper cuda/map",
+    "cuda/rows": "cuda cuda/core",
+    "cuda/window": "cuda cuda/core",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+# In the text of a C file: "#include \"core/reduce.cuh\"\n", or the path of a kernel's file alone.
+PRINTED = re.compile(r'(?:#include \\"|")((?:\w+/)+\w+\.cuh)\\?"')
+LISTS = {"engines/engines.c", "engines/cuda/core/sources.c"}  # they name all families, all device files
+# What still names families of others, and why: they price what the planner does not yet join from steps.
+CALLS = {
+    "engines/cuda/map/staged.c": "copies what others cannot address, and runs the family that then serves",
+    "engines/cuda/product/hopper/patch.c": "declines where the plain product of its folder is faster",
+    "engines/cuda/product/packed/packed.c": "copies factors, and runs the product that then serves",
+    "engines/cuda/product/prologue.c": "asks what the product takes where its factors are prepared before",
+    "engines/cuda/product/weight_only/weight_only.c": "dequantises weights as map/ does",
+    "engines/cuda/product/weight_only/weight_only_sm90.c": "declines where its parts are faster",
+}
+DEFINED = re.compile(r"^const struct family (\w+) =", re.MULTILINE)
+NAMED = re.compile(r"(?<!struct )\b(?:cuda|cpu)_\w+\b")
+
+
+class Source(NamedTuple):
+    """A file of the backend, by its path from there, and what it includes, likewise."""
+
+    path: str
+    text: str
+    includes: list[str]
+
+    @property
+    def home(self) -> str:
+        """Its floor's folder."""
+        return self.path.split("/")[0]
+
+
+def included(path: str, text: str, backend: Path) -> list[str]:
+    """What a file includes or prints an include of; device files write paths from engines/cuda/."""
+    found: list[str] = INCLUDE.findall(text)
+    if path.endswith(".c") and path not in LISTS:
+        found += [f"engines/cuda/{name}" for name in PRINTED.findall(text)]
+    if path.endswith(".cuh"):
+        found = [name if (backend / name).exists() else f"engines/cuda/{name}" for name in found]
+    return found
+
+
+def sources(backend: Path) -> list[Source]:
+    """All files, in order."""
+    paths = [path.relative_to(backend).as_posix() for path in sorted(backend.rglob("*.*"))]
+    texts = {path: (backend / path).read_text() for path in paths if path.endswith((".c", ".h", ".cuh"))}
+    return [Source(path, text, included(path, text, backend)) for path, text in texts.items()]
+
+
+# ---- Floors ----
+
+
+def floor_offences(source: Source) -> Iterator[str]:
+    """Includes that break the order of the floors."""
+    path, home = source.path, source.home
+    if home not in FLOORS:
+        yield f"{path}: {home} is no floor. Put the file under one of {', '.join(FLOORS)}."
+        return
+    seen = {home}
+    for include in source.includes:
+        target = include.split("/")[0]
+        if target == "weft":
+            continue
+        if target not in FLOORS or "/" not in include:
+            yield f'{path}: includes "{include}". Write the path from backend/, as "{home}/{include}".'
+        elif target != home and FLOORS[target] >= FLOORS[home]:
+            yield f'{path} (floor {FLOORS[home]}, {home}) includes "{include}" (floor {FLOORS[target]}).'
+        seen.add(target)
+    if seen >= PILLARS and home not in {"engines", *PILLARS}:
+        yield f"{path}: sees both graph/ and runtime/, as only engines/ may. Take one through engines/."
+
+
+# ---- Folders of the engine floor ----
+
+
+def folder_of(path: str) -> str:
+    """"cuda/map" of engines/cuda/map/map.c; empty for what lies in engines/ itself."""
+    return "/".join(PurePosixPath(path).parts[1:-1])
+
+
+def folder_offences(source: Source) -> Iterator[str]:
+    """Includes that break the order of the folders."""
+    path, own = source.path, folder_of(source.path)
+    if source.home != "engines" or path in LISTS:
+        return
+    if own and own not in FOLDERS:
+        yield f"{path}: {own} is no folder of the engine floor. Write in FOLDERS what it may include."
+        return
+    may = {own, "", *FOLDERS.get(own, "").split()}
+    for include in source.includes:
+        if include.startswith("engines/") and folder_of(include) not in may:
+            others = ", ".join(sorted(may - {"", own})) or "no other folder"
+            yield f'{path} includes "{include}": {own or "engines"}/ may see {others}.'
+        if path.endswith(".h") and include.endswith("/families.h"):
+            yield f'{path} includes "{include}". Do so where a family is defined: headers know no front.'
+
+
+def call_offences(files: list[Source]) -> Iterator[str]:
+    """Families that others name, and exceptions that are none."""
+    homes = {name: source.path for source in files for name in DEFINED.findall(source.text)}
+    for source in files:
+        named = {name for name in NAMED.findall(source.text) if homes.get(name, source.path) != source.path}
+        if source.path in CALLS and not named:
+            yield f"{source.path} names no family of others: take it off CALLS."
+        if source.path.endswith(".c") and source.path not in {*CALLS, *LISTS}:
+            for name in sorted(named):
+                yield f"{source.path} names family {name} of {homes[name]}: families do not call each other."
+
+
+# ---- Circles ----
+
+
+def circles(files: list[Source]) -> Iterator[str]:
+    """One sentence for each way back to a file that is being read."""
+    includes = {source.path: source.includes for source in files}
+    done: set[str] = set()
+
+    def follow(path: str, way: list[str]) -> Iterator[str]:
+        if path in way:
+            yield f"a circle of includes: {' > '.join([*way[way.index(path) :], path])}."
+        elif path not in done:
+            for include in includes.get(path, []):
+                yield from follow(include, [*way, path])
+            done.add(path)
+
+    for path in includes:
+        yield from follow(path, [])
 
 
 def offences(backend: Path) -> Iterator[str]:
-    """One sentence for each include that breaks the floor order."""
-    for file in sorted(backend.rglob("*.[ch]")):
-        path = file.relative_to(backend)
-        home, seen = path.parts[0], {path.parts[0]}
-        if home not in FLOORS:
-            yield f"{path}: {home} is no floor. Put the file under one of {', '.join(FLOORS)}."
-            continue
-        for include in INCLUDE.findall(file.read_text()):
-            target = include.split("/")[0]
-            if target == "weft":
-                continue
-            if target not in FLOORS or "/" not in include:
-                yield f'{path}: includes "{include}". Write the path from backend/, as "{home}/{include}".'
-            elif target != home and FLOORS[target] >= FLOORS[home]:
-                yield f'{path} (floor {FLOORS[home]}, {home}) includes "{include}" (floor {FLOORS[target]}).'
-            seen.add(target)
-        if seen >= PILLARS and home not in {"engines", *PILLARS}:
-            yield f"{path}: sees both graph/ and runtime/, as only engines/ may. Take one through engines/."
+    """One sentence for each."""
+    files = sources(backend)
+    for source in files:
+        yield from floor_offences(source)
+        yield from folder_offences(source)
+    yield from call_offences(files)
+    yield from circles(files)
 
 
 if __name__ == "__main__":

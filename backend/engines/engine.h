@@ -6,6 +6,7 @@
 #define WEFT_ENGINES_ENGINE_H
 
 #include "base/arena.h"
+#include "base/text.h"
 #include "graph/graph.h"
 #include "runtime/carried.h"
 #include "runtime/context.h"
@@ -105,6 +106,8 @@ struct engine {
                             const struct carried_codes *carried);
     /* The i-th piece of code that compile got for a step; false behind the last. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
+    /* The programs of compiled steps, as the JSON that attribute kernels of a plan gives. NULL: there are none. */
+    void (*show)(const struct step *steps, int count, struct text *json);
 };
 
 /* Whether a family on its list serves an engine. */

@@ -46,6 +46,7 @@ static const struct engine cuda_engine = {
     .is_fallback = true,
     .compile = cuda_compile,
     .code = cuda_code,
+    .show = cuda_show,
 };
 
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -62,6 +63,7 @@ static const struct engine cuda_tf32_engine = {
     .behavior_note_count = 1,
     .compile = cuda_compile,
     .code = cuda_code,
+    .show = cuda_show,
 };
 
 static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -78,6 +80,7 @@ static const struct engine cuda_unordered_engine = {
     .behavior_note_count = 1,
     .compile = cuda_compile,
     .code = cuda_code,
+    .show = cuda_show,
 };
 
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};

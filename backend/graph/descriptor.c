@@ -535,6 +535,29 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Gives the elements of a row that may be read; `written` is the text of one that is written when it is asked for. */
+static weftStatus_t give_row(const struct descriptor *descriptor, const struct row *row,
+                             weftBackendAttributeType_t type, const struct text *written, int64_t requested,
+                             int64_t *count, void *elements) {
+    const void *items;
+    int64_t held = row_count_now(descriptor, row, &items);
+    if (row->write) {
+        items = text_string(written);
+        held = (int64_t)written->length;
+    }
+    if (count)
+        *count = held;
+    else if (requested != 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
+             "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
+             "when one is.",
+             descriptor_label(descriptor), row->key, (long long)requested);
+    for (int64_t i = 0; elements && i < held && i < requested; i++)
+        TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
+                        (char *)elements + (size_t)i * attribute_types[type].bytes));
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
@@ -554,19 +577,14 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
     if (requested < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s: %lld elements requested. Request 0 or more.",
              descriptor_label(descriptor), row->key, (long long)requested);
-    const void *items;
-    int64_t held = row_count_now(descriptor, row, &items);
-    if (count)
-        *count = held;
-    else if (requested != 1)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
-             "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
-             "when one is.",
-             descriptor_label(descriptor), row->key, (long long)requested);
-    for (int64_t i = 0; elements && i < held && i < requested; i++)
-        TRY(convert_out(descriptor, row, type, (const char *)items + (size_t)i * stored_bytes(row->type),
-                        (char *)elements + (size_t)i * attribute_types[type].bytes));
-    return WEFT_STATUS_SUCCESS;
+    struct text written;
+    text_init(&written);
+    if (row->write)
+        row->write(descriptor, &written);
+    weftStatus_t status = written.failed ? status_no_memory(written.capacity)
+                                         : give_row(descriptor, row, type, &written, requested, count, elements);
+    text_free(&written);
+    return status;
 }
 
 /* ---- Copy -------------------------------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #define WEFT_GRAPH_SCHEMA_H
 
 #include "base/arena.h"
+#include "base/text.h"
 #include "weft/weft.h"
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -45,6 +46,8 @@ enum storage { STORE_VALUE, STORE_DIMS, STORE_LIST };
 /* Row targets that name more than one descriptor kind. */
 enum { TARGET_ANY_OPERATION = -1 };
 
+struct descriptor;
+
 struct row {
     weftBackendAttributeName_t name;
     const char *key; /* short name in messages, documentation and frontends */
@@ -59,6 +62,8 @@ struct row {
     double initial;       /* default of a number, enumeration or boolean */
     const char *in_place; /* of an output: keys of the inputs whose memory it may overwrite element by element */
     const char *shape;    /* of a tensor: its dimensions in words */
+    /* Of a result that is text and is written each time that it is asked for, as it is long; NULL: it lies at the offset. */
+    void (*write)(const struct descriptor *descriptor, struct text *text);
     const char *doc;
 };
 

@@ -34,6 +34,7 @@ struct plan {
     struct device_properties *device_properties;
     int32_t retention;
     struct list slot_uids, report, tag;
+    struct list kernels; /* always empty: it is written when it is asked for */
     int64_t workspace_limit;
     bool with_code;
     struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
@@ -66,5 +67,7 @@ void plan_free_frame(struct plan *plan);
 
 /* report.c: what runs where and why, as JSON in the plan's arena. */
 weftStatus_t plan_write_report(struct plan *plan);
+/* The kernels that the plan runs, as JSON. */
+void plan_write_kernels(const struct descriptor *plan, struct text *json);
 
 #endif

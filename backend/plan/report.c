@@ -115,3 +115,11 @@ weftStatus_t plan_write_report(struct plan *plan) {
     text_free(&text);
     return status;
 }
+
+void plan_write_kernels(const struct descriptor *plan, struct text *json) {
+    const struct draft *draft = &((const struct plan *)plan)->draft;
+    if (draft->steps && draft->engine->show)
+        draft->engine->show(draft->steps, draft->cover.count, json);
+    else
+        text_add(json, "{\"kernels\":[],\"headers\":{}}");
+}

@@ -1204,6 +1204,10 @@ class attribute_name(IntEnum):
     """BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where there is no
     run-time compiler; default false. Set it when saving, and again when loading to use what is carried: do so
     only with plans from people you trust."""
+    EXECUTION_PLAN_KERNELS_EXT = 10027
+    """CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a list with
+    family, step, file, entry, grid, block, cluster, shared_bytes, log, text and headers of each, and
+    "headers", the texts of the files that they include, by name."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001

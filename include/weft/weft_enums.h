@@ -1273,6 +1273,10 @@ typedef enum {
         /**< BOOLEAN: whether JSON_REPRESENTATION carries machine code, so that the plan loads where
              there is no run-time compiler; default false. Set it when saving, and again when loading
              to use what is carried: do so only with plans from people you trust. */
+    WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT = 10027,
+        /**< CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a
+             list with family, step, file, entry, grid, block, cluster, shared_bytes, log, text and
+             headers of each, and "headers", the texts of the files that they include, by name. */
 
     /* VARIANT_PACK: the memory for one run. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,

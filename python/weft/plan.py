@@ -16,6 +16,7 @@ from weft.devices import DeviceProperties, default_handle
 from weft.enums import attribute_name, data_type, descriptor_type, device_kind
 from weft.errors import BadParameterError
 from weft.frame import Frame, Thread, is_known, known_of
+from weft.kernel import Kernel, kernel_of
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Staging, empty_like_kind, stream_of, use_on
 from weft.slots import Slot
 
@@ -515,6 +516,18 @@ class Plan:
         from weft.explain import explain_text
 
         return explain_text(self.report)
+
+    def kernels(self) -> list[Kernel]:
+        """The GPU kernels that the plan runs, in order, as they were compiled; none on the CPU.
+
+        >>> import weft
+        >>> with weft.Graph(handle=weft.create_handle("cpu")) as g:
+        ...     y = g.relu(g.tensor([2], data_type="f32", name="x"))
+        >>> g.plan.kernels()
+        []
+        """
+        shown = json.loads(self.descriptor.get_text(attribute_name.EXECUTION_PLAN_KERNELS_EXT))
+        return [kernel_of(each, shown["headers"]) for each in shown["kernels"]]
 
     def plot(self, path: str | None = None) -> str:
         """The plan as SVG: its steps as frames around the operations; also written to a path if one is

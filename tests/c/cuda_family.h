@@ -233,7 +233,10 @@ static inline void compile(const struct wanted *one) {
     struct nvrtc_choice choice;
     struct compiled compiled = {0};
     struct program program = {.name = "test.cu", .text = one->text, .option_count = 2, .options = options};
-    program.headers = kernel_files(&program.header_count);
+    struct program_header headers[DEVICE_FILES_MAX];
+    uint8_t digest[32];
+    program.header_count = kernel_headers(headers, digest, one->text);
+    program.headers = headers;
     weftStatus_t status = nvrtc_choose(&choice, one->arch);
     if (!status)
         status = nvrtc_compile(&compiled, &choice, &program);

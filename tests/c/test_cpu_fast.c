@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
-#include "engines/cpu/map/fastmath.h"
+#include "engines/cpu/core/fastmath.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/pointwise.h"

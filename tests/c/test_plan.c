@@ -338,6 +338,13 @@ static void test_report(void) {
                                        "\"uid\":14", "\"dims\":[4,6]"};
     for (size_t i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(strstr(report, said[i]), "the report lacks %s: %s", said[i], report);
+    char *kernels = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT, NULL);
+    CHECK(strcmp(kernels, "{\"kernels\":[],\"headers\":{}}") == 0, "the CPU shows kernels: %s", kernels);
+    free(kernels);
+    char few[4] = "---";
+    int64_t count;
+    MUST(weftBackendGetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT, WEFT_TYPE_CHAR, 2, &count, few));
+    CHECK(count == 27 && strcmp(few, "{\"-") == 0, "2 characters of %lld: %s", (long long)count, few);
     char text[1 << 14];
     MUST(weftQuerySupport(graph, NULL, text, sizeof text, NULL));
     CHECK(is_json(text), "%s", text);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of a program's few registers holds what: the compiler numbers results as they come, this gives them homes. */
-#include "engines/cpu/map/program.h"
+#include "engines/cpu/core/program.h"
 
 /* Lets the last computation write to memory at once when its result is stored as it is. All else has been read by then,
    so that an output may take the place of an input. */

@@ -4,7 +4,7 @@
 #ifndef WEFT_ENGINES_CPU_WALK_H
 #define WEFT_ENGINES_CPU_WALK_H
 
-#include "engines/cpu/map/program.h"
+#include "engines/cpu/core/program.h"
 
 /* One loop over a part of a dimension of the space: index = first + i * step, 0 <= i < extent. */
 struct axis {

@@ -131,7 +131,7 @@ static int64_t print_rows(struct kernel_print *print, const struct cuda_attentio
 static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c, struct cuda_kernel *kernel,
                                struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", ROW_WARPS);
     attention_print_tensor(&print, c, c->backward->o, "o", NULL);
@@ -172,7 +172,7 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
     attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
     attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
@@ -199,7 +199,7 @@ static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
     attention_print_tensor(&print, c, dbias, "dbias", axes);
     print_constant(&print, "MAKES_FIRST", 1);
@@ -221,7 +221,7 @@ static weftStatus_t build_sink(const struct cuda_attention *c, struct cuda_step 
     if (!c->heads)
         return WEFT_STATUS_SUCCESS;
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", SINK_WARPS);
     print_type(&print, "dsink_t", (weftDataType_t)dsink->type);

@@ -196,7 +196,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
                                struct arena *arena) {
     const struct cuda_attention *c = d->c;
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_tile(&print, d);
     print_constant(&print, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);

@@ -116,7 +116,7 @@ int64_t attention_print_splits(struct kernel_print *print, const struct cuda_att
 static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
                                struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     attention_print_tile(&print, f->tile, "KEYS", f->shared_bytes);
     print_constant(&print, "DEPTH", f->depth.chunk);
@@ -149,7 +149,7 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
 weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
                                    struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", MERGE_WARPS);
     attention_print_ends(&print, c);
@@ -161,7 +161,7 @@ weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t split
 
 static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", DUMP_WARPS);
     attention_print_tensor(&print, c, c->forward->rng_dump, "dump", NULL);

@@ -99,7 +99,7 @@ DEVICE void bring_keys(const P &a, const position &at, const span &keys, int fir
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (K_PAGE > 0)
-            return k + pages.page_of(first + i) * a.k_batch + (first + i) % K_PAGE * a.k_row;
+            return k + pages.page_of(first + i) * a.k_batch + (first + i) % (K_PAGE > 0 ? K_PAGE : 1) * a.k_row;
         else
             return k + (first + i) * a.k_row;
     });
@@ -114,7 +114,7 @@ template <class P> DEVICE void bring_values(const P &a, const position &at, cons
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (V_PAGE > 0)
-            return v + pages.page_of(first + i) * a.v_batch + (first + i) % V_PAGE * a.v_row;
+            return v + pages.page_of(first + i) * a.v_batch + (first + i) % (V_PAGE > 0 ? V_PAGE : 1) * a.v_row;
         else
             return v + (first + i) * a.v_row;
     });

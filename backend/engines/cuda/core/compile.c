@@ -12,13 +12,6 @@
 enum { COMPILERS_MAX = 8 }; /* each takes some hundred MiB while it works */
 
 static const char *const options[] = {"-std=c++17"};
-static uint8_t headers_digest[32];
-
-static void digest_headers(void) {
-    int count;
-    const struct program_header *files = kernel_files(&count);
-    cache_digest_headers(headers_digest, files, count);
-}
 
 static const struct carried_code *find_carried(const struct carried_codes *carried, const uint8_t identity[32]) {
     for (int i = 0; carried && i < carried->count; i++)
@@ -29,17 +22,18 @@ static const struct carried_code *find_carried(const struct carried_codes *carri
 
 weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
                             const struct carried_codes *carried) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct program_header headers[DEVICE_FILES_MAX];
+    uint8_t headers_digest[32];
     char name[64], arch[16];
-    pthread_once(&once, digest_headers);
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     device_arch(arch, device);
     struct program program = {.name = name,
                               .text = kernel->program,
+                              .header_count = kernel_headers(headers, headers_digest, kernel->program),
+                              .headers = headers,
                               .headers_digest = headers_digest,
                               .option_count = sizeof options / sizeof *options,
                               .options = options};
-    program.headers = kernel_files(&program.header_count);
     cache_identify(kernel->identity, &program, arch);
     program.identity = kernel->identity;
     const struct carried_code *found = find_carried(carried, kernel->identity);

@@ -39,10 +39,18 @@ static void print_real(struct text *code, double number) {
         text_add(code, "%a", number);
 }
 
-static void print_parameter(struct text *code, const char *type, const char *name, double number) {
-    text_add(code, " const %s %s = (%s)", type, name, type);
-    print_real(code, number);
-    text_add(code, ";");
+/* Those parameters of a mode that its formula names. */
+static void print_parameters(struct text *code, const char *type, const char *formula, struct pointwise_parameters p) {
+    const struct {
+        const char *name;
+        double number;
+    } all[] = {{"lower", p.lower}, {"upper", p.upper}, {"slope", p.slope}, {"alpha", p.alpha}, {"beta", p.beta}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strstr(formula, all[i].name)) {
+            text_add(code, " const %s %s = (%s)", type, all[i].name, type);
+            print_real(code, all[i].number);
+            text_add(code, ";");
+        }
 }
 
 static void print_operand(struct text *code, const char *type, const char *name, const struct graph *graph,
@@ -75,9 +83,12 @@ double formula_instructions(const struct pointwise_op *op) {
     return OPERATOR_INSTRUCTIONS;
 }
 
-/* relu as it mostly is: one instruction. */
-static bool is_plain_relu(const struct pointwise_mode *mode, struct pointwise_parameters p, const char *type) {
-    return mode->mode == WEFT_POINTWISE_RELU_FWD && p.slope == 0 && p.upper == INFINITY && strcmp(type, "float") == 0;
+/* The formula of a mode over a type; relu as it mostly is, in one instruction. */
+static const char *formula_over(const struct pointwise_mode *mode, const char *type, struct pointwise_parameters p) {
+    if (strcmp(type, "i64") == 0)
+        return pointwise_integer_formula(mode->mode);
+    bool is_plain = mode->mode == WEFT_POINTWISE_RELU_FWD && p.slope == 0 && p.upper == INFINITY;
+    return is_plain && strcmp(type, "float") == 0 ? "at_least(x, lower)" : mode->formula;
 }
 
 void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
@@ -85,28 +96,16 @@ void formula_print_exact(struct text *code, const struct graph *graph, const str
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
     struct pointwise_parameters p = pointwise_parameters(op);
-    const char *type = formula_type(op);
+    const char *type = formula_type(op), *formula = formula_over(mode, type, p);
     int out = graph_find_value(graph, operands.out);
-    bool relu = mode->mode == WEFT_POINTWISE_RELU_FWD || mode->mode == WEFT_POINTWISE_RELU_BWD;
-    bool backward = mode->form == FORM_BACKWARD;
 
-    text_add(code, "    %s v%d; {", type, out);
+    text_add(code, "    // ");
+    print_operation(code, node);
+    text_add(code, "\n    %s v%d; {", type, out);
     print_operand(code, type, "x", graph, operands.x, op->alpha1);
-    print_operand(code, type, backward ? "dy" : "b", graph, operands.b, op->alpha2);
+    print_operand(code, type, mode->form == FORM_BACKWARD ? "dy" : "b", graph, operands.b, op->alpha2);
     print_operand(code, type, "t", graph, operands.t, 1);
-    if (relu) {
-        print_parameter(code, type, "lower", p.lower);
-        print_parameter(code, type, "upper", p.upper);
-        print_parameter(code, type, "slope", p.slope);
-    }
-    if (strstr(mode->formula, "alpha"))
-        print_parameter(code, type, "alpha", p.alpha);
-    if (strstr(mode->formula, "beta"))
-        print_parameter(code, type, "beta", p.beta);
-    bool exact = strcmp(type, "i64") == 0;
-    const char *formula = exact                          ? pointwise_integer_formula(op->pw->mode)
-                          : is_plain_relu(mode, p, type) ? "at_least(x, lower)"
-                                                         : mode->formula;
+    print_parameters(code, type, formula, p);
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);

@@ -2,10 +2,12 @@
 /* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's file. */
 #include "engines/cuda/core/kernel.h"
 
+#include <stdio.h>
 #include <string.h>
 
-void kernel_print_init(struct kernel_print *print, const struct graph *graph) {
-    print->graph = graph;
+void kernel_print_init(struct kernel_print *print, const struct region *region) {
+    print->region = region;
+    print->graph = region->graph;
     text_init(&print->constants);
     text_init(&print->fields);
     text_init(&print->code);
@@ -38,12 +40,23 @@ const char *cuda_element_name(weftDataType_t type) {
     }
 }
 
+/* inline: the compiler warns of other constants that a variant of the kernel does not use. */
 void print_constant(struct kernel_print *print, const char *name, int64_t value) {
-    text_add(&print->constants, "constexpr int %s = %lld;\n", name, (long long)value);
+    text_add(&print->constants, "inline constexpr int %s = %lld;\n", name, (long long)value);
 }
 
 void print_type(struct kernel_print *print, const char *name, weftDataType_t type) {
     text_add(&print->constants, "using %s = %s;\n", name, cuda_element_name(type));
+}
+
+/* A field, with a comment that says what it is of. */
+static void add_field(struct kernel_print *print, int value, const char *type, const char *name) {
+    text_add(&print->fields, "    %s %s; // ", type, name);
+    if (value < 0)
+        text_add(&print->fields, "workspace");
+    else
+        print_origin(&print->fields, print->region, value);
+    text_add(&print->fields, "\n");
 }
 
 static void add_argument(struct kernel_print *print, struct argument argument) {
@@ -56,8 +69,13 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
     const struct tensor *tensor = print->graph->values[value].tensor;
     bool is_held = tensor->is_by_value || tensor->is_constant;
     const char *element = cuda_element_name(type); /* families ask before they print */
-    const char *form = is_held ? "    held<%s> %s;\n" : cuda_type_name(type) ? "    %s* %s;\n" : "    packed<%s> %s;\n";
-    text_add(&print->fields, form, element ? element : "void", name);
+    char field[32];
+    snprintf(field, sizeof field,
+             is_held                ? "held<%s>"
+             : cuda_type_name(type) ? "%s*"
+                                    : "packed<%s>",
+             element ? element : "void");
+    add_field(print, value, field, name);
     if (is_held)
         add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
     else
@@ -65,14 +83,16 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
 }
 
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
-    text_add(&print->fields, "    %s* %s;\n", type, name);
+    char field[64];
+    snprintf(field, sizeof field, "%s*", type);
+    add_field(print, -1, field, name);
     add_argument(print, (struct argument){ARGUMENT_SCRATCH, -1, offset_bytes});
 }
 
 void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name) {
     if (print->map_count == 0)
         text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n");
-    text_add(&print->fields, "    tensor_map %s;\n", name);
+    add_field(print, value, "tensor_map", name);
     add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
     for (int i = 1; i < MAP_WORDS; i++)
         add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});

@@ -64,17 +64,18 @@ struct cuda_step {
 
 /* A kernel under construction. `failed` of its texts and its count are asked once, by kernel_finish. */
 struct kernel_print {
-    struct text constants; /* using in_t = bf16; constexpr int VECTOR = 8; */
-    struct text fields;    /* of struct arguments */
-    struct text code;      /* functions printed from the graph */
-    const struct graph *graph;
+    struct text constants;       /* using in_t = bf16; constexpr int VECTOR = 8; */
+    struct text fields;          /* of struct arguments */
+    struct text code;            /* functions printed from the graph */
+    const struct region *region; /* what is printed for: comments say of which operation an operand is */
+    const struct graph *graph;   /* the region's */
     int argument_count;
     struct argument arguments[ARGUMENTS_MAX];
     int map_count;
     struct cuda_map maps[MAPS_MAX];
 };
 
-void kernel_print_init(struct kernel_print *print, const struct graph *graph);
+void kernel_print_init(struct kernel_print *print, const struct region *region);
 void print_constant(struct kernel_print *print, const char *name, int64_t value);
 /* using NAME = the storage type of a data type; */
 void print_type(struct kernel_print *print, const char *name, weftDataType_t type);
@@ -94,16 +95,23 @@ void print_number(struct kernel_print *print, int64_t number, const char *name);
 /* core/index.cuh's divisor for n / value, n < 2^31. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name);
 
+/* Comments that say where text comes from: the kind of an operation, "relu_fwd"; and of which operation of the region a value
+   is which operand, "image of conv_fprop", that of the one that makes it where both are there. print_pointer and print_map
+   say it of every field. */
+void print_operation(struct text *text, const struct node *node);
+void print_origin(struct text *text, const struct region *region, int value);
+
 /* Ends the printing: puts the program into the kernel, its parts into the arena, and frees the print. */
 weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
                            struct arena *arena);
 
 /* ---- The part of a family that is the same for all ---- */
 
-/* What the engine's compile and code are. */
+/* What the engine's compile, code and show are. */
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
                           const struct carried_codes *carried);
 bool cuda_code(const struct step *step, int i, struct carried_code *code);
+void cuda_show(const struct step *steps, int count, struct text *json);
 
 /* One kernel: its code from `carried` where it is there (NULL: nowhere), else compiled. */
 weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
@@ -114,7 +122,15 @@ weftStatus_t cuda_load(struct step *step, const struct device *device);
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
 void cuda_release(struct step *step);
 
-/* The device files, by the paths under which they include each other. */
-const struct program_header *kernel_files(int *count);
+/* ---- Device files ------------------------------------------------------------------------------------------------ */
+
+enum { DEVICE_FILES_MAX = 128 };
+
+/* All of them, by the paths under which they include each other. */
+const struct program_header *device_files(int *count);
+
+/* Those that a program reaches by its includes, in the order of the list, and a hash of their names and texts; gives their
+   count. */
+int kernel_headers(struct program_header headers[DEVICE_FILES_MAX], uint8_t digest[32], const char *text);
 
 #endif

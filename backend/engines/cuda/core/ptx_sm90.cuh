@@ -316,9 +316,8 @@ DEVICE void settle(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 /* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch: this one, which is
    hardly ever taken. */
 DEVICE void stay_in_order() {
-    u32 now;
-    asm volatile("{ .reg .pred p; again: mov.u32 %0, %%clock; setp.eq.u32 p, %0, 0; @p bra again; }"
-                 : "=r"(now)::"memory");
+    asm volatile("{ .reg .pred p; .reg .u32 now; again: mov.u32 now, %clock; setp.eq.u32 p, now, 0; @p bra again; }" ::
+                     : "memory");
 }
 
 /* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with

@@ -127,7 +127,9 @@ FILES(EMBED)
 #define ROW(symbol, path, name) {name, weft_kernel_##symbol},
 static const struct program_header files[] = {FILES(ROW)};
 
-const struct program_header *kernel_files(int *count) {
+_Static_assert(sizeof files / sizeof *files <= DEVICE_FILES_MAX, "sets of files have a bit for each");
+
+const struct program_header *device_files(int *count) {
     *count = sizeof files / sizeof *files;
     return files;
 }

@@ -14,6 +14,7 @@ enum { THREADS = 256, WARP = 32 };
 /* Either operation. */
 struct scaling {
     const struct descriptor *op;
+    const struct region *region;
     const struct graph *graph;
     const struct tensor *x, *y, *scale;
     const struct block_scale_quantize_op *quantize; /* NULL: dequantises */
@@ -27,7 +28,7 @@ static bool is_needed(const struct graph *graph, const struct tensor *tensor) {
 }
 
 static weftStatus_t read_op(struct scaling *s, const struct region *region) {
-    *s = (struct scaling){.op = region_node(region, 0)->op, .graph = region->graph};
+    *s = (struct scaling){.op = region_node(region, 0)->op, .region = region, .graph = region->graph};
     if (op_of(s->op) == &block_scale_quantize_op) {
         const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)s->op;
         s->x = op->x, s->y = op->y, s->scale = op->scale, s->math = op->math, s->quantize = op;
@@ -130,8 +131,9 @@ static void print_block(struct kernel_print *print, const struct scaling *s) {
     int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
     print_number(print, s->x->dims.at[axis], "length");
     print_number(print, s->quantize->block_size, "block");
-    text_add(&print->code, "DEVICE i64 begin_block(const arguments& p, position rest, i64& x, i64& scale) {\n"
-                           "    i64 left = p.length;\n    bool is_inside = true;\n    u32 row = 0, column = 0;\n");
+    text_add(&print->code,
+             "DEVICE i64 begin_block(const arguments& p, position rest, i64& x, i64& scale) {\n"
+             "    i64 left = p.length;\n    bool is_inside = true;\n    [[maybe_unused]] u32 row = 0, column = 0;\n");
     for (int k = count; k-- > 0;) {
         char index[32], extent[32];
         int dim = order[k];
@@ -155,7 +157,7 @@ static void print_block(struct kernel_print *print, const struct scaling *s) {
 /* locate(): elements are counted in the order of y's memory. */
 static void print_locate(struct kernel_print *print, const struct scaling *s, const int *order, int count) {
     text_add(&print->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
-                           "    u32 row = 0, column = 0;\n");
+                           "    [[maybe_unused]] u32 row = 0, column = 0;\n");
     for (int k = count; k-- > 0;) {
         char index[32], block[64];
         int dim = order[k];
@@ -205,7 +207,7 @@ static void print_tensor(struct kernel_print *print, const struct scaling *s, co
 }
 
 static void begin_print(struct kernel_print *print, const struct scaling *s, bool is_double, int64_t positions) {
-    kernel_print_init(print, s->graph);
+    kernel_print_init(print, s->region);
     print_constant(print, "THREADS", THREADS);
     text_add(&print->constants, "using math_t = %s;\nusing position = %s;\n", is_double ? "double" : "float",
              positions < INT32_MAX ? "u32" : "i64");

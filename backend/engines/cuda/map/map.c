@@ -29,7 +29,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return arena_print(arena, &step->detail, "nothing to compute");
     int64_t blocks = map_choose(&map, device);
     bool is_tiled = map.tile.axis >= 0;
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     if (map.tile.is_turn)
         map_print_turn(&print, &map);
     else

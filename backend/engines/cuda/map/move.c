@@ -313,7 +313,7 @@ static int64_t print_parts(struct kernel_print *print, const struct part *parts,
     return blocks;
 }
 
-weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph, const struct part *parts, int count,
+weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
                               const struct device *device, struct arena *arena) {
     for (int first = 0; first < count; first += MOVE_PARTS_PER_KERNEL) {
         struct kernel_print print;
@@ -321,7 +321,7 @@ weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         int left = count - first, here = left < MOVE_PARTS_PER_KERNEL ? left : MOVE_PARTS_PER_KERNEL;
-        kernel_print_init(&print, graph);
+        kernel_print_init(&print, region);
         print_constant(&print, "THREADS", THREADS);
         print_constant(&print, "UNROLL", UNROLL);
         text_add(&print.code,
@@ -414,7 +414,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     }
     bool is_aligned = each * bytes >= 8;
     each = is_aligned ? each : 16 / bytes;
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_constant(&print, "THREADS", THREADS);
     int unroll = is_aligned ? UNROLL : 1; /* shifted chunks hold many registers: more threads beat more loads */
     print_constant(&print, "UNROLL", unroll);
@@ -444,7 +444,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (op_of(m.op) == &concat_op && is_join(&m))
         return build_join(step, state, &m, device, arena);
-    TRY(move_add_kernels(state, step->region.graph, m.parts, m.count, device, arena));
+    TRY(move_add_kernels(state, &step->region, m.parts, m.count, device, arena));
     return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
 }
 

@@ -40,7 +40,7 @@ void part_order(struct part *part);
 void part_complete(struct part *part);
 
 /* Adds the kernels of copies to a step. */
-weftStatus_t move_add_kernels(struct cuda_step *state, const struct graph *graph, const struct part *parts, int count,
+weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
                               const struct device *device, struct arena *arena);
 
 #endif

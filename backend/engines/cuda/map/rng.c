@@ -110,7 +110,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t most = (int64_t)device->cuda.multiprocessors * 64;
     if (blocks == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_constant(&print, "THREADS", THREADS);
     print_constant(&print, "IS_WHOLE", is_whole(y));
     print_type(&print, "y_t", (weftDataType_t)y->type);

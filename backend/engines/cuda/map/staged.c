@@ -217,7 +217,7 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
         part_order(part);
         part_complete(part);
     }
-    return move_add_kernels(state, region->graph, parts, count, device, arena);
+    return move_add_kernels(state, region, parts, count, device, arena);
 }
 
 static const struct staged_place *find_place(const struct staged_place *places, int count, int of) {

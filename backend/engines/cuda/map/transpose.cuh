@@ -150,6 +150,21 @@ DEVICE void empty_chunk(const u32 *tile, element *row, int axis, int last, int s
     store_chunk(row + last, out, skipped, last_left - last);
 }
 
+/* What lies before the first whole chunk of each row, which no tile to the left of this one takes. */
+DEVICE void empty_heads(const u32 *tile, const arguments &a, element *to, const phases &at, int axis_left,
+                        int last_left) {
+    for (int n = threadIdx.x; n < TILE_AXIS * (OWNED / EACH); n += THREADS) {
+        const int axis = n / (OWNED / EACH);
+        if (axis >= axis_left)
+            break;
+        element *const row = to + axis * a.to_step;
+        const int shift = phase_of(row), before = (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED),
+                  last = n % (OWNED / EACH) * EACH - shift;
+        if (last < before && last < last_left)
+            empty_chunk(tile, row, axis, last, last < 0 ? shift : 0, at, last_left);
+    }
+}
+
 DEVICE void empty_rows(const u32 *tile, const arguments &a, element *to, const phases &at, int axis_left, int last_left,
                        bool is_first) {
     constexpr int PER_ROW = TILE_LAST / EACH > 0 ? TILE_LAST / EACH : 1;
@@ -163,18 +178,9 @@ DEVICE void empty_rows(const u32 *tile, const arguments &a, element *to, const p
         if (last < last_left)
             empty_chunk(tile, row, axis, last, 0, at, last_left);
     }
-    if (!SHIFTS_TO || !is_first)
-        return;
-    for (int n = threadIdx.x; n < TILE_AXIS * (OWNED / EACH); n += THREADS) {
-        const int axis = n / (OWNED / EACH);
-        if (axis >= axis_left)
-            break;
-        element *const row = to + axis * a.to_step;
-        const int shift = phase_of(row), before = (int)((OWNED - (u64)row / SIZE % OWNED) % OWNED),
-                  last = n % (OWNED / EACH) * EACH - shift;
-        if (last < before && last < last_left)
-            empty_chunk(tile, row, axis, last, last < 0 ? shift : 0, at, last_left);
-    }
+    if constexpr (SHIFTS_TO)
+        if (is_first)
+            empty_heads(tile, a, to, at, axis_left, last_left);
 }
 
 /* Blocks whose registers a multiprocessor holds at once; chunks of bytes need more of them. */

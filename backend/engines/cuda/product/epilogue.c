@@ -389,8 +389,9 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
     text_add(&print->code, "};\n\n");
     for (int is_below = 0; is_below < 2; is_below++) {
         text_add(&print->code,
-                 is_below ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
-                          : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in;\n");
+                 is_below
+                     ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
+                     : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in = {};\n");
         finish_print_digits(print, finish);
         finish_print_limits(print, finish, true, "return in");
         if (!is_below)

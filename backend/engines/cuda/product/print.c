@@ -41,11 +41,12 @@ void print_split(struct kernel_print *print, const char *prefix, int count, cons
         text_add(&print->code, "    index %s_rest = %s;\n", prefix, value);
     for (int d = count - 1; d > 0; d--) {
         int phase = digits ? digits->at[d].phase : NO_PHASE;
-        text_add(&print->code, "    const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
+        text_add(&print->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
                  phase != NO_PHASE && prefix[0] == 'k' ? "g.taps" : named("p.%s", prefix).text,
                  phase != NO_PHASE && prefix[0] == 'k' ? phase : d);
     }
-    text_add(&print->code, "    const i64 %s0 = %s%s;\n", prefix, count > 1 ? prefix : value, count > 1 ? "_rest" : "");
+    text_add(&print->code, "    [[maybe_unused]] const i64 %s0 = %s%s;\n", prefix, count > 1 ? prefix : value,
+             count > 1 ? "_rest" : "");
 }
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */

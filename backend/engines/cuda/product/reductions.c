@@ -328,7 +328,7 @@ static weftStatus_t build_joining(struct cuda_kernel *kernel, const struct contr
     int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
     int64_t blocks = divide_up(along, lanes);
-    kernel_print_init(&print, c->region->graph);
+    kernel_print_init(&print, c->region);
     text_add(&print.constants, "using index = i32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
     print_constant(&print, "RUN", 1);

@@ -14,7 +14,7 @@ static const int64_t GRID_MAX = INT32_MAX;
 
 void contraction_print_begin(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
-    kernel_print_init(print, c->region->graph);
+    kernel_print_init(print, c->region);
     text_add(&print->constants, "using sum_t = %s;\nusing index = %s;\n", row->sum, c->is_small ? "u32" : "i64");
     print_constant(print, "LEAD_IS_ROW", c->finish.lead == ROW);
     text_add(&print->code, "#include \"core/gather.cuh\"\n\n");

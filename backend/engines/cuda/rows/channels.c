@@ -301,7 +301,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     const struct walk *walk = &c.walk;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_constants(&print, &c);
     print_maps(&print, walk);
     print_number(&print, c.slabs, "slabs");

@@ -196,11 +196,11 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
     bool small = count < INT32_MAX;
     const char *type = small ? "u32" : "i64";
     if (walk->loose && first == walk->kept) {
-        text_add(p->code, "    const i64 c%d = element_of<N>(at, %s);\n", first, position);
+        text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);
         return;
     }
     if (end - first == 1) {
-        text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
+        text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)(%s)%s", first, position,
                  first == walk_fast_dim(walk) || (walk->overlaps && first == 0) ? " * RUN" : "");
         if (walk->overlaps && first == 0)
             text_add(p->code, " - (%s * RUN < a.last_run ? 0 : a.overlap)", position);
@@ -213,10 +213,11 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
             text_add(p->code, "    const u32 q%d = divide(rest%d, a.extent%d);\n", i, first, i);
         else
             text_add(p->code, "    const i64 q%d = rest%d / a.extent%d.value;\n", i, first, i);
-        text_add(p->code, "    const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n", i,
-                 first, i, i, i == walk_fast_dim(walk) ? " * RUN" : "", first, i);
+        text_add(p->code,
+                 "    [[maybe_unused]] const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n",
+                 i, first, i, i, i == walk_fast_dim(walk) ? " * RUN" : "", first, i);
     }
-    text_add(p->code, "    const i64 c%d = (i64)rest%d%s;\n", first, first,
+    text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)rest%d%s;\n", first, first,
              first == walk_fast_dim(walk) ? " * RUN" : "");
 }
 
@@ -565,7 +566,7 @@ static void print_row_index(struct printer *p, const struct term *term) {
 static void print_open(struct printer *p) {
     text_add(p->code, "DEVICE void open_rows(row* now, const entry& in, const arguments& a, const place& at) {\n"
                       "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? RUN : 1); l++) {\n"
-                      "    row& r = now[l];\n");
+                      "    [[maybe_unused]] row& r = now[l];\n");
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
         if (is_entry(p, term) && term->operand == p->rows->sampled)
@@ -798,7 +799,7 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
             text_add(p->code, "    %s x%d[INNER];\n", rows->terms[i].type, rows->terms[i].name);
     text_add(p->code, "    #pragma unroll\n    for (int inner = 0; inner < INNER; inner++) {\n"
                       "    const int u = COLUMNS ? inner : outer, e = COLUMNS ? outer : inner;\n"
-                      "    const row& r = now[COLUMNS ? e : 0];\n");
+                      "    [[maybe_unused]] const row& r = now[COLUMNS ? e : 0];\n");
     for (int i = 0; i < rows->term_count; i++) {
         const struct term *term = &rows->terms[i];
         if (!takes_part[i])
@@ -832,11 +833,24 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
     text_add(p->code, "    }\n    }\n");
 }
 
+/* What a pass is for: "pass 1 of 3; reduces to sum<float> t6; stores y of softmax". */
+static void print_purpose(struct printer *p, int pass) {
+    text_add(p->code, "// pass %d of %d", pass, p->walk->passes);
+    print_totals(p, pass, "; reduces to # t@");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (stores_elements(p, k, pass) && p->rows->operands[k].memory >= 0) {
+            text_add(p->code, "; stores ");
+            print_origin(p->code, p->rows->region, p->rows->operands[k].memory);
+        }
+    text_add(p->code, "\n");
+}
+
 static void print_passes(struct printer *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->walk->passes; pass++) {
         bool takes_part[TERMS_MAX];
         walk_terms_of_pass(p->walk, pass, takes_part);
+        print_purpose(p, pass);
         text_add(p->code, "template <> struct pass<%d> {\n", pass);
         print_total(p, pass);
         print_inputs(p, takes_part);
@@ -917,7 +931,7 @@ static weftStatus_t print_launch(const struct walk *planned, const struct stage 
     if (state->count == KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
     struct kernel_print print;
-    kernel_print_init(&print, walk->rows->graph);
+    kernel_print_init(&print, walk->rows->region);
     struct printer p = {walk, walk->rows, stage, &print, &print.code};
     print_constants(&p);
     print_functions(&p);

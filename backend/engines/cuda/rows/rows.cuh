@@ -499,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows(const __g
     for (int i = 0; i < OWN; i++)
         clear_column(columns[i]);
     if constexpr (RING > 1) {
-        if (threadIdx.x < ACROSS * RING)
+        if (threadIdx.x < ACROSS * (RING > 0 ? RING : 1))
             make_arrival(&s_arrivals[0][threadIdx.x]);
         __syncthreads();
         for (int stage = 0; stage < RING - 1; stage++)

@@ -87,7 +87,7 @@ template <class P> DEVICE void expect_ahead(const P &p, const void *memory) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const i64 from = (i64)(blockIdx.x + i * AHEAD) * p.slab, left = p.whole - from;
-            if (threadIdx.x == 0 && left > 0 && (i == 1 || blockIdx.x < AHEAD))
+            if (threadIdx.x == 0 && left > 0 && (i == 1 || (int)blockIdx.x < AHEAD))
                 expect((const u8 *)memory + from, (u32)(left < p.slab ? left : p.slab));
         }
     }

@@ -18,19 +18,19 @@ DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t
 #pragma unroll
         for (int e = 0; e < UNITS; e++)
             made_of::copy(out, e, made.value);
-        return out;
-    }
+    } else {
 #pragma unroll
-    for (int e = 0; e < RUN; e++) {
-        math_t value = made_of::number(made.value, e);
-        if (!IS_MAXIMUM)
-            value = share<y_t>(value, EXCLUDES_PADDING ? counted_inside(axes, o, e) : TAPS0 * TAPS1 * TAPS2);
-        else if (MAY_BE_EMPTY && counted_inside(axes, o, e) == 0)
-            value = lowest;
-        math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * value : value;
-        if constexpr (HAS_OLD)
-            scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
-        out.at[e] = from<y_t>::number(scaled);
+        for (int e = 0; e < RUN; e++) {
+            math_t value = made_of::number(made.value, e);
+            if (!IS_MAXIMUM)
+                value = share<y_t>(value, EXCLUDES_PADDING ? counted_inside(axes, o, e) : TAPS0 * TAPS1 * TAPS2);
+            else if (MAY_BE_EMPTY && counted_inside(axes, o, e) == 0)
+                value = lowest;
+            math_t scaled = IS_SCALED ? (math_t)__longlong_as_double(p.alpha) * value : value;
+            if constexpr (HAS_OLD)
+                scaled += (math_t)__longlong_as_double(p.beta) * as<math_t>::of(old.at[e]);
+            out.at[e] = from<y_t>::number(scaled);
+        }
     }
     return out;
 }

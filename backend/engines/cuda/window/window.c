@@ -605,7 +605,7 @@ static weftStatus_t build_kernel(struct cuda_kernel *kernel, const struct window
     const char *file;
     TRY(arena_print(arena, &file, "window/%s.cuh", entries[w->kernel]));
     struct kernel_print print;
-    kernel_print_init(&print, w->region->graph);
+    kernel_print_init(&print, w->region);
     if (is_boxes(w))
         window_print_maps(&print, w);
     print_constants(&print, w);

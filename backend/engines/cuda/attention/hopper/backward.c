@@ -142,7 +142,7 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
 
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, b->c->graph);
+    kernel_print_init(&print, b->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_shared(&print, b);
     print_constant(&print, "THREADS", ROWS_THREADS);
@@ -159,7 +159,7 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
 
 static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, b->c->graph);
+    kernel_print_init(&print, b->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_shared(&print, b);
     print_divisor(&print, b->q_blocks, "q_blocks");
@@ -174,7 +174,7 @@ static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *
 static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *sink = b->c->a->sink, *dsink = b->op->dsink;
     struct kernel_print print;
-    kernel_print_init(&print, b->c->graph);
+    kernel_print_init(&print, b->c->region);
     print_constant(&print, "BLOCK_Q", b->block_q);
     print_constant(&print, "THREADS", SINK_THREADS);
     print_type(&print, "dsink_t", (weftDataType_t)dsink->type);
@@ -249,7 +249,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     int64_t own_heads = own_is_key ? c->key_heads : c->heads;
     int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN);
     struct kernel_print print;
-    kernel_print_init(&print, c->graph);
+    kernel_print_init(&print, c->region);
     print_maps(&print, b, t);
     print_shared(&print, b);
     print_tile(&print, t);

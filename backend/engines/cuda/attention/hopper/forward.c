@@ -218,7 +218,7 @@ static void print_products(struct text *code, const struct forward *f) {
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     int64_t multiprocessors = f->c->device->cuda.multiprocessors;
-    kernel_print_init(&print, f->c->graph);
+    kernel_print_init(&print, f->c->region);
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
     print_tile(&print, f);
@@ -234,7 +234,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
 
 static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    kernel_print_init(&print, f->c->graph);
+    kernel_print_init(&print, f->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_scratch(&print, "u32", 0, "counter");
     TRY(kernel_finish(&print, kernel, "attention/hopper/forward_counter_sm90.cuh", "attention_forward_counter_sm90",

@@ -83,7 +83,7 @@ weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, st
     struct kernel_print print;
     if (!is_filter(d) && (!d->is_mma || d->c.finish.lead == ROW))
         d->c.finish.run = 1; /* a thread has no neighbours but along the width, and these in registers */
-    kernel_print_init(&print, d->c.region->graph);
+    kernel_print_init(&print, d->c.region);
     text_add(&print.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
     print_constant(&print, "LEAD_IS_ROW", d->c.finish.lead == ROW);

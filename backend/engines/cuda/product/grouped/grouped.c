@@ -191,7 +191,7 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     struct kernel_print print;
     bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
     int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
-    kernel_print_init(&print, g->c.region->graph);
+    kernel_print_init(&print, g->c.region);
     print_constant(&print, "THREADS", LIST_THREADS);
     print_constant(&print, "BLOCK_M", g->rows);
     grouped_print(&print, g);

@@ -286,7 +286,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     struct kernel_print print;
     const struct grouped *g = &p->g;
     const struct hopper_tile *tile = p->h.tile;
-    kernel_print_init(&print, g->c.region->graph);
+    kernel_print_init(&print, g->c.region);
     print_structure(&print, p);
     print_maps(&print, p);
     grouped_print(&print, g);

@@ -354,7 +354,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper 
                                 struct arena *arena) {
     struct kernel_print print;
     struct prologue prologue;
-    kernel_print_init(&print, h->c.region->graph);
+    kernel_print_init(&print, h->c.region);
     /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
     text_add(&print.constants, "using sum_t = %s;\nusing index = i32;\n", arithmetic_rows[h->c.arithmetic].sum);
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");

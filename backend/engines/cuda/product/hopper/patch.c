@@ -590,7 +590,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     step->seconds = h.seconds;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_structure(&print, &h);
     print_maps(&print, &h);
     print_numbers(&print, &h);

@@ -168,17 +168,17 @@ DEVICE void load_filters(const arguments &p) {
             load_filter(p, number, number, 0, item.filter(p));
         for (int number = 0; number < TAPS && item.more(p); ++number)
             wait(filter_arrived(number), 0); /* those that no phase of the block sees, too */
-        return;
-    }
-    for (; item.more(p); item.advance(p)) {
-        const taps seen = item.seen(p);
-        for (i32 block = 0; block < (i32)p.blocks; ++block)
-            for (i32 r = 0; r < seen.rows; ++r)
-                for (i32 s = 0; s < seen.columns; ++s) {
-                    wait(filter_finished(fill.slot), fill.phase ^ 1);
-                    load_filter(p, fill.slot, seen.number(p, r, s), block * BLOCK_K, item.filter(p));
-                    fill.advance();
-                }
+    } else {
+        for (; item.more(p); item.advance(p)) {
+            const taps seen = item.seen(p);
+            for (i32 block = 0; block < (i32)p.blocks; ++block)
+                for (i32 r = 0; r < seen.rows; ++r)
+                    for (i32 s = 0; s < seen.columns; ++s) {
+                        wait(filter_finished(fill.slot), fill.phase ^ 1);
+                        load_filter(p, fill.slot, seen.number(p, r, s), block * BLOCK_K, item.filter(p));
+                        fill.advance();
+                    }
+        }
     }
 }
 

@@ -74,7 +74,7 @@ weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct
         [CONV_FORWARD] = "stem", [CONV_DATA] = "stem_data", [CONV_FILTER] = "stem_filter"};
     const struct conv_geometry *g = &s->g;
     struct kernel_print print;
-    kernel_print_init(&print, s->c.region->graph);
+    kernel_print_init(&print, s->c.region);
     text_add(&print.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
     print_constant(&print, "LEAD_IS_ROW", s->c.finish.lead == ROW);

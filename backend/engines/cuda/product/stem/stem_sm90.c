@@ -213,7 +213,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (contraction_elements(&s.c) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_structure(&print, &s);
     print_arguments(&print, &s);
     weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;

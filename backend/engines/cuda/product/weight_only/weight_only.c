@@ -299,7 +299,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     w.p.c.finish.run = w.p.c.finish.lead == COLUMN && w.p.c.finish.run % 2 == 0 ? 2 : 1;
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_structure(&print, &w);
     finish_print(&print, &w.p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));

@@ -156,7 +156,7 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
     struct kernel_print print;
     int64_t each = w->steps * (STEP / SPAN), threads = each * w->p.rows;
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     text_add(&print.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
     print_constant(&print, "THREADS", ORDER_THREADS);
@@ -203,7 +203,7 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     struct kernel_print print;
     struct finish *finish = &w->p.c.finish;
     finish->run = finish->lead == COLUMN && finish->run % 4 == 0 ? 4 : 1;
-    kernel_print_init(&print, step->region.graph);
+    kernel_print_init(&print, &step->region);
     print_maps(&print, w);
     weight_product_print(&print, &w->p);
     print_constant(&print, "ROWS", w->columns);

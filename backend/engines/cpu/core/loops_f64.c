@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops in double, on libm's functions. */
-#include "engines/cpu/map/loops.h"
+#include "engines/cpu/core/loops.h"
 
 #include <math.h>
 
@@ -9,4 +9,4 @@
 
 typedef double real;
 #define FIND_LOOP loop_f64
-#include "engines/cpu/map/loops_define.h"
+#include "engines/cpu/core/loops_define.h"

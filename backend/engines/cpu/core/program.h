@@ -5,7 +5,7 @@
 #ifndef WEFT_ENGINES_CPU_PROGRAM_H
 #define WEFT_ENGINES_CPU_PROGRAM_H
 
-#include "engines/cpu/map/loops.h"
+#include "engines/cpu/core/loops.h"
 #include "engines/engine.h"
 
 enum {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops in float. exp, tanh, erf, log and their kin are our own, which become vector code; the rest is libm's. */
-#include "engines/cpu/map/loops.h"
+#include "engines/cpu/core/loops.h"
 
-#include "engines/cpu/map/fastmath.h"
+#include "engines/cpu/core/fastmath.h"
 
 #define exp(x) fast_exp(x)
 #define expm1(x) fast_expm1(x)
@@ -25,7 +25,7 @@
 
 typedef float real;
 #define FIND_LOOP loop_f32
-#include "engines/cpu/map/loops_define.h"
+#include "engines/cpu/core/loops_define.h"
 
 double loop_cost(int mode, bool is_wide) {
     switch (mode) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From pointwise nodes to instructions: what each node is computed in, and what is loaded, rounded and stored when. It
    must not know how the index space is walked or on how many threads. */
-#include "engines/cpu/map/program.h"
+#include "engines/cpu/core/program.h"
 
 #include <string.h>
 

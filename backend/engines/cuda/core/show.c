@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of a plan as JSON, for reading: each one's own text, how it is launched, what the compiler said, and the names
+   of the device files that it reaches; these files' texts stand once, behind all kernels. */
+#include "engines/cuda/core/kernel.h"
+
+struct shown {
+    bool is_needed[DEVICE_FILES_MAX];
+    int count;
+};
+
+static void show_field(struct text *json, const char *key, const char *value) {
+    text_add(json, "\"%s\":", key);
+    text_json_string(json, value);
+    text_add(json, ",");
+}
+
+static void show_headers(struct text *json, struct shown *shown, const char *program) {
+    struct program_header headers[DEVICE_FILES_MAX];
+    uint8_t digest[32];
+    int count, reached = kernel_headers(headers, digest, program), at = 0;
+    const struct program_header *files = device_files(&count);
+    text_add(json, "\"headers\":[");
+    for (int i = 0; i < count && at < reached; i++)
+        if (files[i].name == headers[at].name) {
+            shown->is_needed[i] = true;
+            text_add(json, at++ ? "," : "");
+            text_json_string(json, files[i].name);
+        }
+    text_add(json, "]");
+}
+
+static void show_kernel(struct text *json, struct shown *shown, int number, const struct step *step,
+                        const struct cuda_kernel *kernel) {
+    text_add(json, shown->count++ ? ",{" : "{");
+    text_add(json, "\"step\":%d,", number);
+    show_field(json, "family", step->family->name);
+    show_field(json, "file", kernel->file);
+    show_field(json, "entry", kernel->entry);
+    text_add(json, "\"grid\":[%u,%u,%u],\"block\":%u,\"cluster\":%u,\"shared_bytes\":%u,", kernel->grid[0],
+             kernel->grid[1], kernel->grid[2], kernel->block, kernel->cluster, kernel->shared_bytes);
+    show_field(json, "log", kernel->code->log);
+    show_field(json, "text", kernel->program);
+    show_headers(json, shown, kernel->program);
+    text_add(json, "}");
+}
+
+void cuda_show(const struct step *steps, int count, struct text *json) {
+    struct shown shown = {.count = 0};
+    int file_count, printed = 0;
+    const struct program_header *files = device_files(&file_count);
+    text_add(json, "{\"kernels\":[");
+    for (int s = 0; s < count; s++) {
+        const struct cuda_step *state = steps[s].state;
+        for (int i = 0; i < state->count; i++)
+            show_kernel(json, &shown, s, &steps[s], &state->kernels[i]);
+    }
+    text_add(json, "],\"headers\":{");
+    for (int i = 0; i < file_count; i++)
+        if (shown.is_needed[i]) {
+            text_add(json, printed++ ? "," : "");
+            text_json_string(json, files[i].name);
+            text_add(json, ":");
+            text_json_string(json, files[i].text);
+        }
+    text_add(json, "}}");
+}
