@@ -70,6 +70,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     )
     tiles = "instead, how near the chosen tiles come to the best ones"
     bench.add_argument("--tiles", action="store_true", help=tiles)
+    predicted = "instead, predicted beside measured times: --from tables, else here; without a GPU, an H200's"
+    bench.add_argument("--predict", action="store_true", help=predicted)
     bench.add_argument("--csv", type=Path, help="write the table into this file")
     bench.add_argument("--svg", type=Path, help="draw the roofline into this file")
     shown = "show tables that --csv wrote instead of measuring; groups stand before it"

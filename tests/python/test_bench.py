@@ -15,9 +15,22 @@ import numpy as np
 import pytest
 import weft
 from weft.__main__ import main
-from weft.bench import cases, fused, machines, measure, norms, products, results, roofline, streams, tiles
+from weft.bench import (
+    cases,
+    fused,
+    machines,
+    measure,
+    norms,
+    predict,
+    products,
+    results,
+    roofline,
+    streams,
+    tiles,
+)
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import machine, repeats, sets_of
+from weft.bench.predict import Prediction
 from weft.bench.results import Roof, Row, Table
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand, Pool, Window
 from weft.bench.tiles import Choice
@@ -694,3 +707,58 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "bench: torch is not installed, and gives memory on a GPU, streams and the oracle. Install it: "
     with pytest.raises(weft.UnavailableError, match=re.escape(wanted)):
         machine("cuda")
+
+
+# ---- Predicted beside measured -----------------------------------------------------------------------------
+
+
+def test_predictions_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table beside what planning for an H200 says; ceilings and cases without a time are left out."""
+    path, written = tmp_path / "table.csv", tmp_path / "predicted.csv"
+    results.write_csv(path, ROWS)
+    assert main(["bench", "--predict", "--csv", str(written), "--from", str(path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "DeviceProperties(sm_90: H200 (described), 132 multiprocessors)"
+    times = {row.case: row.weft for row in ROWS if row.weft}
+    names = [name for name in cases.gpu() if name in times]
+    assert [line.split()[0] for line in said[2:-3]] == names
+    with written.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["case"] for row in rows] == names
+    for row in rows:
+        g, _ = measure.graph_of(cases.gpu()[row["case"]], weft, device="sm_90")
+        report = g.build().plan.report  # of the plan that runs
+        assert float(row["predicted_us"]) == pytest.approx(report["seconds"] * 1e6, abs=0.01)
+        assert row["families"] == " ".join(step["family"] for step in report["steps"])
+        assert float(row["measured_us"]) * 1e-6 == pytest.approx(times[row["case"]])
+        assert float(row["ratio"]) == pytest.approx(report["seconds"] / times[row["case"]], abs=1e-3)
+
+
+def test_predictions_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "LARGEST_ERRORS", {"f32": 1e-9})  # rounds away the product, not the copy
+    words = ["bench", "--predict", "--device", "cpu", "--quick", "--only"]
+    assert main([*words, "matmul/f32_m16|transpose"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[2] == "matmul/f32_m16_n1024_k1024: no time"
+    assert said[3].startswith("  weft: the result is wrong")
+    assert said[4].split()[0].startswith("move/transpose")
+    assert float(said[4].split()[2]) > 0
+    assert said[-2].endswith("%)")
+
+
+def test_predictions_need_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(predict.weft, "__file__", str(tmp_path / "lib" / "weft" / "__init__.py"))
+    with pytest.raises(weft.errors.UnavailableError, match=r"finds no GPU, and no tables in .*Name tables"):
+        predict.committed_tables()
+
+
+def test_how_far_predictions_are() -> None:
+    pairs = [(1.3, 1.0), (1.0, 1.3), (1.0, 1.31), (1.31, 1.0), (4.0, 1.0)]
+    rows = [Prediction(f"mem/{i}", p * 1e-6, m * 1e-6, ("cuda.map",)) for i, (p, m) in enumerate(pairs)]
+    assert [row.is_good for row in rows] == [True, True, False, False, False]
+    assert predict.line(rows[3], ["mem/0"]).split() == ["mem/3", "1.31", "1.00", "1.31*", "cuda.map"]
+    assert predict.summary(rows) == [
+        "2 of 5 within a factor 1.3 (40.0%)",
+        "predicted / measured is 1.320 in the geometric mean, 4.00 in the worst (mem/4)",
+    ]
+    assert predict.summary([]) == []

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import weft
-from weft.bench import cases, results, roofline, tiles
+from weft.bench import cases, predict, results, roofline, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
 from weft.bench.results import CEILINGS, Row, Table
+from weft.devices import DeviceProperties
 from weft.errors import BadParameterError
 from weft.explain import amount, table
 
@@ -30,6 +31,7 @@ class Options:
     quick: bool = False
     list: bool = False
     tiles: bool = False
+    predict: bool = False
     csv: Path | None = None
     svg: Path | None = None
     tables: Sequence[Path] = ()
@@ -37,6 +39,8 @@ class Options:
 
 def run(options: Options) -> int:
     """Does what was asked; the exit status is 1 when a case of Weft's has no time."""
+    if options.predict:
+        return _predict(options)
     if options.tables:
         return _show(options)
     kind = options.device or weft.create_handle().device.name.lower()
@@ -117,6 +121,42 @@ def _measure_tiles(kind: str, chosen: Mapping[str, Case], options: Options) -> i
             tiles.write_csv(options.csv, choices, bench.device, bench.date)
     print("\n".join(["", tiles.summary(choices)]))
     return 0
+
+
+def _predict(options: Options) -> int:
+    """Prints what planning predicts beside what was measured: of the tables that were named; else here, now;
+    and without a GPU, of the tables of this repository."""
+    if options.peer or options.svg or options.list or options.tiles:
+        raise BadParameterError(
+            "bench: --predict stands beside Weft's own times; --peer, --svg, --list and --tiles have no use "
+            "with it. Leave them or it out."
+        )
+    kind = options.device or weft.create_handle().device.name.lower()
+    rows: Iterable[Row]
+    if options.tables or (kind == "cpu" and not options.device):
+        device = weft.compile_for(predict.TABLES_ARCH)
+        measured = predict.rows_of(options.tables or predict.committed_tables())
+        chosen = select({name: case for name, case in cases.gpu().items() if name in measured}, options)
+        rows = (measured[name] for name in chosen)
+    else:
+        device = DeviceProperties(handle=weft.create_handle(kind))
+        bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
+        chosen = select(cases.gpu() if kind == "cuda" else cases.cpu(), options)
+        bench.compile(chosen.values())
+        rows = map(bench.row, chosen.values())
+    print("\n".join([repr(device), predict.header(chosen)]), flush=True)
+    predictions, has_all = [], True
+    for row in rows:
+        has_all = has_all and row.weft is not None
+        if row.weft is None:
+            print("\n  ".join([f"{row.case}: no time", *row.notes]), flush=True)
+            continue
+        predictions.append(predict.predict(chosen[row.case], row, device))
+        print(predict.line(predictions[-1], chosen), flush=True)
+    print("\n".join(["", *predict.summary(predictions)]).rstrip())
+    if options.csv:
+        predict.write_csv(options.csv, predictions)
+    return 0 if has_all else 1
 
 
 def _show(options: Options) -> int:

@@ -35,40 +35,45 @@ class Library(NamedTuple):
     handle: Any = None
 
 
+def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]]:
+    """A case's graph in a module's words, and its tensors by name. where: the device, as pygraph takes it."""
+    types = {
+        operand: getattr(module.data_type, type_of(operand).name)
+        for operand in (*case.inputs.values(), *case.outputs.values())
+    }
+    floats = module.data_type.FLOAT
+    g = module.pygraph(
+        io_data_type=types[next(iter(case.outputs.values()))],
+        intermediate_data_type=floats,
+        compute_data_type=floats,
+        **where,
+    )
+    tensors: dict[str, Any] = {
+        name: g.tensor(
+            name=name,
+            dim=list(operand.dims),
+            stride=list(operand.strides),
+            is_pass_by_value=operand.value is not None,
+            data_type=types[operand],
+        )
+        for name, operand in case.inputs.items()
+    }
+    made = case.build(module, g, tensors)
+    for name, operand in case.outputs.items():
+        made[name].set_output(True).set_data_type(types[operand])
+        made[name].set_dim(list(operand.dims)).set_stride(list(operand.strides))
+    return g, tensors | dict(made)
+
+
 class Side:
     """A case's graph as a library builds it; `graph` is the library's own."""
 
     def __init__(self, library: Library, case: Case, machine: Machine) -> None:
         self._library, self._machine = library, machine
         module = library.module
-        types = {
-            operand: getattr(module.data_type, type_of(operand).name)
-            for operand in (*case.inputs.values(), *case.outputs.values())
-        }
-        floats = module.data_type.FLOAT
-        g = self.graph = module.pygraph(
-            handle=library.handle,
-            io_data_type=types[next(iter(case.outputs.values()))],
-            intermediate_data_type=floats,
-            compute_data_type=floats,
-        )
-        self._tensors: dict[str, Any] = {
-            name: g.tensor(
-                name=name,
-                dim=list(operand.dims),
-                stride=list(operand.strides),
-                is_pass_by_value=operand.value is not None,
-                data_type=types[operand],
-            )
-            for name, operand in case.inputs.items()
-        }
-        made = case.build(module, g, self._tensors)
-        for name, operand in case.outputs.items():
-            made[name].set_output(True).set_data_type(types[operand])
-            made[name].set_dim(list(operand.dims)).set_stride(list(operand.strides))
-        self._tensors |= made
-        g.build([module.heur_mode.A, module.heur_mode.FALLBACK])
-        self._workspace = machine.scratch(g.get_workspace_size())
+        self.graph, self._tensors = graph_of(case, module, handle=library.handle)
+        self.graph.build([module.heur_mode.A, module.heur_mode.FALLBACK])
+        self._workspace = machine.scratch(self.graph.get_workspace_size())
 
     def use(self, index: int) -> None:
         """Chooses one of the graph's plans."""

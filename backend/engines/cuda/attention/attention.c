@@ -143,6 +143,19 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
+double attention_seen_share(const struct cuda_attention *c) {
+    enum { TILE_ROWS = 128, PIECES_MOST = 256 };
+    int64_t shift = c->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? c->keys - c->queries : 0;
+    int64_t pieces = min64(divide_up(c->queries, TILE_ROWS), PIECES_MOST), seen = 0;
+    for (int64_t i = 0; i < pieces; i++) {
+        int64_t first = c->queries * i / pieces, last = c->queries * (i + 1) / pieces - 1;
+        int64_t from = max64(first + shift - c->a->left_bound + 1, 0);
+        int64_t to = min64(last + shift + c->a->right_bound, c->keys - 1);
+        seen += max64(to - from + 1, 0);
+    }
+    return pieces && c->keys ? (double)seen / ((double)pieces * (double)c->keys) : 1;
+}
+
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
@@ -152,7 +165,7 @@ static double predict(const struct cuda_attention *c) {
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY),
-           computing = op_flops(node->op) * again / rate;
+           computing = op_flops(node->op) * attention_seen_share(c) * again / rate;
     return START_SECONDS + (moving > computing ? moving : computing);
 }
 

@@ -42,6 +42,9 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
 /* Whether scores take more registers than the product alone: a bias, dropout, double sums, a second part of the weights. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 
+/* Of all scores, those in tiles that a block looks at: bounds hide the others. */
+double attention_seen_share(const struct cuda_attention *c);
+
 /* How many columns of results a block can sum in registers. */
 int attention_most_columns(const struct cuda_attention *c, int parts);
 

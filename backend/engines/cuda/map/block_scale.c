@@ -5,6 +5,7 @@
 #include "graph/ops/block_scale.h"
 #include "base/number.h"
 #include "engines/cuda/core/kernel.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 #include <stdio.h>
@@ -69,7 +70,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     struct scaling s;
     TRY(analyse(&s, region));
     double bytes = (double)(tensor_bytes(s.x) * (s.quantize ? 2 : 1) + tensor_bytes(s.scale) + tensor_bytes(s.y));
-    *seconds = (s.quantize ? 4e-6 : 2e-6) + bytes / (double)device->cuda.bandwidth;
+    *seconds = (s.quantize ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
    of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. plan.c
    decides what is swept, print.c prints it, map.cuh and map_tiled.cuh walk. */
 #include "engines/cuda/map/map.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -12,7 +13,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < map.count; k++)
         if (map.operands[k].memory >= 0)
             bytes += (double)tensor_bytes(region->graph->values[map.operands[k].memory].tensor);
-    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    *seconds = (map_is_tiled(&map) ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -37,6 +37,9 @@ int64_t map_tiles(const struct map *map);
 /* Fills the space, the operands and the length of a run, or says why the region is none of ours. */
 weftStatus_t map_analyse(struct map *map, const struct region *region);
 
+/* Whether an operand lies across the result, so that tiles of it go through shared memory. */
+bool map_is_tiled(const struct map *map);
+
 /* Chooses how the space is walked, and gives the number of blocks. */
 int64_t map_choose(struct map *map, const struct device *device);
 

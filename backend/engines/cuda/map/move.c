@@ -5,6 +5,7 @@
    where packed tensors are joined. */
 #include "engines/cuda/map/move.h"
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
@@ -187,7 +188,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < m.count; k++)
         bytes += (double)(dtype_bytes(m.parts[k].from.type, m.parts[k].elements) +
                           dtype_bytes(m.parts[k].to.type, m.parts[k].elements));
-    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    *seconds = PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

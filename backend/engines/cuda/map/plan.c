@@ -335,6 +335,13 @@ static void find_turn(struct map *map, int64_t area) {
     tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);
 }
 
+bool map_is_tiled(const struct map *map) {
+    for (int k = 0; k < map->count; k++)
+        if (axis_across(map, &map->operands[k]) >= 0)
+            return true;
+    return false;
+}
+
 /* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
    work to all multiprocessors. */
 static void find_tile(struct map *map, const struct device *device) {

@@ -5,6 +5,7 @@
 #include "base/number.h"
 #include "base/philox.h"
 #include "engines/cuda/core/kernel.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 #include <stdio.h>
@@ -38,7 +39,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
                  "%s: %s is vectorised, or of a type that kernels cannot store. Use plain strides and FLOAT.",
                  descriptor_label(op), descriptor_label(&tensors[k]->base));
-    *seconds = 2e-6 + (double)tensor_bytes(tensors[0]) / (double)device->cuda.bandwidth;
+    *seconds = PRICE_LAUNCH_SECONDS + price_moving((double)tensor_bytes(tensors[0]), device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
    some do not take, as a row of softmax that is one element. They are copied to plain tensors in the workspace, another
    family computes there, and results are copied back. */
 #include "engines/cuda/map/staged.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/map/move.h"
 
@@ -169,7 +170,7 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
     }
     *copying = 0;
     for (int k = 0; k < staged->count; k++)
-        *copying += 2 * (double)tensor_bytes(staged->at[k].plain) / (double)device->cuda.bandwidth;
+        *copying += price_moving(2 * (double)tensor_bytes(staged->at[k].plain), device);
     return status;
 }
 

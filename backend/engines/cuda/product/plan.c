@@ -16,6 +16,7 @@ static const struct tile fma_tiles[TILE_ROWS] = {
     {128, 32, 0, 0, 8, 4, 0.45},  {32, 128, 0, 0, 4, 8, 0.45}, {32, 32, 0, 0, 4, 4, 0.35}};
 
 static const double LAUNCH_SECONDS = 2e-6;
+enum { SECTOR_BYTES = 32 };             /* of memory */
 static const double DIRECT_RATE = 0.15; /* of the FMA rate */
 
 /* ---- Arithmetic -------------------------------------------------------------------------------------------------- */
@@ -82,10 +83,25 @@ static void choose_direct_access(struct contraction *c) {
 
 static double tiles_along(int64_t extent, int block) { return (double)divide_up(extent, block); }
 
+/* How much of a factor is read: an image under fewer taps than its stride is seen in part, where pixels, or lines of them,
+   are left out that are no part of a sector. */
+static double seen_share(const struct contraction *c, const struct factor *factor) {
+    double share = 1;
+    if (!conv_is(c->node->op))
+        return share;
+    const struct conv_geometry g = conv_geometry(c->node->op);
+    const struct tensor *read =
+        factor->prepared == NOTHING_BEFORE ? factor->tensor : c->region->graph->values[factor->prepared].tensor;
+    for (int i = 0; i < 3 && read == g.x.tensor; i++)
+        if (g.w.size[i] < g.stride[i] && dtype_bytes((weftDataType_t)read->type, g.x.size_stride[i]) >= SECTOR_BYTES)
+            share *= (double)g.w.size[i] / (double)g.stride[i];
+    return share;
+}
+
 double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < FACTORS; f++)
-        bytes += (double)tensor_bytes(c->factor[f].tensor);
+        bytes += (double)tensor_bytes(c->factor[f].tensor) * seen_share(c, &c->factor[f]);
     for (int k = 0; k < c->finish.count; k++)
         if (c->finish.at[k].role != FINISH_INDEX && c->finish.at[k].role != FINISH_LIMIT)
             bytes += (double)tensor_bytes(c->region->graph->values[c->finish.at[k].value].tensor);

@@ -4,6 +4,7 @@
    was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
    another way to walk it (rows/channels.cuh). */
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
@@ -196,7 +197,7 @@ static void predict(struct channels *c, const struct device *device) {
     /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
     walk->puts_away = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
-    walk->seconds = LAUNCH_SECONDS + (bytes_of(walk, false) + again + stored) / (double)device->cuda.bandwidth;
+    walk->seconds = LAUNCH_SECONDS + price_moving(bytes_of(walk, false) + again + stored, device);
 }
 
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {

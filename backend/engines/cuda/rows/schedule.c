@@ -3,6 +3,7 @@
    bytes that each requests at once), that lines are touched whole, and that memory is read as rarely as may be. */
 #include "engines/cuda/rows/schedule.h"
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 
 #include <string.h>
 
@@ -752,12 +753,10 @@ void walk_for_joining(struct walk *walk, int64_t parts) {
 void walk_for_storing(struct walk *walk) { walk->min_blocks = (walk->unroll < 4 ? 512 : 768) / walk->threads; }
 
 static void predict(struct walk *walk, const struct device *device) {
-    double bandwidth = (double)device->cuda.bandwidth, multiprocessors = device->cuda.multiprocessors;
-    double busy = (double)min64(walk->blocks, device->cuda.multiprocessors) / multiprocessors * 2;
-    double bytes = bytes_moved(walk);
-    walk->seconds = LAUNCH_SECONDS * walk_kernel_count(walk) + bytes / (bandwidth * (busy > 1   ? 1
-                                                                                     : busy > 0 ? busy
-                                                                                                : 1));
+    int64_t blocks = walk->blocks * walk->cluster, multiprocessors = device->cuda.multiprocessors;
+    double busy = 2 * (double)blocks / (double)multiprocessors; /* half of them keep memory busy */
+    walk->seconds = LAUNCH_SECONDS * walk_kernel_count(walk) +
+                    price_moving(bytes_moved(walk), device) / (busy > 0 && busy < 1 ? busy : 1);
 }
 
 /* Steps of loose rows in which every thread has a run, however many elements are loose. */

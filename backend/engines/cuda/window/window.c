@@ -4,6 +4,7 @@
    window_bwd.cuh's, and window/geometry.cuh knows the geometry. */
 #include "engines/cuda/window/window.h"
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 #include <math.h>
@@ -30,6 +31,7 @@ enum {
 };
 
 static const double INT32_REACH = 1 << 30;
+static const double LAUNCH_SECONDS = 2e-6;
 
 static double product(const int64_t *numbers) { return (double)numbers[0] * (double)numbers[1] * (double)numbers[2]; }
 
@@ -279,7 +281,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < 4; k++)
         if (window_uses(&w, operands[k]))
             bytes += (double)tensor_bytes(operands[k]->tensor);
-    *seconds = 2e-6 + bytes / (double)device->cuda.bandwidth;
+    *seconds = LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

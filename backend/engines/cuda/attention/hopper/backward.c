@@ -18,6 +18,7 @@ enum {
 };
 
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
+static const double BLOCK_SECONDS = 6.5e-6; /* until a block's first products, and to store its gradients */
 
 /* What a pass makes. */
 enum makes { MAKES_ALL, MAKES_KEYS, MAKES_QUERIES, PASSES };
@@ -274,12 +275,20 @@ static double share_of(const struct backward_tile *t) {
     return t->makes == MAKES_ALL ? 1 : t->makes == MAKES_KEYS ? 4.0 / 5 : 3.0 / 5;
 }
 
+/* Blocks of a pass, of a batch: those of all heads. */
+static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {
+    const struct cuda_attention *c = b->c;
+    return c->batches * (t->makes == MAKES_QUERIES ? c->heads * divide_up(c->queries, BLOCK_OWN)
+                                                   : c->key_heads * divide_up(c->keys, BLOCK_OWN));
+}
+
 static double predict(const struct backward *b) {
     const struct cuda_properties *cuda = &b->c->device->cuda;
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
-    double flops = op_flops(region_node(b->c->region, 0)->op), seconds = START_SECONDS;
+    double flops = op_flops(region_node(b->c->region, 0)->op) * attention_seen_share(b->c), seconds = START_SECONDS;
     for (int i = 0; i < b->pass_count; i++)
-        seconds += flops * share_of(b->passes[i]) / rate;
+        seconds += flops * share_of(b->passes[i]) / rate +
+                   BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
     return seconds + 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
 }
 

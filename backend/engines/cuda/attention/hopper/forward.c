@@ -22,6 +22,7 @@ enum {
 static const double DYNAMIC_SECONDS = 100e-6; /* from which on it pays for the launch that resets its counter */
 static const double RASTER_BYTES = 24e6;      /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
+static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. */
 static const struct forward_tile {
@@ -109,10 +110,11 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct node *node = region_node(c->region, 0);
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * EFFICIENCY, bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
-    double rounds = (double)divide_up(f->all_tiles, multiprocessors) / (double)f->all_tiles;
+    double rounds = (double)divide_up(f->all_tiles, multiprocessors);
+    double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
-    double moving = bytes / (double)c->device->cuda.bandwidth, computing = op_flops(node->op) * rows * rounds / rate;
+    double moving = bytes / (double)c->device->cuda.bandwidth, computing = rounds * (flops / rate + TILE_SECONDS);
     return START_SECONDS + (moving > computing ? moving : computing);
 }
 

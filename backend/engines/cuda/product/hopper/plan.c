@@ -36,7 +36,7 @@ static const double PRODUCTS_PER_CLOCK = 2048; /* of 16-bit factors, per multipr
 static const double FILL_BYTES_PER_CLOCK = 77; /* from L2, per multiprocessor, when not all ask at once */
 static const double MEMORY_SHARE = 0.85;       /* of the bandwidth that copies reach */
 static const double UNHIDDEN_SHARE = 0.2;      /* of the shorter one of computing and moving */
-static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96;
+static const double PROMOTED_SHARE = 0.95, SCALED_SHARE = 0.96, BLOCK_SCALES_SHARE = 0.82;
 static const double PREPARING_CLOCKS_PER_ROW = 5.2;  /* and step, beside which half of the products are hidden; */
 static const double PREPARING_CLOCKS_PER_LINE = 8.8; /* where the depth is pixels of an image, that lie inside or not */
 static const double L2_BYTES_PER_SECOND = 4.5e12;
@@ -118,6 +118,8 @@ static double least_seconds(const struct hopper_tile *tile, const struct device 
 /* Two warpgroups of few columns each do not hide from each other what promotion takes, nor what several scales of a tile's columns do. */
 static struct hopper_tile promoted(const struct hopper *h, const struct hopper_tile *tile) {
     struct hopper_tile made = *tile;
+    if (hopper_is_scaled(h))
+        made.efficiency *= BLOCK_SCALES_SHARE;
     if (tile->row_blocks == 1 && tile->rows == 128 && tile->columns <= 160)
         made.efficiency *= PROMOTED_SHARE;
     if (hopper_scale_columns(h, tile) < tile->columns)
@@ -278,12 +280,20 @@ static bool split_fits(const struct hopper *h, double elements, int splits) {
                            h->steps / splits >= SPLITS_LEAST_STEPS && elements * 4 * splits < 256e6);
 }
 
+/* Of the phases of a data gradient, those that see taps: the others' tiles have no steps. */
+static double share_of_phases(const struct hopper *h) {
+    double share = 1;
+    for (int i = 0; i < h->c.phase_count; i++)
+        share *= (double)min64(h->c.phases[i].taps, h->c.phases[i].tap_step) / (double)h->c.phases[i].stride;
+    return share;
+}
+
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_DEPTH_BYTES / dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
     h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
     double moving = contraction_memory_seconds(&h->c, device), finishing = finish_instructions(&h->c),
-           elements = (double)contraction_elements(&h->c);
+           elements = (double)contraction_elements(&h->c), all_steps = (double)h->steps * share_of_phases(h);
     h->tile = NULL;
     if (chosen > HOPPER_TILE_ROWS) /* a row of another family's table */
         chosen = 0;
@@ -294,11 +304,12 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
             continue;
         const struct hopper_tile used = used_tile(h, &tiles[t]);
         double units = (double)hopper_tiles(h, &tiles[t]);
-        double least = least_seconds(&used, device, units, (double)h->steps, moving);
+        double least = least_seconds(&used, device, units, all_steps, moving);
         int most = asked > 0 ? (int)asked : can_split(&tiles[t]) ? HOPPER_SPLITS_MAX : 1;
         for (int splits = asked > 0 ? (int)asked : 1; splits <= most && (asked > 0 || split_fits(h, elements, splits));
              splits++) {
-            double combining = combine_seconds(elements, splits), steps = (double)tiles_along(h->steps, splits);
+            double combining = combine_seconds(elements, splits);
+            double steps = splits > 1 ? (double)tiles_along(h->steps, splits) : all_steps;
             if (h->tile && combining + least >= h->seconds) /* nor with more of them */
                 break;
             double seconds = combining + hopper_seconds(&used, device, units * splits, steps, finishing, moving);

@@ -17,7 +17,8 @@
 /* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
    and 4 to 14 times by convolutions; small ones gain by copies up to 8: 102 products on an H200. */
 static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 8, START_SECONDS = 3e-6;
-static const double COPY_SHARE = 0.7; /* of the predicted rate that copies of images reach */
+static const double COPY_SHARE = 0.81;     /* of the predicted rate that copies of images reach */
+static const double COPY_SECONDS = 1.6e-6; /* until a product sees the end of one */
 
 /* Who multiplies the copies, best first. */
 static const struct family *const plain_families[] = {&cuda_patch_sm90, &cuda_hopper, NULL};
@@ -80,7 +81,7 @@ static void price_copies(double seconds[WISHES], const struct wishes *wishes, co
         if (wishes->at[i].tensor &&
             (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) || cuda_map.accepts(&copy, device, &taken)))
             taken = INFINITY;
-        seconds[i] = taken / COPY_SHARE;
+        seconds[i] = taken / COPY_SHARE + COPY_SECONDS;
     }
 }
 

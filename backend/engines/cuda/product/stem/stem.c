@@ -3,6 +3,7 @@
    stem_wgrad.cuh gradients of filters. It must not know text. */
 #include "engines/cuda/product/stem/stem.h"
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 enum {
@@ -18,7 +19,8 @@ enum {
 };
 
 static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
-static const double RATE = 1024; /* products per clock of a multiprocessor, by mma.sync */
+static const double RATE = 1024;       /* products per clock of a multiprocessor, by mma.sync, */
+static const double EFFICIENCY = 0.63; /* and what gradients of a stem of 7x7 taps reach of it */
 
 /* By direction. */
 static const struct stem_tile forward_tiles[] = {{16, 16}, {8, 32}, {4, 64}, {8, 16}};
@@ -204,8 +206,8 @@ static void predict(struct stem *s, const struct device *device) {
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
     double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
                       (double)(s->filter_tiles * s->filters);
-    double computing = products / (RATE * clock * device->cuda.multiprocessors);
-    double moving = bytes / (double)device->cuda.bandwidth;
+    double computing = products / (RATE * EFFICIENCY * clock * device->cuda.multiprocessors);
+    double moving = price_moving(bytes, device);
     s->c.seconds = LAUNCH_SECONDS * (s->g.direction == CONV_FILTER ? 2 : 1) + (computing > moving ? computing : moving);
 }
 

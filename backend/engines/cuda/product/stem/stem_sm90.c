@@ -3,6 +3,7 @@
    Hopper's tensor cores. A product of the Hopper family walks the depth in steps of 64 channels, seven eighths of which
    would be padding here; product/stem/stem_sm90.cuh makes depth of taps. Others are left to the other families. */
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "runtime/device.h"
@@ -22,6 +23,7 @@ enum {
 };
 
 static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
+static const double EFFICIENCY = 0.6; /* of the tensor cores, that a stem of 7x7 taps reaches */
 
 struct tap {
     int r, s, place; /* in pixels, from a position's corner of the patch */
@@ -135,8 +137,8 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
 static double predict(const struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
     double clocks = (double)s->tiles * s->lines * s->segments * divide_up(s->taps, 2) * s->filters / 2;
-    double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK;
-    double moving = bytes / (double)device->cuda.bandwidth;
+    double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK / EFFICIENCY;
+    double moving = price_moving(bytes, device);
     return LAUNCH_SECONDS + (moving > computing ? moving : computing);
 }
 

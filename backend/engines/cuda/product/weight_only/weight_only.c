@@ -24,6 +24,8 @@ enum {
 
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
 static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
+/* Of a weight, per multiprocessor: to make a number of it, and to multiply it by 8 rows. */
+static const double WEIGHT_CLOCKS = 0.027, FRAGMENT_CLOCKS = 0.021;
 
 struct weight_only {
     struct weight_product p;
@@ -178,6 +180,12 @@ static double predict(const struct weight_only *w, const struct device *device, 
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
+/* What making numbers of weights and multiplying them takes, however tiles are shaped. */
+static double computing_seconds(const struct weight_only *w, const struct device *device) {
+    double clocks = (double)w->p.columns * (double)w->p.depth * (WEIGHT_CLOCKS + FRAGMENT_CLOCKS * w->tokens);
+    return clocks / ((double)device->cuda.clock_khz * 1e3 * device->cuda.multiprocessors);
+}
+
 static void choose_tile(struct weight_only *w, const struct device *device) {
     int fragments = (int)divide_up(w->p.rows, ROWS_OF_FRAGMENT);
     w->tokens = 1;
@@ -207,6 +215,8 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
     TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
+    double computing = LAUNCH_SECONDS + computing_seconds(w, device);
+    w->seconds = computing > w->seconds ? computing : w->seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
