@@ -326,6 +326,29 @@ def rounded_map(t: Maker) -> None:
     t.out(rounded_between(t, t(33, 65, values=np.ones((33, 65)))), dtype="f32")
 
 
+def integers(t: Maker, rows: int, columns: int) -> Any:
+    """2^60 and a little more, of which float and double keep nothing of that little."""
+    little = np.arange(rows * columns).reshape(rows, columns) % 7
+    return t(rows, columns, dtype="i64", values=2**60 + little)
+
+
+def exact_map(t: Maker) -> None:
+    t.out(t.g.sub(integers(t, 33, 65), 2**60, compute_data_type="i64"))
+
+
+def exact_rows(t: Maker) -> None:
+    most = t.g.reduction(integers(t, 33, 65), mode="MAX", dims=[1], compute_data_type="i64")
+    t.out(t.g.sub(most.set_data_type("i64"), 2**60, compute_data_type="i64"))
+
+
+def exact_product(t: Maker) -> None:
+    """Three times 2^31 - 1 times itself, less 3 * 2^62: a number of 34 bits."""
+    a, b = (t(*dims, dtype="i32", values=np.full(dims, 2**31 - 1)) for dims in ((33, 3), (3, 65)))
+    product = t.g.matmul(a, b, compute_data_type="i64").set_data_type("i64")
+    less = t.g.sub(product, 2**62, compute_data_type="i64").set_data_type("i64")
+    t.out(t.g.add(less, -(2**63), compute_data_type="i64"))
+
+
 def rounded_product(m: int, n: int, k: int) -> Any:
     def build(t: Maker) -> None:
         a, b = t(m, k, values=np.full((m, k), 1 / k)), t(k, n, values=np.ones((k, n)))
@@ -497,6 +520,7 @@ CASES = {
     ),
     "matmul, rounded between": Case("product_sm90", "hopper", rounded_product(250, 200, 512)),
     "matmul of few, rounded between": Case("portable_mma", "contraction", rounded_product(33, 65, 64)),
+    "matmul of integers": Case("portable_fma", "contraction", exact_product),
     "totals": Case("product_sm90 combine_partials", "hopper", totals),
     "scales": Case("product_sm90", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
@@ -701,6 +725,7 @@ CASES = {
     "sum of odd columns": Case("rows", "rows", sum_of_columns),
     "rows, rounded between": Case("rows", "rows", rounded_rows),
     "rows, totals rounded": Case("rows", "rows", rounded_totals),
+    "rows, integers": Case("rows", "rows", exact_rows),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),
     # windows
@@ -722,6 +747,7 @@ CASES = {
     "map across": Case("map_tiled", "map", lambda t: t.out(t.g.add(t(64, 64, strides=[1, 64]), t(64, 64)))),
     "transpose": Case("transpose", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
     "map, rounded between": Case("map", "map", rounded_map),
+    "map, integers": Case("map", "map", exact_map),
     "concat of other types": Case("move", "move", joined_of_types),
     "concat across": Case("move", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),

@@ -396,13 +396,27 @@ RESULT_TYPES = {
     "reshape": "the type of x",
     "transpose": "the type of x",
     "slice": "the type of x",
-    "concat": "the type of the first input",
+    "concat": "the narrowest type that holds the values of all inputs, DOUBLE for INT64 beside floats",
     "rng": "FLOAT",
     "block_scale_quantize": "y none, set it; scale FP8_E8M0 in blocks of 32, FP8_E4M3 in blocks of 16 of "
     "FP4, else FLOAT",
     "block_scale_dequantize": "the type to calculate in",
     "sdpa_fwd": f"o the type of q{CALCULATED}; statistics {STATISTICS}",
     "sdpa_bwd": f"gradients the type of what they are of{CALCULATED}",
+}
+
+
+OF_PRODUCTS = "INT32 for integers of 8 bits, INT64 for wider ones, FLOAT for others"
+# What is calculated in where nobody says; of other operations FLOAT.
+COMPUTE_TYPES = {
+    "pointwise": "INT64 for integers where the mode is exact in them, FLOAT for others",
+    "reduction": "INT64 for integers and booleans, FLOAT for others and for AVG and NORM2",
+    "matmul": OF_PRODUCTS,
+    "moe_grouped_matmul": OF_PRODUCTS,
+    "moe_grouped_matmul_bwd": OF_PRODUCTS,
+    "conv_fprop": OF_PRODUCTS,
+    "conv_dgrad": OF_PRODUCTS,
+    "conv_wgrad": OF_PRODUCTS,
 }
 
 
@@ -442,23 +456,24 @@ def write_docstring(
     rows: dict[str, list[Json]],
     names: Names,
     types: str,
+    unsaid: str,
     example: str,
 ) -> list[str]:
-    """What a method does: one line, formula, arguments, results, data types, failures, example."""
+    """What a method does: one line, formula, arguments, results, data types, failures, example. unsaid: what
+    is calculated in where nobody says."""
     docs = POINTWISE_DOCS.get(method.get("form"), {})
     text = method["doc"][0].upper() + method["doc"][1:]
     lines = [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
         lines += [*wrapped(re.sub(r"\bC\(([^()]*)\)", r"\1", method["formula"]), 12, 4), ""]
     calculates = "compute_data_type" in rows
-    of_type = (
-        "type to calculate in; default the graph's, else FLOAT" if calculates else "accepted and ignored"
-    )
+    of_type = f"type to calculate in; default the graph's, else {unsaid}"
+    of_type = of_type if calculates else "accepted and ignored"
     common = {"compute_data_type": of_type, "name": "the operation's name in messages and pictures"}
     lines += ["        Args:"]
     for a in arguments:
         if a["name"] in common:
-            lines += [f"            {a['name']}: {common[a['name']]}."]
+            lines += wrapped(f"{a['name']}: {common[a['name']]}.", 12, 4)
             continue
         doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
         lines += wrapped(argument_doc(a, names, doc), 12, 4)
@@ -484,7 +499,8 @@ def write_method(
     kinds = ["Tensor" if rows[key][0]["required"] else "Tensor | Any" for key in results]
     returned = "Tensor" if len(results) == 1 else f"tuple[{', '.join(kinds)}]"
     lines = write_signature(method, arguments, returned, names)
-    lines += write_docstring(method, arguments, rows, names, result_types(op, method), example)
+    unsaid = COMPUTE_TYPES.get(op["name"], "FLOAT")
+    lines += write_docstring(method, arguments, rows, names, result_types(op, method), unsaid, example)
 
     values = values_by_key(arguments) | dict(fixed_values(method, rows, names))
     pairs = [f'            "{key}": {value},' for key, value in values.items()]

@@ -367,11 +367,19 @@ int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index) {
     return round_i64(load(type, base, index));
 }
 
+/* A double that narrower float types round as they would the integer: where its last bits do not fit, the lowest that is
+   kept tells whether any of them was set. */
+static double double_of_odd(int64_t value) {
+    int64_t dropped = value & 0x7ff;
+    bool fits = value > -INT64_C(0x20000000000000) && value < INT64_C(0x20000000000000);
+    return fits || !dropped ? (double)value : (double)((value - dropped) | 0x800);
+}
+
 void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t value) {
     if (dtype_is_integer(type))
         store_integer(type, base, index, value);
     else
-        store(type, base, index, (double)value);
+        store(type, base, index, type == WEFT_DATA_DOUBLE ? (double)value : double_of_odd(value));
 }
 
 INLINE void row_to_f32(weftDataType_t type, float *restrict dst, const void *restrict base, int64_t index,

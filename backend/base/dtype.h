@@ -52,7 +52,8 @@ int64_t dtype_bytes(weftDataType_t type, int64_t elems);
 double dtype_load(weftDataType_t type, const void *base, int64_t index);
 void dtype_store(weftDataType_t type, void *base, int64_t index, double value);
 
-/* The same for int64: exact in integer and boolean types, through double in float types. */
+/* The same for int64: exact in integer and boolean types, loaded through double from float types, and rounded once when
+   stored. */
 int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index);
 void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t value);
 

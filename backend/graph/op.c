@@ -39,6 +39,15 @@ double op_flops(const struct descriptor *op) {
     return flops;
 }
 
+weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
+                            const struct tensor *a, const struct tensor *b) {
+    const struct dtype *of_a = dtype_of((weftDataType_t)a->type), *of_b = dtype_of((weftDataType_t)b->type);
+    bool is_whole = !of_a->is_float && !of_b->is_float && !(of_a->is_boolean && of_b->is_boolean);
+    if (descriptor_row_is_set(holder, name))
+        return (weftDataType_t)math;
+    return !is_whole ? WEFT_DATA_FLOAT : of_a->bits <= 8 && of_b->bits <= 8 ? WEFT_DATA_INT32 : WEFT_DATA_INT64;
+}
+
 static weftStatus_t refuse_ragged(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (tensor->ragged_offset && !op_of(op)->takes_ragged)
@@ -318,6 +327,24 @@ int64_t view_load_int(const struct view *view, const int64_t *index) {
 
 void view_store_int(const struct view *view, const int64_t *index, int64_t value) {
     dtype_store_i64(view->type, view->data, view_offset(view, index), value);
+}
+
+struct sum sum_of_products(weftDataType_t math, const struct view *a, const struct view *b) {
+    return (struct sum){.is_exact = !dtype_is_float(math) && !dtype_is_float(a->type) && !dtype_is_float(b->type)};
+}
+
+void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b) {
+    if (sum->is_exact)
+        sum->whole += (uint64_t)view_load_int(a, in_a) * (uint64_t)view_load_int(b, in_b);
+    else
+        sum->real += view_load(a, in_a) * view_load(b, in_b);
+}
+
+void sum_store(const struct sum *sum, const struct view *view, const int64_t *index) {
+    if (sum->is_exact)
+        view_store_int(view, index, (int64_t)sum->whole);
+    else
+        view_store(view, index, sum->real);
 }
 
 double view_scalar(const struct bindings *bindings, const struct tensor *tensor, double otherwise) {

@@ -88,6 +88,11 @@ weftStatus_t op_each_operand(const struct descriptor *op,
 
 double op_flops(const struct descriptor *op);
 
+/* The type that products of a and b are summed in: `math` where row `name` of `holder` was set; else INT32 for integers of
+   8 bits, INT64 for wider ones, FLOAT for all others. */
+weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
+                            const struct tensor *a, const struct tensor *b);
+
 /* ---- Checks that many ops share; each words a failure with the op's and the tensor's names ---- */
 
 weftStatus_t check_rank(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t least,
@@ -117,6 +122,17 @@ void view_store(const struct view *view, const int64_t *index, double value);
 void view_store_if(const struct view *view, const int64_t *index, double value);
 int64_t view_load_int(const struct view *view, const int64_t *index);
 void view_store_int(const struct view *view, const int64_t *index, int64_t value);
+
+/* A sum of products: in integers of 64 bits, wrapping around, where a and b are whole and so is the type to calculate in,
+   else in double. */
+struct sum {
+    bool is_exact;
+    double real;
+    uint64_t whole;
+};
+struct sum sum_of_products(weftDataType_t math, const struct view *a, const struct view *b);
+void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b);
+void sum_store(const struct sum *sum, const struct view *view, const int64_t *index);
 
 /* The single element of a scalar operand, or `otherwise` when it is absent. */
 double view_scalar(const struct bindings *bindings, const struct tensor *tensor, double otherwise);

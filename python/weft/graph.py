@@ -74,7 +74,8 @@ class Graph(Sugar):
             name: for messages and pictures.
             io_data_type: type of tensors with memory that have none of their own.
             intermediate_data_type: type of virtual tensors that have none of their own.
-            compute_data_type: type that operations calculate in, unless they say so themselves.
+            compute_data_type: type that operations calculate in, unless they say so themselves. Where nobody
+                says, it is FLOAT, and for integers INT64 or INT32, which are exact.
             handle: the device; default that of the arrays seen, else the first usable GPU, else the CPU.
             sm_count: multiprocessors to plan for.
             sm_version: accepted for compatibility; the device says.

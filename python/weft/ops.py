@@ -46,7 +46,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -90,7 +91,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -133,7 +135,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -176,7 +179,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -219,7 +223,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -262,7 +267,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -305,7 +311,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -348,7 +355,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -391,7 +399,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -434,7 +443,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -477,7 +487,8 @@ class Ops:
         Args:
             input0: first operand, [d..] or 1s.
             input1: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -518,7 +529,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -558,7 +570,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -598,7 +611,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -638,7 +652,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -678,7 +693,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -718,7 +734,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -758,7 +775,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -798,7 +816,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -838,7 +857,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -878,7 +898,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -918,7 +939,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -958,7 +980,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -998,7 +1021,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1038,7 +1062,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1084,7 +1109,8 @@ class Ops:
             negative_slope: slope below the lower clip; default 0.
             lower_clip: below it the slope applies; default 0.
             upper_clip: the largest value; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1128,7 +1154,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1168,7 +1195,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1210,7 +1238,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
@@ -1252,7 +1281,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1294,7 +1324,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
             softplus_beta: sharpness; default 1.
         Returns:
@@ -1338,7 +1369,8 @@ class Ops:
         Args:
             input: operand, [d..] or 1s.
             swish_beta: sharpness; default 1.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1379,7 +1411,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1427,7 +1460,8 @@ class Ops:
             negative_slope: slope below the lower clip; default 0.
             lower_clip: below it the slope applies; default 0.
             upper_clip: the largest value; optional.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1474,7 +1508,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1517,7 +1552,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1562,7 +1598,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
             elu_alpha: limit of -y for large negative x; default 1.
         Returns:
@@ -1607,7 +1644,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1652,7 +1690,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
             softplus_beta: sharpness; default 1.
         Returns:
@@ -1698,7 +1737,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             swish_beta: sharpness; default 1.
             name: the operation's name in messages and pictures.
         Returns:
@@ -1745,7 +1785,8 @@ class Ops:
         Args:
             loss: gradient of the result, [d..] or 1s.
             input: the forward operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the operand, [d..], the operands' broadcast.
@@ -1790,7 +1831,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1831,7 +1873,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1872,7 +1915,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1913,7 +1957,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1954,7 +1999,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -1995,7 +2041,8 @@ class Ops:
         Args:
             input: first operand, [d..] or 1s.
             comparison: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2036,7 +2083,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2077,7 +2125,8 @@ class Ops:
         Args:
             a: first operand, [d..] or 1s.
             b: second operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2116,7 +2165,8 @@ class Ops:
 
         Args:
             input: operand, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2158,7 +2208,8 @@ class Ops:
             input0: taken where the mask is not 0, [d..] or 1s.
             input1: taken where it is 0, [d..] or 1s.
             mask: mask, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2202,7 +2253,8 @@ class Ops:
         Args:
             input: gives the shape alone, [d..] or 1s.
             axis: the dimension whose index is generated.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result, [d..], the operands' broadcast.
@@ -2244,7 +2296,8 @@ class Ops:
         Args:
             input: first operand; of a backward mode the forward input, [d..] or 1s.
             bias: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
@@ -2288,7 +2341,8 @@ class Ops:
         Args:
             input: first operand; of a backward mode the forward input, [d..] or 1s.
             scale: second operand of binary modes and of BINARY_SELECT, [d..] or 1s.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
@@ -2331,7 +2385,8 @@ class Ops:
         Args:
             input: first operand; of a backward mode the forward input, [d..] or 1s.
             negative_slope: slope below the lower clip.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             y: result of forward modes, [d..], the operands' broadcast.
@@ -2376,7 +2431,8 @@ class Ops:
             loss: gradient of the output, of backward modes, [d..] or 1s.
             input: first operand; of a backward mode the forward input, [d..] or 1s.
             negative_slope: slope below the lower clip.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers where the
+                mode is exact in them, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dx: gradient of the input, of backward modes, [d..], the operands' broadcast.
@@ -2425,7 +2481,8 @@ class Ops:
         Args:
             A: left operand, [batch.., M, K].
             B: right operand, [batch.., K, N].
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             padding: value of the elements of A and B outside the overrides; default 0.0.
             name: the operation's name in messages and pictures.
             m_override: rows in use of each batch entry, INT32 or INT64, [batch.., 1, 1]; optional.
@@ -2488,7 +2545,8 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
             padding: pre_padding and post_padding in one; optional.
         Returns:
@@ -2549,7 +2607,8 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
             padding: pre_padding and post_padding in one; optional.
         Returns:
@@ -2610,7 +2669,8 @@ class Ops:
             dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
             padding: pre_padding and post_padding in one; optional.
         Returns:
@@ -3721,7 +3781,8 @@ class Ops:
         Args:
             input: input, [d..].
             mode: how elements are combined.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT64 for integers and
+                booleans, FLOAT for others and for AVG and NORM2.
             name: the operation's name in messages and pictures.
             dims: dimensions to reduce where y's dims are unset; negative ones count from the last.
             is_deterministic: true: two runs agree to the bit; optional.
@@ -3901,7 +3962,8 @@ class Ops:
                 INT32 or INT64 beside floats, FLOAT for HALF beside BFLOAT16, [d..], along the axis the sum.
         Data types:
             operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: the type of the first input.
+            results, unless the tensor or the graph says: the narrowest type that holds the values of all
+                inputs, DOUBLE for INT64 beside floats.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
@@ -4324,7 +4386,8 @@ class Ops:
             token_ks: which of its token's top_k places each row goes to, INT32 or INT64; SCATTER, [1, M, 1];
                 optional.
             mode: whether rows are gathered before or scattered after the product; default NONE.
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             top_k: places per token; SCATTER; default 0.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4377,7 +4440,8 @@ class Ops:
             doutput: gradient of the output, [1, M, N].
             token: tokens of the forward pass, [1, M, K].
             first_token_offset: first row of each expert, ascending, INT32 or INT64, [E, 1, 1].
-            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
+                INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
         Returns:
             dweight: gradient of the weights, packed with K fastest where no strides are set, [E, K, N].

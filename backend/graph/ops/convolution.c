@@ -12,9 +12,11 @@ enum { SPATIAL_MAX = 3 };
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
 static const struct row parameter_rows[] = {
-    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct convolution, math, WEFT_ATTR_CONVOLUTION_COMP_TYPE, "compute_data_type",
-              .keeps_fast = true,
-              .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits"),
+    VALUE_ROW(
+        WEFT_TYPE_DATA_TYPE, struct convolution, math, WEFT_ATTR_CONVOLUTION_COMP_TYPE, "compute_data_type",
+        .keeps_fast = true,
+        .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits. Unset: INT32 for "
+               "integers of 8 bits, INT64 for wider ones, FLOAT for all others"),
     VALUE_ROW(WEFT_TYPE_CONVOLUTION_MODE, struct convolution, mode, WEFT_ATTR_CONVOLUTION_CONV_MODE, "convolution_mode",
               .initial = WEFT_CROSS_CORRELATION, .doc = "whether the filter is flipped; CROSS_CORRELATION does not"),
     VALUE_ROW(WEFT_TYPE_INT64, struct convolution, dilation, WEFT_ATTR_CONVOLUTION_DILATIONS, "dilation",
@@ -258,6 +260,12 @@ static void infer_dims(struct conv_op *op) {
     tensor_infer_dims(output_of(op), dims.count, dims.at);
 }
 
+weftDataType_t conv_math(const struct conv_op *op) {
+    enum conv_direction direction = direction_of(&op->base);
+    return product_math(&op->parameters->base, WEFT_ATTR_CONVOLUTION_COMP_TYPE, op->parameters->math,
+                        direction == CONV_DATA ? op->y : op->x, direction == CONV_FILTER ? op->y : op->w);
+}
+
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct conv_op *op = (struct conv_op *)descriptor;
     struct tensor *out = output_of(op);
@@ -270,7 +278,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         infer_dims(op);
     const struct tensor *like = input_of(op);
     tensor_infer_strides(out, like);
-    weftDataType_t natural = (weftDataType_t)like->type, math = math_type(op->parameters->math);
+    weftDataType_t natural = (weftDataType_t)like->type, math = math_type((int32_t)conv_math(op));
     tensor_infer_type(out, dtype_is_integer(natural) ? math : tensor_result_type(out, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
@@ -395,6 +403,7 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
                               .stride = {1, 1, 1},
                               .dilation = {1, 1, 1},
                               .flip = op->parameters->mode == WEFT_CONVOLUTION,
+                              .math = conv_math(op),
                               .alpha = op->alpha,
                               .beta = op->beta};
     g.k = grouped ? op->w->dims.at[1] : op->w->dims.at[0] / g.groups;
@@ -469,32 +478,34 @@ struct views {
     struct view x, w, y;
 };
 
-/* x * w, dy * w or x * dy: what the product adds to the direction's output. */
-static double contribution(const struct conv_geometry *g, const struct views *views, const struct product *p) {
-    int64_t x[PLACE], w[PLACE], y[PLACE], index[WEFT_DIM_MAX];
-    double result = 1;
+static struct sum new_sum(const struct conv_geometry *g, const struct views *views) {
+    struct sum sum = sum_of_products(g->math, g->direction == CONV_DATA ? &views->y : &views->x,
+                                     g->direction == CONV_FILTER ? &views->y : &views->w);
+    sum.is_exact = sum.is_exact && g->alpha == 1 && g->beta == 0;
+    return sum;
+}
+
+/* Adds x * w, dy * w or x * dy, whichever makes the direction's output. */
+static void add_product(struct sum *sum, const struct conv_geometry *g, const struct views *views,
+                        const struct product *p) {
+    int64_t x[PLACE], w[PLACE], y[PLACE], in_x[WEFT_DIM_MAX], in_w[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
     if (!places_of(g, p, x, w, y))
-        return 0;
-    if (g->direction != CONV_DATA) {
-        index_of(g, &g->x, x, index);
-        result *= view_load(&views->x, index);
-    }
-    if (g->direction != CONV_FILTER) {
-        index_of(g, &g->w, w, index);
-        result *= view_load(&views->w, index);
-    }
-    if (g->direction != CONV_FORWARD) {
-        index_of(g, &g->y, y, index);
-        result *= view_load(&views->y, index);
-    }
-    return result;
+        return;
+    index_of(g, &g->x, x, in_x), index_of(g, &g->w, w, in_w), index_of(g, &g->y, y, in_y);
+    if (g->direction == CONV_FORWARD)
+        sum_add(sum, &views->x, in_x, &views->w, in_w);
+    else if (g->direction == CONV_DATA)
+        sum_add(sum, &views->y, in_y, &views->w, in_w);
+    else
+        sum_add(sum, &views->x, in_x, &views->y, in_y);
 }
 
 static void store(const struct conv_geometry *g, const struct conv_operand *operand, const struct view *view,
-                  const int64_t place[PLACE], double sum) {
+                  const int64_t place[PLACE], struct sum *sum) {
     int64_t index[WEFT_DIM_MAX];
     index_of(g, operand, place, index);
-    view_store(view, index, g->alpha * sum + (g->beta != 0 ? g->beta * view_load(view, index) : 0));
+    sum->real = g->alpha * sum->real + (g->beta != 0 ? g->beta * view_load(view, index) : 0);
+    sum_store(sum, view, index);
 }
 
 /* y: sum over c and r. */
@@ -503,7 +514,7 @@ static void compute_y(const struct conv_geometry *g, const struct views *views) 
     const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
     for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
-        double sum = 0;
+        struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {.n = at[OUTER],
                                 .group = at[GROUP],
@@ -511,9 +522,9 @@ static void compute_y(const struct conv_geometry *g, const struct views *views) 
                                 .c = tap[0],
                                 .o = {at[3], at[4], at[5]},
                                 .r = {tap[1], tap[2], tap[3]}};
-            sum += contribution(g, views, &p);
+            add_product(&sum, g, views, &p);
         }
-        store(g, &g->y, &views->y, at, sum);
+        store(g, &g->y, &views->y, at, &sum);
     }
 }
 
@@ -534,13 +545,14 @@ static void compute_dx(const struct conv_geometry *g, const struct views *views)
     const int64_t inner[] = {g->k, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
     for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
-        double sum = 0;
+        struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {
                 .n = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .k = tap[0], .r = {tap[1], tap[2], tap[3]}};
-            sum += find_position(g, at + SIZE, &p) ? contribution(g, views, &p) : 0;
+            if (find_position(g, at + SIZE, &p))
+                add_product(&sum, g, views, &p);
         }
-        store(g, &g->x, &views->x, at, sum);
+        store(g, &g->x, &views->x, at, &sum);
     }
 }
 
@@ -550,15 +562,15 @@ static void compute_dw(const struct conv_geometry *g, const struct views *views)
     const int64_t inner[] = {g->n, g->y.size[0], g->y.size[1], g->y.size[2]};
     int64_t at[PLACE], in[4];
     for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
-        double sum = 0;
+        struct sum sum = new_sum(g, views);
         for (bool images = index_begin(in, 4, inner); images; images = index_next(in, 4, inner)) {
             struct product p = {
                 .k = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .n = in[0], .o = {in[1], in[2], in[3]}};
             for (int i = 0; i < SPATIAL_MAX; i++)
                 p.r[i] = g->flip ? g->w.size[i] - 1 - at[SIZE + i] : at[SIZE + i];
-            sum += contribution(g, views, &p);
+            add_product(&sum, g, views, &p);
         }
-        store(g, &g->w, &views->w, at, sum);
+        store(g, &g->w, &views->w, at, &sum);
     }
 }
 

@@ -23,6 +23,9 @@ struct conv_op {
     double alpha, beta;
 };
 
+/* The type that products are summed in. */
+weftDataType_t conv_math(const struct conv_op *op);
+
 extern const struct op conv_fprop_op, conv_dgrad_op, conv_wgrad_op;
 extern const struct schema convolution_schema;
 
@@ -46,6 +49,7 @@ struct conv_geometry {
     struct conv_operand x, w, y;
     int64_t stride[3], dilation[3], pre[3], post[3]; /* 1, 1, 0, 0 stand in front */
     bool flip;
+    weftDataType_t math;
     double alpha, beta; /* beta != 0: the output is read, too */
 };
 

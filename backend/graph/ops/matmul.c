@@ -7,9 +7,10 @@
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
 static const struct row parameter_rows[] = {
-    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type",
-              .keeps_fast = true,
-              .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits"),
+    VALUE_ROW(
+        WEFT_TYPE_DATA_TYPE, struct matmul, math, WEFT_ATTR_MATMUL_COMP_TYPE, "compute_data_type", .keeps_fast = true,
+        .doc = "type that products are summed in; FAST_FLOAT_FOR_FP8 lets sums of FP8 keep 13 bits. Unset: INT32 for "
+               "integers of 8 bits, INT64 for wider ones, FLOAT for all others"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct matmul, padding, WEFT_ATTR_MATMUL_PADDING_VALUE, "padding",
               .doc = "value of the elements of A and B outside the overrides"),
 };
@@ -87,6 +88,10 @@ static void product_dims(const struct matmul_op *op, struct dims *dims) {
     dims->at[rank - 1] = op->b->dims.at[rank - 1];
 }
 
+weftDataType_t matmul_math(const struct matmul_op *op) {
+    return product_math(&op->parameters->base, WEFT_ATTR_MATMUL_COMP_TYPE, op->parameters->math, op->a, op->b);
+}
+
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct matmul_op *op = (struct matmul_op *)descriptor;
     TRY(check_inputs(op));
@@ -95,7 +100,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     tensor_infer_dims(op->c, dims.count, dims.at);
     tensor_infer_strides(op->c, NULL);
     weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
-    weftDataType_t math = math_type(op->parameters->math);
+    weftDataType_t math = math_type((int32_t)matmul_math(op));
     tensor_infer_type(op->c, dtype_is_integer(natural) ? math : tensor_result_type(op->c, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
@@ -143,14 +148,18 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
-        double sum = 0;
+        struct sum sum = sum_of_products(matmul_math(op), &a, &b);
+        sum.is_exact = sum.is_exact && op->parameters->padding == 0;
         for (int64_t i = 0; i < depth; i++) {
             in_a[column] = in_b[row] = i;
-            double left = row_used && i < depth_used ? view_load(&a, in_a) : op->parameters->padding;
-            double right = column_used && i < depth_used ? view_load(&b, in_b) : op->parameters->padding;
-            sum += left * right;
+            bool left_used = row_used && i < depth_used, right_used = column_used && i < depth_used;
+            if (left_used && right_used)
+                sum_add(&sum, &a, in_a, &b, in_b);
+            else if (!sum.is_exact)
+                sum.real += (left_used ? view_load(&a, in_a) : op->parameters->padding) *
+                            (right_used ? view_load(&b, in_b) : op->parameters->padding);
         }
-        view_store(&c, index, sum);
+        sum_store(&sum, &c, index);
     }
 }
 

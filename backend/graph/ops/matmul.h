@@ -19,6 +19,9 @@ struct matmul_op {
     int64_t batch_count; /* deprecated; accepted and ignored */
 };
 
+/* The type that products are summed in. */
+weftDataType_t matmul_math(const struct matmul_op *op);
+
 extern const struct op matmul_op;
 extern const struct schema matmul_schema;
 

@@ -39,10 +39,10 @@ static int64_t first_row(const struct view *offsets, int64_t expert, int64_t row
     return first < 0 ? 0 : first > rows ? rows : first;
 }
 
-static int32_t result_type(const struct tensor *result, const struct tensor *a, const struct tensor *b,
-                           weftDataType_t math) {
+static weftDataType_t result_type(const struct tensor *result, const struct tensor *a, const struct tensor *b,
+                                  weftDataType_t math) {
     weftDataType_t natural = dtype_promote((weftDataType_t)a->type, (weftDataType_t)b->type);
-    return (int32_t)(dtype_is_integer(natural) ? math : tensor_result_type(result, natural, math));
+    return dtype_is_integer(natural) ? math : tensor_result_type(result, natural, math);
 }
 
 static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
@@ -129,6 +129,10 @@ static weftStatus_t check_indices(const struct moe_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+weftDataType_t moe_math(const struct moe_op *op) {
+    return product_math(&op->base, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, op->math, op->token, op->weight);
+}
+
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct moe_op *op = (struct moe_op *)descriptor;
     TRY(check_inputs(op));
@@ -136,8 +140,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     const int64_t dims[] = {1, moe_rows(op), op->weight->dims.at[2]};
     tensor_infer_dims(op->output, 3, dims);
     tensor_infer_strides(op->output, NULL);
-    tensor_infer_type(op->output,
-                      (weftDataType_t)result_type(op->output, op->token, op->weight, (weftDataType_t)op->math));
+    tensor_infer_type(op->output, result_type(op->output, op->token, op->weight, moe_math(op)));
     return check_dims(descriptor, "output", op->output, 3, dims);
 }
 
@@ -162,12 +165,13 @@ static int64_t source_of(const struct moe_op *op, const struct forward_views *v,
     return token >= 0 && token < v->token.dims[1] ? token : -1;
 }
 
-static void multiply_row(const struct forward_views *v, int64_t source, int64_t expert, int64_t place) {
+static void multiply_row(const struct forward_views *v, weftDataType_t math, int64_t source, int64_t expert,
+                         int64_t place) {
     for (int64_t n = 0; n < v->output.dims[2]; n++) {
-        double sum = 0;
+        struct sum sum = sum_of_products(math, &v->token, &v->weight);
         for (int64_t k = 0; k < v->token.dims[2]; k++)
-            sum += view_load(&v->token, (int64_t[]){0, source, k}) * view_load(&v->weight, (int64_t[]){expert, k, n});
-        view_store(&v->output, (int64_t[]){0, place, n}, sum);
+            sum_add(&sum, &v->token, (int64_t[]){0, source, k}, &v->weight, (int64_t[]){expert, k, n});
+        sum_store(&sum, &v->output, (int64_t[]){0, place, n});
     }
 }
 
@@ -187,7 +191,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
             int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
             if (source >= 0 && place >= 0)
-                multiply_row(&v, source, expert, place);
+                multiply_row(&v, moe_math(op), source, expert, place);
         }
     }
 }
@@ -239,6 +243,11 @@ static const struct method bwd_methods[] = {
     {0},
 };
 
+weftDataType_t moe_bwd_math(const struct moe_bwd_op *op) {
+    return product_math(&op->base, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC, op->math, op->token,
+                        op->doutput);
+}
+
 static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     struct moe_bwd_op *op = (struct moe_bwd_op *)descriptor;
     const struct tensor *token = op->token, *doutput = op->doutput;
@@ -255,7 +264,7 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     const struct tensor turned = {.dims = {3, {dims[0], dims[1], dims[2]}}, .strides = {3, {INT64_MAX, 1, 2}}};
     tensor_infer_dims(op->dweight, 3, dims);
     tensor_infer_strides(op->dweight, &turned);
-    tensor_infer_type(op->dweight, (weftDataType_t)result_type(op->dweight, token, doutput, (weftDataType_t)op->math));
+    tensor_infer_type(op->dweight, result_type(op->dweight, token, doutput, moe_bwd_math(op)));
     return check_dims(descriptor, "dweight", op->dweight, 3, dims);
 }
 
@@ -268,10 +277,10 @@ static void bwd_reference(const struct descriptor *descriptor, const struct bind
         return;
     for (bool more = index_begin(index, 3, dweight.dims); more; more = index_next(index, 3, dweight.dims)) {
         int64_t until = first_row(&offsets, index[0] + 1, count);
-        double sum = 0;
+        struct sum sum = sum_of_products(moe_bwd_math(op), &token, &doutput);
         for (int64_t r = first_row(&offsets, index[0], count); r < until; r++)
-            sum += view_load(&token, (int64_t[]){0, r, index[1]}) * view_load(&doutput, (int64_t[]){0, r, index[2]});
-        view_store(&dweight, index, sum);
+            sum_add(&sum, &token, (int64_t[]){0, r, index[1]}, &doutput, (int64_t[]){0, r, index[2]});
+        sum_store(&sum, &dweight, index);
     }
 }
 

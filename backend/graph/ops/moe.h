@@ -18,6 +18,10 @@ struct moe_bwd_op {
     struct tensor *doutput, *token, *first_token_offset, *dweight;
 };
 
+/* The types that products are summed in. */
+weftDataType_t moe_math(const struct moe_op *op);
+weftDataType_t moe_bwd_math(const struct moe_bwd_op *op);
+
 extern const struct op moe_op;
 extern const struct op moe_bwd_op;
 

@@ -126,8 +126,10 @@ const char *pointwise_integer_formula(int mode) {
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
               .doc = "what is computed: weftPointwiseMode_t"),
-    VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct pointwise, math, WEFT_ATTR_POINTWISE_MATH_PREC, "compute_data_type",
-              .doc = "type that the formula is evaluated in; integer types compute exactly"),
+    VALUE_ROW(
+        WEFT_TYPE_DATA_TYPE, struct pointwise, math, WEFT_ATTR_POINTWISE_MATH_PREC, "compute_data_type",
+        .doc = "type that the formula is evaluated in; integer types compute exactly. Unset: INT64 for integers, but "
+               "FLOAT where the mode divides or has no exact meaning for them, and for all others"),
     VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct pointwise, nan_propagation, WEFT_ATTR_POINTWISE_NAN_PROPAGATION,
               "nan_propagation", .doc = "accepted for compatibility; NaN always propagates"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, lower, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP, "relu_lower_clip",
@@ -217,6 +219,26 @@ struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) 
                                          .beta = swish ? pw->swish_beta : pw->softplus_beta};
 }
 
+/* Whether a mode makes integers of integers: it has an exact meaning for them that is no quotient or power. */
+static bool keeps_integers(int mode) {
+    return pointwise_integer_evaluator(mode) && mode != WEFT_POINTWISE_DIV && mode != WEFT_POINTWISE_POW;
+}
+
+/* Whether the formula's numbers are integers, of which some may be booleans; the mask of a selection is none. */
+static bool has_integers(const struct pointwise_op *op, const struct pointwise_operands *operands) {
+    if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
+        return dtype_is_integer((weftDataType_t)operands->out->type);
+    weftDataType_t x = (weftDataType_t)operands->x->type, b = operands->b ? (weftDataType_t)operands->b->type : x;
+    return !dtype_is_float(x) && !dtype_is_float(b) && (dtype_is_integer(x) || dtype_is_integer(b));
+}
+
+weftDataType_t pointwise_math(const struct pointwise_op *op) {
+    struct pointwise_operands operands = pointwise_operands(op);
+    bool is_set = descriptor_row_is_set(&op->pw->base, WEFT_ATTR_POINTWISE_MATH_PREC);
+    bool is_exact = keeps_integers(op->pw->mode) && has_integers(op, &operands) && op->alpha1 == 1 && op->alpha2 == 1;
+    return is_set ? (weftDataType_t)op->pw->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
+}
+
 /* Exactly the operands that the mode's form asks for. */
 static weftStatus_t check_operands(const struct pointwise_op *op) {
     static const struct {
@@ -280,7 +302,7 @@ static const struct tensor *order_of(const struct pointwise_operands *operands, 
    Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
                                   const struct tensor *out) {
-    weftDataType_t math = (weftDataType_t)op->pw->math, natural = (weftDataType_t)operands->x->type;
+    weftDataType_t math = pointwise_math(op), natural = (weftDataType_t)operands->x->type;
     if (operands->b) {
         weftDataType_t other = (weftDataType_t)operands->b->type;
         bool x_is_scalar = tensor_elements(operands->x) == 1, b_is_scalar = tensor_elements(operands->b) == 1;
@@ -291,9 +313,7 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
         else if (x_is_scalar)
             natural = other;
     }
-    bool stays_integer = pointwise_integer_evaluator(op->pw->mode) && op->pw->mode != WEFT_POINTWISE_DIV &&
-                         op->pw->mode != WEFT_POINTWISE_POW;
-    if (!dtype_is_float(natural) && dtype_is_float(math) && !stays_integer)
+    if (!dtype_is_float(natural) && dtype_is_float(math) && !keeps_integers(op->pw->mode))
         return math;
     return tensor_result_type(out, natural, math);
 }
@@ -308,7 +328,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(broadcast(op, &whole));
     tensor_infer_dims(out, whole.count, whole.at);
     tensor_infer_strides(out, order_of(&operands, &whole));
-    bool boolean_math = dtype_is_boolean((weftDataType_t)op->pw->math);
+    bool boolean_math = dtype_is_boolean(pointwise_math(op));
     if (mode->is_logical || boolean_math)
         tensor_infer_type(out, WEFT_DATA_BYTE_BOOLEAN);
     else if (mode->form == FORM_INDEX)
@@ -331,10 +351,15 @@ static weftStatus_t check(const struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dims. Name one of 0..%lld.",
              descriptor_label(descriptor), (long long)op->pw->axis, (long long)op->y->dims.count,
              (long long)op->y->dims.count - 1);
-    weftDataType_t math = (weftDataType_t)op->pw->math;
+    weftDataType_t math = pointwise_math(op);
     if (!dtype_is_float(math) && !pointwise_integer_evaluator(op->pw->mode))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no meaning in %s arithmetic. Set compute_data_type to FLOAT.",
              descriptor_label(descriptor), pointwise_find_mode(op->pw->mode)->name, dtype_of(math)->name);
+    if (!dtype_is_float(math) && (op->alpha1 != 1 || op->alpha2 != 1))
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: alpha1 is %g and alpha2 %g, but factors have no meaning in %s arithmetic. Set both to 1, or "
+             "compute_data_type to FLOAT.",
+             descriptor_label(descriptor), op->alpha1, op->alpha2, dtype_of(math)->name);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -345,7 +370,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct pointwise_parameters p = pointwise_parameters(op);
     struct view x = view_of(bindings, operands.x), b = view_of(bindings, operands.b), t = view_of(bindings, operands.t);
     struct view y = view_of(bindings, operands.out);
-    bool exact = !dtype_is_float((weftDataType_t)op->pw->math);
+    bool exact = !dtype_is_float(pointwise_math(op));
     int64_t (*evaluate_int)(int64_t, int64_t, int64_t) = pointwise_integer_evaluator(op->pw->mode);
     int64_t index[WEFT_DIM_MAX];
     if (!y.data)

@@ -61,4 +61,8 @@ struct pointwise_operands {
 struct pointwise_operands pointwise_operands(const struct pointwise_op *op);
 struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op);
 
+/* The type that the formula is evaluated in: as it was set; else INT64 for integers where the mode has an exact meaning
+   for them that is no quotient or power, and FLOAT. */
+weftDataType_t pointwise_math(const struct pointwise_op *op);
+
 #endif

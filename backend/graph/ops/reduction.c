@@ -14,7 +14,8 @@ static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_REDUCTION_OPERATOR_TYPE, struct reduction, mode, WEFT_ATTR_REDUCTION_OPERATOR, "mode",
               .required = true, .doc = "how elements are combined: weftReduceTensorOp_t"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct reduction, math, WEFT_ATTR_REDUCTION_COMP_TYPE, "compute_data_type",
-              .doc = "type that elements are combined in; integer types combine exactly"),
+              .doc = "type that elements are combined in; integer types combine exactly. Unset: INT64 for integers and "
+                     "booleans, but FLOAT for AVG and NORM2, and for all others"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct reduction, is_deterministic, WEFT_ATTR_REDUCTION_IS_DETERMINISTIC,
               "is_deterministic", .doc = "true: two runs agree to the bit"),
 };
@@ -101,6 +102,14 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
     return WEFT_STATUS_SUCCESS;
 }
 
+weftDataType_t reduction_math(const struct reduction_op *op) {
+    int mode = op->parameters->mode;
+    bool is_set = descriptor_row_is_set(&op->parameters->base, WEFT_ATTR_REDUCTION_COMP_TYPE);
+    bool is_exact = !dtype_is_float((weftDataType_t)op->x->type) && mode != WEFT_REDUCE_TENSOR_AVG &&
+                    mode != WEFT_REDUCE_TENSOR_NORM2;
+    return is_set ? (weftDataType_t)op->parameters->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
+}
+
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reduction_op *op = (struct reduction_op *)descriptor;
     bool named[WEFT_DIM_MAX] = {false};
@@ -116,7 +125,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[i] = named[i] ? 1 : dims.at[i];
     tensor_infer_dims(op->y, dims.count, dims.at);
     tensor_infer_strides(op->y, op->x);
-    weftDataType_t natural = (weftDataType_t)op->x->type, math = (weftDataType_t)op->parameters->math;
+    weftDataType_t natural = (weftDataType_t)op->x->type, math = reduction_math(op);
     tensor_infer_type(op->y, dtype_is_float(natural) ? tensor_result_type(op->y, natural, math) : math);
     return WEFT_STATUS_SUCCESS;
 }
@@ -238,7 +247,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
     int mode = op->parameters->mode;
-    bool exact = !dtype_is_float((weftDataType_t)op->parameters->math);
+    bool exact = !dtype_is_float(reduction_math(op));
     int64_t index[WEFT_DIM_MAX], group[WEFT_DIM_MAX], member[WEFT_DIM_MAX], in_x[WEFT_DIM_MAX];
     if (!y.data)
         return;

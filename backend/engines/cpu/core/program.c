@@ -9,7 +9,7 @@ enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
 
 /* Where a value is while instructions are listed: virtual registers, one per instruction that makes one. */
 struct place {
-    int value;
+    int value, bits;            /* bits: that integer arithmetic makes at most; 0: those of the type */
     unsigned char registers[2]; /* in float, in double; NONE */
 };
 
@@ -42,37 +42,57 @@ static bool node_is_wide(const struct pointwise_op *op) {
     bool is_index = op->pw->mode == WEFT_POINTWISE_GEN_INDEX;
     if (is_index)
         return program_type_is_wide(operands.out->type) || operands.out->dims.at[op->pw->axis] > 1 << 24;
-    bool is_wide = op->pw->math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)op->pw->math);
+    bool is_wide = pointwise_math(op) == WEFT_DATA_DOUBLE || !dtype_is_float(pointwise_math(op));
     for (int i = 0; i < 4; i++)
         is_wide = is_wide || (tensors[i] && program_type_is_wide(tensors[i]->type));
     return is_wide;
 }
 
-/* Bits of an operand of integer arithmetic; too many where double could not stand in for int64. */
-static int integer_bits(const struct tensor *tensor) {
-    if (!tensor)
-        return 0;
-    return dtype_is_float((weftDataType_t)tensor->type) ? 64 : dtype_of((weftDataType_t)tensor->type)->bits;
+/* ---- Integers in double ------------------------------------------------------------------------------------------ */
+
+enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };
+
+static int type_bits(const struct tensor *tensor) {
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    return dtype_is_float(type) ? UNKNOWN_BITS : dtype_of(type)->bits;
 }
 
-/* Whether a node of integer arithmetic gives the same numbers in double. */
-static bool is_exact_in_double(const struct pointwise_op *op) {
-    struct pointwise_operands operands = pointwise_operands(op);
-    int x = integer_bits(operands.x), b = integer_bits(operands.b), t = integer_bits(operands.t);
-    switch (op->pw->mode) {
-    case WEFT_POINTWISE_GEN_INDEX:
-        return true;
+/* Bits of the largest number that an operand can hold; what the region makes may be known to have fewer than its type. */
+static int operand_bits(const struct builder *builder, const struct tensor *tensor) {
+    int value = tensor ? value_of(builder, tensor) : -1;
+    for (int i = 0; i < builder->place_count; i++)
+        if (builder->places[i].bits && builder->places[i].value == value)
+            return builder->places[i].bits;
+    return tensor ? type_bits(tensor) : 0;
+}
+
+/* The same of what a mode makes of operands of x and b bits in integer arithmetic. */
+static int result_bits(const struct pointwise_mode *mode, int x, int b) {
+    if (mode->is_logical)
+        return 1;
+    switch (mode->mode) {
     case WEFT_POINTWISE_DIV:
     case WEFT_POINTWISE_MOD:
     case WEFT_POINTWISE_FLOOR_MOD:
     case WEFT_POINTWISE_POW:
-        return false;
+        return UNKNOWN_BITS; /* their formulas are others in double */
     case WEFT_POINTWISE_MUL:
-        return x + b <= 52;
+        return x + b;
     case WEFT_POINTWISE_ADD_SQUARE:
-        return x <= 32 && 2 * b <= 52;
+        return 1 + (x > 2 * b ? x : 2 * b);
+    default:
+        return 1 + (x > b ? x : b);
     }
-    return x <= 32 && b <= 32 && t <= 32;
+}
+
+static struct place *place_of(struct builder *builder, int value) {
+    for (int i = 0; i < builder->place_count; i++)
+        if (builder->places[i].value == value)
+            return &builder->places[i];
+    builder->is_full = builder->is_full || builder->place_count == VALUES;
+    builder->place_count -= builder->is_full;
+    builder->places[builder->place_count] = (struct place){value, 0, {NONE, NONE}};
+    return &builder->places[builder->place_count++];
 }
 
 /* ---- What a region must be --------------------------------------------------------------------------------------- */
@@ -92,17 +112,30 @@ static weftStatus_t check_tensor(const struct builder *builder, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t check_node(const struct builder *builder, const struct node *node) {
+/* A node of integer arithmetic gives the same numbers in double, or is refused. */
+static weftStatus_t check_integers(struct builder *builder, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
-    if (!dtype_is_float((weftDataType_t)op->pw->math) && !is_exact_in_double(op))
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    struct pointwise_operands operands = pointwise_operands(op);
+    weftDataType_t math = pointwise_math(op);
+    if (mode->form == FORM_INDEX || dtype_is_float(math))
+        return WEFT_STATUS_SUCCESS;
+    int x = operand_bits(builder, operands.x), b = operand_bits(builder, operands.b), made = result_bits(mode, x, b);
+    int stored = type_bits(operands.out);
+    bool saturates = stored <= 32 && made < UNKNOWN_BITS; /* whatever double makes of the last bits */
+    if (x > DOUBLE_BITS || b > DOUBLE_BITS || (made > DOUBLE_BITS && !saturates))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s in %s arithmetic on its operands may need more than the 53 bits of a double. Use FLOAT or smaller "
              "integers.",
-             descriptor_label(node->op), pointwise_find_mode(op->pw->mode)->name,
-             dtype_of((weftDataType_t)op->pw->math)->name);
+             descriptor_label(node->op), mode->name, dtype_of(math)->name);
+    place_of(builder, value_of(builder, operands.out))->bits = saturates && stored < made ? stored : made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_node(struct builder *builder, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++)
         TRY(check_tensor(builder, node, tensor_of(builder, node->operands[i]), node->is_output[i]));
-    return WEFT_STATUS_SUCCESS;
+    return check_integers(builder, node);
 }
 
 /* ---- Listing instructions ---------------------------------------------------------------------------------------- */
@@ -137,16 +170,6 @@ static int add_tensor_access(struct builder *builder, int value, bool is_store) 
             builder->program->accesses[index].strides[i] = tensor->strides.at[i];
     builder->program->bytes += (double)tensor_bytes(tensor);
     return index;
-}
-
-static struct place *place_of(struct builder *builder, int value) {
-    for (int i = 0; i < builder->place_count; i++)
-        if (builder->places[i].value == value)
-            return &builder->places[i];
-    builder->is_full = builder->is_full || builder->place_count == VALUES;
-    builder->place_count -= builder->is_full;
-    builder->places[builder->place_count] = (struct place){value, {NONE, NONE}};
-    return &builder->places[builder->place_count++];
 }
 
 /* The register that holds a value, loaded or converted if need be. */
@@ -217,14 +240,14 @@ static void add_index(struct builder *builder, const struct pointwise_op *op, bo
 static void add_node(struct builder *builder, const struct pointwise_op *op) {
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
-    bool is_wide = node_is_wide(op), is_integer = !dtype_is_float((weftDataType_t)op->pw->math);
+    bool is_wide = node_is_wide(op);
     if (mode->form == FORM_INDEX) {
         add_index(builder, op, is_wide);
         return;
     }
-    unsigned char x = read_operand(builder, operands.x, is_integer ? 1 : op->alpha1, is_wide), b = x, t = x;
+    unsigned char x = read_operand(builder, operands.x, op->alpha1, is_wide), b = x, t = x;
     if (operands.b)
-        b = read_operand(builder, operands.b, is_integer ? 1 : op->alpha2, is_wide);
+        b = read_operand(builder, operands.b, op->alpha2, is_wide);
     if (operands.t)
         t = read_operand(builder, operands.t, 1, is_wide);
     struct instruction *apply = add_apply(builder, op->pw->mode, is_wide);

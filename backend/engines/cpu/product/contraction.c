@@ -11,11 +11,13 @@
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
+#include <math.h>
+
 /* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
 static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 8e9;
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 2e-6;
-static const double FLOAT_EXACT = 0x1p24; /* whole numbers up to here are exact in float */
+static const double FLOAT_EXACT = 0x1p24, DOUBLE_EXACT = 0x1p53; /* whole numbers up to here are exact */
 
 static const struct contraction_kind *kind_of(const struct node *node) {
     return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
@@ -48,12 +50,30 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The largest sum that there can be. */
+static double largest_sum(const struct product *product) {
+    const struct dtype *a = dtype_of((weftDataType_t)product->a->type), *b = dtype_of((weftDataType_t)product->b->type);
+    return fmax(a->max, -a->lowest) * fmax(b->max, -b->lowest) * product->depth;
+}
+
+/* Sums of integers in an integer type are exact, and kernels sum in floating point. */
+static weftStatus_t check_exact(const struct node *node, const struct product *product) {
+    bool is_whole = !dtype_is_float((weftDataType_t)product->a->type) &&
+                    !dtype_is_float((weftDataType_t)product->b->type) && !dtype_is_float(product->math);
+    if (is_whole && largest_sum(product) > DOUBLE_EXACT)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: sums of products of %s and %s may need more than the 53 bits of a double. Use DOUBLE or smaller "
+             "integers.",
+             descriptor_label(node->op), dtype_of((weftDataType_t)product->a->type)->name,
+             dtype_of((weftDataType_t)product->b->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. */
 static const struct gemm_kernel *kernel_of(const struct product *product) {
     weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
-    double most = dtype_of(a)->max * dtype_of(b)->max * product->depth;
     bool is_wide = product->math == WEFT_DATA_DOUBLE || program_type_is_wide(a) || program_type_is_wide(b) ||
-                   (!dtype_is_float(product->math) && most > FLOAT_EXACT);
+                   (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
     return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
@@ -62,6 +82,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
     struct product product = kind_of(*node)->product(*node);
+    TRY(check_exact(*node, &product));
     struct given given = {.value = result_of(*node),
                           .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
                           .alpha = product.alpha,

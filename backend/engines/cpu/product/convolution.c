@@ -39,7 +39,7 @@ static struct product product(const struct node *node) {
     int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
     struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
                               .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
-                              .math = (weftDataType_t)op->parameters->math,
+                              .math = g.math,
                               .alpha = op->alpha,
                               .beta = op->beta};
     if (g.direction == CONV_FILTER) {

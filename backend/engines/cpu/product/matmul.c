@@ -17,7 +17,7 @@ static struct product product(const struct node *node) {
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
     return (struct product){.a = op->a,
                             .b = op->b,
-                            .math = (weftDataType_t)op->parameters->math,
+                            .math = matmul_math(op),
                             .alpha = 1,
                             .depth = (double)op->a->dims.at[last],
                             .rows = is_turned(op) ? n : m,

@@ -10,7 +10,7 @@
 enum { OPERATOR_INSTRUCTIONS = 2, FUNCTION_INSTRUCTIONS = 10 };
 
 const char *formula_type(const struct pointwise_op *op) {
-    weftDataType_t math = (weftDataType_t)op->pw->math;
+    weftDataType_t math = pointwise_math(op);
     const struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *all[] = {operands.x, operands.b, operands.t, operands.out};
     for (int i = 0; i < 4 && dtype_is_float(math); i++)

@@ -202,7 +202,10 @@ template <> struct from<bf16> {
         u32 inexact = (double)y != x && x == x;
         return number(__uint_as_float(__float_as_uint(y) | inexact));
     }
-    static DEVICE bf16 number(i64 x) { return number((double)x); }
+    static DEVICE bf16 number(i64 x) {
+        const float y = __ll2float_rz(x);
+        return number(__uint_as_float(__float_as_uint(y) | ((i64)y != x)));
+    }
 };
 template <> struct from<tf32> {
     static DEVICE tf32 number(float x) {

@@ -277,7 +277,7 @@ static bool is_copy(const struct map *map) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     return op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 &&
            (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 ||
-            (dtype_is_float(type) && dtype_is_float((weftDataType_t)op->pw->math)));
+            (dtype_is_float(type) && dtype_is_float(pointwise_math(op))));
 }
 
 /* Whether an operand of a turn begins, in all rows of all tiles, at multiples of so many elements: it lies along `dim`, and

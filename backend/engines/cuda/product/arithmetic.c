@@ -30,10 +30,10 @@ static bool is_wide(weftDataType_t type) {
 
 weftDataType_t contraction_math(const struct node *node) {
     const struct op *op = op_of(node->op);
-    return (weftDataType_t)(op == &matmul_op    ? ((const struct matmul_op *)node->op)->parameters->math
-                            : op == &moe_op     ? ((const struct moe_op *)node->op)->math
-                            : op == &moe_bwd_op ? ((const struct moe_bwd_op *)node->op)->math
-                                                : ((const struct conv_op *)node->op)->parameters->math);
+    return op == &matmul_op    ? matmul_math((const struct matmul_op *)node->op)
+           : op == &moe_op     ? moe_math((const struct moe_op *)node->op)
+           : op == &moe_bwd_op ? moe_bwd_math((const struct moe_bwd_op *)node->op)
+                               : conv_math((const struct conv_op *)node->op);
 }
 
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {

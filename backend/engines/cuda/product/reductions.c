@@ -46,7 +46,7 @@ static int32_t math_of(const struct node *node, const struct tensor **kept) {
     const struct op *op = op_of(node->op);
     if (op == &reduction_op) {
         *kept = ((const struct reduction_op *)node->op)->y;
-        return ((const struct reduction_op *)node->op)->parameters->math;
+        return (int32_t)reduction_math((const struct reduction_op *)node->op);
     }
     if (op == &genstats_op) {
         *kept = ((const struct genstats_op *)node->op)->sum;

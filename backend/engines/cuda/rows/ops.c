@@ -120,7 +120,7 @@ static weftStatus_t expand_reduction(struct rows *rows, const struct node *node)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: operator %zu is none that rows are combined by",
              descriptor_label(node->op), mode);
     const struct operator *row = &operators[mode];
-    const char *type = arithmetic(op->parameters->math, op->x);
+    const char *type = arithmetic((int32_t)reduction_math(op), op->x);
     bool exact = strcmp(type, "i64") == 0;
     const char *element = exact && row->exact_element ? row->exact_element : row->element;
     const char *finish = exact && row->exact_finish ? row->exact_finish : row->finish;
@@ -188,7 +188,8 @@ static struct pointwise_operands operands_of(const struct node *node, weftPointw
 
 static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
     const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
-    return op && op->parameters->mode == (int32_t)mode && strcmp(arithmetic(op->parameters->math, op->x), "float") == 0
+    return op && op->parameters->mode == (int32_t)mode &&
+                   strcmp(arithmetic((int32_t)reduction_math(op), op->x), "float") == 0
                ? op
                : NULL;
 }
