@@ -126,6 +126,8 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
         const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
         TRY(check_operand(node->op, tensor, tensor == c->a->bias));
     }
+    if (c->a->modifier.graph)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: kernels take no score modifier yet.", descriptor_label(node->op));
     c->has_k16 = c->has_async = device->cuda.major >= 8;
     c->arithmetic = choose_arithmetic(c);
     c->batches = c->a->q->dims.at[0];
