@@ -292,7 +292,7 @@ static void test_virtual_without_producer(void) {
     graph = graph_of(1, &op); /* without a handle it may be a part of an operation, and only a plan refuses it */
     desc config = open_config(graph, reference_index(graph));
     REFUSED(weftBackendFinalize(config), WEFT_STATUS_BAD_PARAM, refusal);
-    drop(x), drop(y), drop(op), drop(graph), drop(config);
+    drop(x), drop(y), drop(graph), drop(config);
     MUST(weftDestroy(cpu));
 }
 
