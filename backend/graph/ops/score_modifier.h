@@ -6,7 +6,7 @@
 
 #include "graph/graph.h"
 
-enum { SCORE_MODIFIER_VALUES_MAX = 128, SCORE_MODIFIER_GRADIENTS_MAX = 8 };
+enum { SCORE_MODIFIER_VALUES_MAX = 128, SCORE_MODIFIER_GRADIENTS_MAX = 6 };
 
 struct score_modifier {
     /* As attributes say. */
