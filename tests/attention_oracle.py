@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,19 @@ TOP_LEFT, BOTTOM_RIGHT = weft.diagonal_alignment.TOP_LEFT, weft.diagonal_alignme
 
 
 # ---- The oracle --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Modifier:
+    """A score modifier three times: as operations of a graph, in NumPy, and its derivatives. Functions of
+    NumPy take scores, the indices of batch, head, query and key, and operands by name."""
+
+    build: Callable[[Any, Any, dict[str, Any]], Any]
+    value: Callable[..., Any]
+    slope: Callable[..., Any]  # by the score
+    operands: dict[str, tuple[int, ...]] = field(default_factory=dict)  # their dims
+    dtypes: dict[str, str] = field(default_factory=dict)  # of those that have one of their own
+    slopes: dict[str, Callable[..., Any]] = field(default_factory=dict)  # by operands
 
 
 @dataclass
@@ -37,6 +51,7 @@ class Case:
     alibi: bool = False
     sink: bool = False
     dropout: float = 0
+    modifier: Modifier | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def inputs(self, dtype: str = "f64") -> dict[str, Any]:
@@ -52,6 +67,9 @@ class Case:
         for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
             if lengths is not None:
                 found[name] = np.array(lengths, np.int32).reshape(b, 1, 1, 1)
+        for i, (name, dims) in enumerate(self.modifier.operands.items() if self.modifier else ()):
+            kind = self.modifier.dtypes.get(name, dtype) if self.modifier else dtype
+            found[name] = checks.random(dims, kind, seed=10 + i)
         if self.sink:
             found["sink_token"] = checks.random((1, hq, 1, 1), "f64" if dtype == "f64" else "f32", seed=4)
         return found
@@ -85,14 +103,33 @@ class Case:
 
     def scores(self, inputs: dict[str, Any]) -> np.ndarray:
         """[B, Hq, Sq, Skv], -inf where nothing is seen."""
-        q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
-        s = self.scale * np.einsum("bhid,bhjd->bhij", q, k)
+        s = self.modified("value", inputs)
         if self.bias and not self.is_mask:
             s = s + checks.exact(inputs["bias"])
         if self.alibi:
             distance = np.arange(self.columns) - np.arange(self.rows)[:, None]
             s = s + slopes(self.heads[0]).reshape(1, -1, 1, 1) * distance
         return np.where(self.visible(inputs), s, -INF)
+
+    def modified(self, what: str, inputs: dict[str, Any], of: str = "") -> np.ndarray:
+        """The modifier's value, or slope, at the scaled products; its slope by an operand."""
+        q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
+        s = self.scale * np.einsum("bhid,bhjd->bhij", q, k)
+        if not self.modifier:
+            return s if what == "value" else np.ones_like(s)
+        evaluate = self.modifier.slopes[of] if of else getattr(self.modifier, what)
+        operands = {name: checks.exact(inputs[name]) for name in self.modifier.operands}
+        index = np.meshgrid(*map(np.arange, s.shape), indexing="ij")
+        return np.broadcast_to(evaluate(s, *index, **operands), s.shape)
+
+    def of_operands(self, ds: np.ndarray, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The gradients of the modifier's operands from those of the modified scores."""
+        found = {}
+        for name in self.modifier.slopes if self.modifier else ():
+            assert self.modifier
+            axes = tuple(i for i in range(4) if self.modifier.operands[name][i] == 1)
+            found[f"d_{name}"] = (ds * self.modified("slope", inputs, name)).sum(axes, keepdims=True)
+        return found
 
     def sinks(self, inputs: dict[str, Any]) -> np.ndarray:
         """[B, Hq, Sq, 1]: the sink of each row, -inf where it has none."""
@@ -145,7 +182,8 @@ def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.
     d_o = np.where(np.arange(case.rows)[:, None] < case.lengths()[0], checks.exact(d_o), 0)
     d_weights = np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], hq)) * kept
     mean = (weights * d_weights).sum(-1, keepdims=True)
-    ds = weights * (d_weights - mean)
+    ds_modified = weights * (d_weights - mean)
+    ds = ds_modified * case.modified("slope", inputs)
     found = {
         "dQ": case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], hq)),
         "dK": gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), hk),
@@ -153,12 +191,12 @@ def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.
     }
     if case.bias and not case.is_mask:
         axes = tuple(i for i in range(4) if case.bias[i] == 1)
-        found["dBias"] = ds.sum(axes, keepdims=True)
+        found["dBias"] = ds_modified.sum(axes, keepdims=True)
     if case.sink:
         with np.errstate(invalid="ignore"):
             share = np.where(np.isinf(stats), 0, np.exp(sink - stats))
         found["dSink_token"] = -(share * mean).sum((0, 2), keepdims=True)
-    return found
+    return found | case.of_operands(ds_modified, inputs)
 
 
 # ---- Pages -------------------------------------------------------------------------------------------------
@@ -193,11 +231,24 @@ def into_pages(case: Case, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.
 # ---- Graphs ------------------------------------------------------------------------------------------------
 
 
+def modify(case: Case, g: weft.Graph, tensors: dict[str, Any], gradients: Any = None) -> dict[str, Any]:
+    """The rows of the case's modifier, whose operands are taken out of the tensors."""
+    if not case.modifier:
+        return {}
+    modifier, operands = case.modifier, {name: tensors.pop(name) for name in case.modifier.operands}
+    sources = {operands[name]: gradient for name, gradient in (gradients or {}).items()}
+    rows = g._modified_scores(
+        "a", tensors, lambda g, s: modifier.build(g, s, operands), gradients=sources or None
+    )
+    return {key: value for key, value in rows.items() if value}
+
+
 def run_forward(case: Case) -> Any:
     """A graph with all four outputs."""
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         extra = {key: g.tensor(name=key) for key in ("score_max", "score_sum_exp")}
+        tensors |= modify(case, g, tensors)
         o, stats = g._sdpa_fwd(**tensors, **case.values(), **extra, name="a")
         return o, stats, *extra.values()
 
@@ -213,7 +264,11 @@ def run_backward(case: Case) -> Any:
             extra["dBias"] = g.tensor(name="dBias")
         if case.sink:
             extra["dSink_token"] = g.tensor(name="dSink_token")
-        return *g._sdpa_bwd(**tensors, **case.values(), **extra, name="a"), *extra.values()
+        slopes = case.modifier.slopes if case.modifier else ()
+        gradients = {name: g.tensor(name=f"d_{name}") for name in slopes}
+        tensors |= modify(case, g, tensors, gradients)
+        made = g._sdpa_bwd(**tensors, **case.values(), **extra, name="a")
+        return *made, *extra.values(), *gradients.values()
 
     return build
 
@@ -242,7 +297,8 @@ def by_definition(
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
         share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
+    ds_modified = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
+    ds = ds_modified * case.modified("slope", operands)
 
     def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
         return [
@@ -254,9 +310,10 @@ def by_definition(
     want = products(ds, q, k, d_o, case.scale)
     lost = products(np.abs(ds), np.abs(q), np.abs(k), np.abs(d_o), abs(case.scale))
     if case.bias and not case.is_mask:
-        want.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
+        want.append(ds_modified.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
     if case.sink:
         want.append(-(share * mean).sum((0, 2), keepdims=True))
+    want += case.of_operands(ds_modified, operands).values()
     return want, lost + [None] * (len(want) - len(lost))
 
 

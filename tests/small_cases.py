@@ -309,6 +309,50 @@ def all_gradients(t: Maker) -> None:
     t.out(more["dSink_token"], dtype="f32")
 
 
+def soft_cap(g: Any, s: Any) -> Any:
+    return g.mul(g.tanh(g.mul(s, 0.05)), 20.0)
+
+
+def modified_attention(width: int = 60) -> Any:
+    """Indices, operands of several broadcasts, one of a byte and a number: hidden keys, capped scores."""
+
+    def build(t: Maker) -> None:
+        q, k, v = t(2, 2, 70, width), t(2, 2, 96, width), t(2, 2, 96, width)
+        gate, of_keys, number = t(1, 2, 70, 1, dtype="f32"), t(2, 1, 1, 96), t(1, dtype="f32")
+        documents = t(2, 1, 1, 96, dtype="i8")
+
+        def score_mod(g: Any, s: Any) -> Any:
+            keep = g.logical_or(g.cmp_le(g.gen_index(s, axis=3), g.gen_index(s, axis=2)), documents)
+            return g.binary_select(g.add(g.mul(soft_cap(g, s), gate), g.mul(of_keys, number)), -np.inf, keep)
+
+        o, stats = t.g.sdpa(q, k, v, attn_scale=1 / 8, generate_stats=True, score_mod=score_mod)
+        t.out(o)
+        t.out(stats, dtype="f32")
+
+    return build
+
+
+def modified_attention_gradient(width: int, is_given: bool) -> Any:
+    """Derived, with gradients of operands, or given."""
+
+    def build(t: Maker) -> None:
+        q, k, v, o, d_o = (t(2, 2, 70, width) for _ in range(5))
+        gate, of_keys, number = t(1, 2, 70, 1, dtype="f32"), t(2, 1, 1, 70), t(1, dtype="f32")
+        sources = {each: t.g.tensor() for each in (() if is_given else (gate, of_keys, number))}
+        more: dict[str, Any] = {"score_mod_gradients": sources or None}
+        if is_given:
+            more["score_mod_bprop"] = lambda g, slope: g.mul(slope, gate)
+        for grad in t.g.sdpa_backward(
+            q, k, v, o, d_o, t(2, 2, 70, 1, dtype="f32", low=9), attn_scale=1 / 8,
+            score_mod=lambda g, s: g.add(g.mul(soft_cap(g, s), gate), g.mul(of_keys, number)), **more,
+        ):  # fmt: skip
+            t.out(grad)
+        for gradient in sources.values():
+            t.out(gradient)
+
+    return build
+
+
 def rounded_rows(t: Maker) -> None:
     x = t(33, 129, values=np.ones((33, 129)))
     t.out(t.g.reduction(rounded_between(t, x), mode="ADD", dims=[1]), dtype="f32")
@@ -708,6 +752,13 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[150]]], [[[77]]]])),
         ),
         engine="cuda.unordered",
+    ),
+    "attention, modified": Case("forward", "attention", modified_attention()),
+    "attention gradient, modified": Case(
+        "backward backward_bias", "attention", modified_attention_gradient(60, False)
+    ),
+    "attention gradient, modified as given": Case(
+        "backward", "attention", modified_attention_gradient(60, True)
     ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
     "attention gradient, all": Case("backward backward_bias backward_sink", "attention", all_gradients),

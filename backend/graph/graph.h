@@ -63,6 +63,9 @@ static inline bool value_is_slot(const struct value *value) {
 /* Whether the user or a node that is needed reads something that a node makes. */
 bool graph_needs(const struct graph *graph, const struct node *node);
 
+/* Every virtual tensor has a producer: a graph that is no part of an operation. */
+weftStatus_t graph_check_closed(const struct graph *graph);
+
 double graph_flops(const struct graph *graph);
 
 #endif

@@ -522,6 +522,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
              "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
+    TRY(graph_check_closed(graph));
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
     TRY(alloc_scratch(&p));

@@ -793,11 +793,13 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_FWD_SEQ_LEN_KVDESC = 2810
     """TENSOR descriptor, optional: INT32 or INT64 [B, 1, 1, 1], keys in use per batch; 0 is allowed."""
     OPERATION_SDPA_FWD_SUBGRAPH = 2811
-    """OPERATIONGRAPH descriptor, optional: operations applied to the scores; finalized without a handle."""
+    """OPERATIONGRAPH descriptor, optional: pointwise operations that the scaled scores pass through before
+    bias and masks, finalized without a handle. It may read tensors that broadcast to the scores; a score of
+    -inf hides the key."""
     OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID = 2812
-    """INT64, optional: uid of the sub-graph's tensor that receives the scores."""
+    """INT64: uid of the sub-graph's virtual tensor, [B, Hq, Sq, Skv], that is the scaled scores."""
     OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID = 2813
-    """INT64, optional: uid of the sub-graph's tensor that returns the scores."""
+    """INT64: uid of the sub-graph's virtual tensor that is the modified scores."""
     OPERATION_SDPA_FWD_SOFTMAX_DESC = 2814
     """OPERATION_SOFTMAX descriptor, optional: names the softmax's statistics and sink."""
     OPERATION_SDPA_FWD_DROPOUT_SEED_DESC = 2815
@@ -858,6 +860,8 @@ class attribute_name(IntEnum):
     """DATA_TYPE: type in which products and softmax are calculated; default FLOAT."""
     OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT = 10060
     """INT64, optional: Skv where page tables say where keys are; unset: all that these reach."""
+    OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT = 10065
+    """TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself."""
     OPERATION_SDPA_BWD_QDESC = 2851
     """TENSOR descriptor: queries, [B, Hq, Sq, Dqk]."""
     OPERATION_SDPA_BWD_KDESC = 2852
@@ -891,12 +895,12 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_KV = 2866
     """INT64, optional: upper bound of the keys of all batches together, to size ragged workspace."""
     OPERATION_SDPA_BWD_SUBGRAPH = 2867
-    """OPERATIONGRAPH descriptor, optional: operations that carry the scores' gradient back; finalized without
-    a handle."""
+    """OPERATIONGRAPH descriptor, optional: the sub-graph of the forward pass, and, where the gradient is not
+    to be derived, the operations that carry it back; finalized without a handle."""
     OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID = 2868
-    """INT64, optional: uid of the sub-graph's tensor that receives the gradient."""
+    """INT64: uid of the sub-graph's tensor that is the scaled scores."""
     OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID = 2869
-    """INT64, optional: uid of the sub-graph's tensor that returns the gradient."""
+    """INT64: uid of the sub-graph's tensor that is the modified scores."""
     OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC = 2870
     """TENSOR descriptor, optional: running sum of query counts, [B + 1, 1, 1, 1], instead of
     SEQ_LEN_QDESC."""
@@ -926,6 +930,17 @@ class attribute_name(IntEnum):
     """DOUBLE: factor of q k^T when SCALEDESC is not set; default 1."""
     OPERATION_SDPA_BWD_COMP_TYPE_EXT = 10079
     """DATA_TYPE: type in which products and softmax are calculated; default FLOAT."""
+    OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT = 10080
+    """TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself."""
+    OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT = 10081
+    """INT64, optional: uid of the sub-graph's tensor that is the gradient of the modified scores. Unset, the
+    gradient is derived."""
+    OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT = 10082
+    """INT64, optional: uid of the sub-graph's tensor that is the gradient of the scaled scores."""
+    OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_UIDS_EXT = 10083
+    """INT64s, optional: uids of tensors that the sub-graph reads, whose gradients are wanted."""
+    OPERATION_SDPA_BWD_SUBGRAPH_GRADIENTS_EXT = 10084
+    """TENSOR descriptors, optional: outputs, these gradients, each summed over its extents of 1."""
     RNG_DISTRIBUTION = 2300
     """RNG_DISTRIBUTION: which one; default BERNOULLI."""
     RNG_NORMAL_DIST_MEAN = 2301

@@ -17,7 +17,7 @@ from weft.backend import Descriptor, Handle, Row
 from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
-from weft.lowering import Lowering, Operation, Shape
+from weft.lowering import Lowering, Nested, Operation, Shape
 from weft.memory import stream_of, use_on
 from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner, Wrapper
@@ -322,6 +322,53 @@ class Graph(Sugar):
             made[key] = self._new_tensor(f"{name}::{key}", recorded)
         self._operations.append(recorded)
         return [made.get(key) for key in results]
+
+    def _modified_scores(
+        self,
+        where: str,
+        values: Mapping[str, Any],
+        score_mod: Any,
+        score_mod_bprop: Any = None,
+        gradients: Mapping[Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """What score_mod, and score_mod_bprop, do to the scores of these operands: a part of attention."""
+        if score_mod is None:
+            if score_mod_bprop is not None or gradients:
+                raise BadParameterError(f"{where}: there is no score_mod. Give the one of the forward pass.")
+            return {}
+        q, k = (self._as_tensor(values[key], where, key) for key in ("q", "k"))
+        nested = Nested([], {}, list(gradients or ()), q, k, values.get("paged_attention_k_table"))
+        outer, self._operations = self._operations, nested.operations
+        try:
+            scores = nested.ends["subgraph_input_uid"] = self._score_tensor(f"{where}::scores", nested)
+            nested.ends["subgraph_output_uid"] = score_mod(self, scores)
+            if score_mod_bprop is not None:
+                slope = self._score_tensor(f"{where}::dScores", nested)
+                nested.ends["subgraph_gradient_input_uid"] = slope
+                nested.ends["subgraph_gradient_output_uid"] = score_mod_bprop(self, slope)
+        finally:
+            self._operations = outer
+        for key, tensor in nested.ends.items():
+            if not isinstance(tensor, Tensor) or tensor.graph is not self:
+                what = "score_mod_bprop" if "gradient" in key else "score_mod"
+                raise BadParameterError(
+                    f"{where}: {what} returned {arguments.shown(tensor)}. Return the tensor that its last "
+                    "operation makes."
+                )
+        if not nested.operations and not gradients and nested.ends["subgraph_output_uid"] is scores:
+            return {}
+        for operation in nested.operations:
+            for tensor in operation.results.values():
+                tensor._is_virtual, tensor._output, tensor.is_read = True, False, True
+        return {"subgraph": nested, "subgraph_gradients": list((gradients or {}).values())}
+
+    def _score_tensor(self, name: str, nested: Nested) -> Tensor:
+        """A virtual tensor of the scores' shape, as far as it is known yet."""
+        made = self._new_tensor(name)
+        made._is_virtual, made.is_read = True, True
+        if len(nested.queries._dims) == len(nested.keys._dims) == 4 and nested.table is None:
+            made.set_dim([*nested.queries._dims[:3], nested.keys._dims[2]])
+        return made
 
     def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
         """A value as its row stores it; operands become tensors."""
@@ -1121,6 +1168,12 @@ def _key_text(value: Any) -> str:
     """A value of an operation for Graph.key: tensors by their uids."""
     if isinstance(value, Tensor):
         return f"uid {value._uid}"
+    if isinstance(value, Nested):
+        return _key_text([value.operations, list(value.ends.values()), value.sources])
+    if isinstance(value, Operation):
+        values = {**value.values, **value.results}
+        words = [f"{key}={_key_text(item)}" for key, item in sorted(values.items())]
+        return f"{value.kind} {value.compute_data_type} {', '.join(words)}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_key_text, value))}]"
     return repr(value)

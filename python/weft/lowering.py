@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -41,6 +42,24 @@ class Operation(NamedTuple):
         inputs = [tensor for tensor in self.operands() if not tensor.is_written]
         found = {f"IN_{i}": tensor for i, tensor in enumerate(inputs)}
         return found | {f"OUT_{i}": tensor for i, tensor in enumerate(self.results.values())}
+
+
+@dataclass
+class Nested:
+    """Pointwise operations that are a part of another one: attention's score modifier."""
+
+    operations: list[Operation]
+    ends: dict[str, Tensor]  # of the scores' shape, or made of them: by the rows that take their uids
+    sources: list[Tensor]  # whose gradients are wanted
+    queries: Tensor
+    keys: Tensor
+    table: Any  # of the keys' pages
+
+    def operands(self) -> list[Tensor]:
+        """What it reads beside the scores, in order."""
+        made = {tensor for operation in self.operations for tensor in operation.results.values()}
+        read = [tensor for operation in self.operations for tensor in operation.operands()]
+        return [tensor for tensor in dict.fromkeys(read) if tensor not in {*made, *self.ends.values()}]
 
 
 class Lowering:
@@ -112,6 +131,8 @@ class Lowering:
         compute = self._compute_data_type if compute is None else compute
         if compute is not None and "compute_data_type" in schema.rows:
             values["compute_data_type"] = compute
+        if "subgraph" in values:
+            values |= self._nested(values["subgraph"], values)
         for key, value in values.items():
             row, elements = self._row(schema.rows[key], value, f"{operation.kind} '{operation.name}'")
             target = parameters if row.is_parameter and parameters is not None else own
@@ -121,6 +142,35 @@ class Lowering:
             own.set(schema.parameters_row, "BACKEND_DESCRIPTOR", [parameters])
         own.finalize()
         return own
+
+    def _nested(self, nested: Nested, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows of a part of an operation: its finalized graph, and its ends."""
+        (batch, heads, queries, _), keys = self._dims_of(nested.queries), self._dims_of(nested.keys)[2]
+        if nested.table is not None:
+            most = values.get("paged_attention_max_seq_len_kv")
+            keys = self._dims_of(values["paged_attention_k_table"])[2] * keys if most is None else most
+        shape = (batch, heads, queries, keys), (heads * queries * keys, queries * keys, keys, 1)
+        for tensor in nested.ends.values():
+            if tensor.producer is None:
+                self._shapes = {**self._shapes, tensor: shape}
+                is_double = data_type.DOUBLE in self._types_of(nested.queries)
+                tensor._data_type = data_type.DOUBLE if is_double else data_type.FLOAT
+        made = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
+        operations = [self.operation(operation) for operation in nested.operations]
+        made.set(attribute_name.OPERATIONGRAPH_OPS, "BACKEND_DESCRIPTOR", operations)
+        made.finalize()
+        ends = {key: tensor._uid for key, tensor in nested.ends.items()}
+        sources = {"subgraph_gradient_uids": [tensor._uid for tensor in nested.sources]}
+        return ends | (sources if nested.sources else {}) | {"subgraph": made}
+
+    def _dims_of(self, tensor: Tensor) -> Sequence[int]:
+        dims = self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64")
+        if len(dims) != 4:
+            raise BadParameterError(
+                f"{tensor.label}: it has {len(dims)} dims, and attention with score_mod takes [B, H, S, D]. "
+                "Reshape it."
+            )
+        return list(dims)
 
     def _type_numbers(self, operation: Operation) -> None:
         """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise

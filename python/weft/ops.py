@@ -4172,6 +4172,9 @@ class Ops:
         paged_attention_k_table: Operand | None = None,
         paged_attention_v_table: Operand | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
+        subgraph: Operand | None = None,
+        subgraph_input_uid: int | None = None,
+        subgraph_output_uid: int | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any]:
@@ -4212,6 +4215,10 @@ class Ops:
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
+            subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
+                masks; optional.
+            subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
+            subgraph_output_uid: uid of its tensor that is the modified scores; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4252,6 +4259,9 @@ class Ops:
             "paged_attention_k_table": paged_attention_k_table,
             "paged_attention_v_table": paged_attention_v_table,
             "paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv,
+            "subgraph": subgraph,
+            "subgraph_input_uid": subgraph_input_uid,
+            "subgraph_output_uid": subgraph_output_uid,
         }
         results = ("o", "stats")
         made = self._operation("sdpa_fwd", "sdpa_fwd", values, results, compute_data_type, name)
@@ -4283,6 +4293,13 @@ class Ops:
         max_total_seq_len_q: int | None = None,
         max_total_seq_len_kv: int | None = None,
         is_deterministic: bool | None = None,
+        subgraph: Operand | None = None,
+        subgraph_input_uid: int | None = None,
+        subgraph_output_uid: int | None = None,
+        subgraph_gradient_input_uid: int | None = None,
+        subgraph_gradient_output_uid: int | None = None,
+        subgraph_gradient_uids: Sequence[int] | None = None,
+        subgraph_gradients: Sequence[Operand] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -4316,6 +4333,17 @@ class Ops:
             max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
             max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
             is_deterministic: true: two runs agree to the bit; optional.
+            subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
+                masks; optional.
+            subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
+            subgraph_output_uid: uid of its tensor that is the modified scores; optional.
+            subgraph_gradient_input_uid: uid of its tensor that is the gradient of the modified scores; unset:
+                gradients are derived.
+            subgraph_gradient_output_uid: uid of its tensor that is the gradient of the scaled scores;
+                optional.
+            subgraph_gradient_uids: uids of tensors that it reads, whose gradients are wanted; optional.
+            subgraph_gradients: these gradients, each summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as
+                theirs; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4356,6 +4384,13 @@ class Ops:
             "max_total_seq_len_q": max_total_seq_len_q,
             "max_total_seq_len_kv": max_total_seq_len_kv,
             "is_deterministic": is_deterministic,
+            "subgraph": subgraph,
+            "subgraph_input_uid": subgraph_input_uid,
+            "subgraph_output_uid": subgraph_output_uid,
+            "subgraph_gradient_input_uid": subgraph_gradient_input_uid,
+            "subgraph_gradient_output_uid": subgraph_gradient_output_uid,
+            "subgraph_gradient_uids": subgraph_gradient_uids,
+            "subgraph_gradients": subgraph_gradients,
         }
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)

@@ -17,6 +17,7 @@ from weft import backend, dtypes, svg
 from weft.errors import BadParameterError
 from weft.explain import amount, short_name
 from weft.layout import Box, Edge, Placed, place
+from weft.lowering import Nested
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def _plan_note(report: Mapping[str, Any]) -> str:
 def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, Nested):
+        return value.operands()
     return [item for item in value if isinstance(item, Tensor)] if isinstance(value, (list, tuple)) else []
 
 

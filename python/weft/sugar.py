@@ -3,8 +3,8 @@ results that are made on request. tools/gen.py leaves out of ops.py what is writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft import enums
 from weft.arguments import label, whole
@@ -15,6 +15,9 @@ from weft.tensor import Tensor
 if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
     from weft.tensor import Operand, Rational
+
+ScoreModifier: TypeAlias = "Callable[[Any, Tensor], Tensor]"
+"""Adds operations to a graph that take attention's scores, or their gradient, to what it returns."""
 
 # Methods of the library that one here wraps: generated with an underscore before their names.
 WRAPPED = {"sdpa_fwd": "sdpa", "sdpa_bwd": "sdpa_backward", "strided_slice": "slice"}
@@ -56,6 +59,17 @@ def _slice_of(item: slice | int, where: str) -> slice:
 
 class Sugar(Ops):
     """The hand-written operations of a graph."""
+
+    def _modified_scores(
+        self,
+        where: str,
+        values: Mapping[str, Any],
+        score_mod: ScoreModifier | None,
+        score_mod_bprop: ScoreModifier | None = None,
+        gradients: Mapping[Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """A score modifier by row key; the graph defines how."""
+        raise NotImplementedError
 
     def softmax(
         self,
@@ -290,7 +304,7 @@ class Sugar(Ops):
         paged_attention_max_seq_len_kv: int | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
-        score_mod: Any = None,
+        score_mod: ScoreModifier | None = None,
         generate_stats: bool | None = None,
         implementation: enums.attention_implementation = enums.attention_implementation.AUTO,
         score_max: Tensor | None = None,
@@ -330,7 +344,9 @@ class Sugar(Ops):
             paged_attention_max_seq_len_kv: Skv, with page tables; default all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
-            score_mod: a function that adds operations to the scores; does not exist yet.
+            score_mod: a function of the graph and the tensor of scaled scores, [B, Hq, Sq, Skv], that adds
+                pointwise operations to them, also with gen_index and with tensors that broadcast to them,
+                and returns their last result; what becomes -inf is hidden; optional.
             generate_stats: whether to return the statistics for the backward pass.
             implementation: accepted for compatibility; Weft plans by itself.
             score_max: a tensor that receives the largest score of each row; optional.
@@ -360,7 +376,6 @@ class Sugar(Ops):
         [0.    0.693]
         """
         where = label("sdpa", name)
-        _refuse(where, {"score_mod": score_mod})
         if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
             raise BadParameterError(
                 f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
@@ -376,6 +391,7 @@ class Sugar(Ops):
         values |= {"block_mask": block_mask, "paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
+        values |= self._modified_scores(where, values, score_mod)
         with_stats = is_inference is False if generate_stats is None else generate_stats
         results = ("o", "stats") if with_stats else ("o",)
         made = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)
@@ -409,10 +425,11 @@ class Sugar(Ops):
         use_deterministic_algorithm: bool = False,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
-        score_mod: Any = None,
-        score_mod_bprop: Any = None,
+        score_mod: ScoreModifier | None = None,
+        score_mod_bprop: ScoreModifier | None = None,
         sink_token: Operand | None = None,
         dSink_token: Tensor | None = None,
+        score_mod_gradients: Mapping[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of scaled dot-product attention.
 
@@ -446,10 +463,13 @@ class Sugar(Ops):
                 to dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
-            score_mod: as in the forward pass; does not exist yet.
-            score_mod_bprop: the gradient of score_mod; does not exist yet.
+            score_mod: as in the forward pass; optional.
+            score_mod_bprop: a function of the graph and the gradient of what score_mod returns that makes the
+                gradient of the scaled scores; default derived from score_mod.
             sink_token: the sink of the forward pass; optional.
             dSink_token: a tensor that receives the gradient of the sink; optional.
+            score_mod_gradients: for tensors that score_mod reads, tensors that receive their gradients, each
+                summed over its extents of 1; optional.
         Returns:
             dQ: gradient of q, as q.
             dK: gradient of k, as k.
@@ -475,9 +495,8 @@ class Sugar(Ops):
         [-2.  2.]
         [2. 2.]
         """
-        refused = {"score_mod": score_mod, "score_mod_bprop": score_mod_bprop, "rng_dump": rng_dump}
         where = label("sdpa_backward", name)
-        _refuse(where, refused)
+        _refuse(where, {"rng_dump": rng_dump})
         if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
             raise BadParameterError(
                 f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
@@ -492,6 +511,7 @@ class Sugar(Ops):
         values |= {"max_total_seq_len_q": max_total_seq_len_q, "max_total_seq_len_kv": max_total_seq_len_kv}
         values |= {"sink_token": sink_token, "dSink_token": dSink_token}
         values |= {"is_deterministic": use_deterministic_algorithm or None}
+        values |= self._modified_scores(where, values, score_mod, score_mod_bprop, score_mod_gradients)
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2]

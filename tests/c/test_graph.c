@@ -282,11 +282,18 @@ static void test_virtual_without_producer(void) {
     MUST(set_flag(x, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
     MUST(set_text(x, WEFT_ATTR_NAME_EXT, "lost"));
     MUST(weftBackendFinalize(x));
+    static const char refusal[] =
+        "graph: tensor 'lost' (uid 1) is virtual and no operation writes it. Add its producer, or make it non-virtual.";
     desc op = pointwise(WEFT_POINTWISE_EXP, x, NULL, y), graph = open_graph(1, &op);
-    REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM,
-            "graph: tensor 'lost' (uid 1) is virtual and no operation writes it. Add its producer, or make it "
-            "non-virtual.");
-    drop(x), drop(y), drop(op), drop(graph);
+    weftHandle_t cpu = cpu_handle();
+    MUST(weftBackendSetAttribute(graph, WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu));
+    REFUSED(weftBackendFinalize(graph), WEFT_STATUS_BAD_PARAM, refusal);
+    drop(graph);
+    graph = graph_of(1, &op); /* without a handle it may be a part of an operation, and only a plan refuses it */
+    desc config = open_config(graph, reference_index(graph));
+    REFUSED(weftBackendFinalize(config), WEFT_STATUS_BAD_PARAM, refusal);
+    drop(x), drop(y), drop(graph), drop(config);
+    MUST(weftDestroy(cpu));
 }
 
 /* A graph whose every output is virtual is sound and computes nothing: engines say so. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd: o = dropout(softmax(mask(scale q k^T + bias + alibi), sink)) v, and sdpa_bwd, its gradients
+/* sdpa_fwd: o = dropout(softmax(mask(modify(scale q k^T) + bias + alibi), sink)) v, and sdpa_bwd, its gradients
    Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
    or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
    a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
@@ -80,14 +80,18 @@ static const struct row forward_rows[] = {
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, block_mask, WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask",
                .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]", .doc = "tiles of scores that count; refused"),
-    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
-              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.subgraph_input_uid,
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.modifier.graph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
+              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+              .doc = "score modifier: pointwise operations that the scaled scores pass through before bias and masks"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.modifier.input_uid,
               WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "subgraph_input_uid",
-              .doc = "where the score modifier reads; refused"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.subgraph_output_uid,
+              .doc = "uid of its tensor that is the scaled scores"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.modifier.output_uid,
               WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "subgraph_output_uid",
-              .doc = "where the score modifier writes; refused"),
+              .doc = "uid of its tensor that is the modified scores"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.modifier.operands, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT,
+               "subgraph_operands", .storage = STORE_LIST, .shape = "[B, Hq, Sq, Skv] or 1s",
+               .doc = "what it reads beside the scores; found by itself"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, softmax, WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC,
               "softmax", .target = WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR,
               .doc = "statistics and sink as a nested operation; refused"),
@@ -178,14 +182,31 @@ static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_bwd_op, is_deterministic,
               WEFT_ATTR_OPERATION_SDPA_BWD_IS_DETERMINISTIC_EXT, "is_deterministic",
               .doc = "true: two runs agree to the bit"),
-    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_bwd_op, a.subgraph, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH,
-              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, .doc = "score modifier; refused"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.subgraph_input_uid,
+    VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_bwd_op, a.modifier.graph, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH,
+              "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+              .doc = "score modifier: pointwise operations that the scaled scores pass through before bias and masks"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.input_uid,
               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "subgraph_input_uid",
-              .doc = "where the score modifier reads; refused"),
-    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.subgraph_output_uid,
+              .doc = "uid of its tensor that is the scaled scores"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.output_uid,
               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "subgraph_output_uid",
-              .doc = "where the score modifier writes; refused"),
+              .doc = "uid of its tensor that is the modified scores"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.modifier.operands, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT,
+               "subgraph_operands", .storage = STORE_LIST, .shape = "[B, Hq, Sq, Skv] or 1s",
+               .doc = "what it reads beside the scores; found by itself"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.gradient_input_uid,
+              WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT, "subgraph_gradient_input_uid",
+              .doc = "uid of its tensor that is the gradient of the modified scores; unset: gradients are derived"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.gradient_output_uid,
+              WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT, "subgraph_gradient_output_uid",
+              .doc = "uid of its tensor that is the gradient of the scaled scores"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.gradient_uids,
+              WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_UIDS_EXT, "subgraph_gradient_uids", .storage = STORE_LIST,
+              .doc = "uids of tensors that it reads, whose gradients are wanted"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, a.modifier.gradients,
+               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENTS_EXT, "subgraph_gradients", .storage = STORE_LIST,
+               .shape = "[B, Hq, Sq, Skv] or 1s, as theirs",
+               .doc = "these gradients, each summed over its extents of 1"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_q, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC,
                "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
@@ -198,7 +219,7 @@ static const struct method forward_methods[] = {
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
      "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None "
-     "paged_attention_max_seq_len_kv=None",
+     "paged_attention_max_seq_len_kv=None subgraph=None subgraph_input_uid=None subgraph_output_uid=None",
      "o stats"},
     {0},
 };
@@ -208,7 +229,9 @@ static const struct method backward_methods[] = {
      "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dSink_token=None dropout_probability=None dropout_seed=None dropout_offset=None "
-     "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None",
+     "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None subgraph=None subgraph_input_uid=None "
+     "subgraph_output_uid=None subgraph_gradient_input_uid=None subgraph_gradient_output_uid=None "
+     "subgraph_gradient_uids=None subgraph_gradients=None",
      "dQ dK dV"},
     {0},
 };
@@ -221,9 +244,6 @@ static const struct {
     const char *instead;
 } unserved[] = {
     {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, "Spell attention out in primitive operations"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
@@ -235,9 +255,6 @@ static const struct {
     {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "Multiply o by it instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "Leave it out: the softmax stays in the compute type"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "Reduce o with AMAX instead"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH, "Spell attention out in primitive operations"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID, "Spell attention out in primitive operations"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID, "Spell attention out in primitive operations"},
     {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
     {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
 };
@@ -359,6 +376,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     const int64_t *q = a->q->dims.at;
     struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
+    TRY(score_modifier_check(&a->modifier, op, &scores));
     if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: bias has data type %s. Use a floating type to add it, or BYTE_BOOLEAN to keep keys where it is true.",
@@ -420,6 +438,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
+    TRY(score_modifier_infer(&op->a.modifier, descriptor));
     infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3]);
     infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3]);
     infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3]);
@@ -452,6 +471,36 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     return check_dims(descriptor, "dSink_token", op->dsink, 4, (const int64_t[]){1, q[1], 1, 1});
 }
 
+/* ---- Finalizing: what a score modifier reads is an operand before all else ---- */
+
+static weftStatus_t finalize_forward(struct descriptor *descriptor) {
+    struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
+    TRY(score_modifier_resolve(&op->a.modifier, descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID,
+                               WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID,
+                               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT,
+                               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT));
+    return op_finalize(descriptor);
+}
+
+static weftStatus_t finalize_backward(struct descriptor *descriptor) {
+    struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
+    TRY(score_modifier_resolve(&op->a.modifier, descriptor, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID,
+                               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID,
+                               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT,
+                               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_OUTPUT_UID_EXT));
+    return op_finalize(descriptor);
+}
+
+static weftStatus_t copy_forward(struct descriptor *target, const struct descriptor *source) {
+    score_modifier_copy(&((struct sdpa_fwd_op *)target)->a.modifier, &((const struct sdpa_fwd_op *)source)->a.modifier);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t copy_backward(struct descriptor *target, const struct descriptor *source) {
+    score_modifier_copy(&((struct sdpa_bwd_op *)target)->a.modifier, &((const struct sdpa_bwd_op *)source)->a.modifier);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* ---- The scores -------------------------------------------------------------------------------------------------- */
 
 /* ALiBi's slope of a head: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for
@@ -468,6 +517,7 @@ static double alibi_slope(int64_t head, int64_t heads) {
 struct run {
     const struct attention *a;
     int64_t batches, heads, rows, columns, depth, value_depth;
+    const struct bindings *bindings;
     struct view bias, seq_len_q, seq_len_kv, sink;
     double scale;
     uint64_t seed, offset;
@@ -482,6 +532,7 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .columns = attention_keys(a),
         .depth = a->q->dims.at[3],
         .value_depth = a->v->dims.at[3],
+        .bindings = bindings,
         .bias = view_of(bindings, a->bias),
         .seq_len_q = view_of(bindings, a->seq_len_q),
         .seq_len_kv = view_of(bindings, a->seq_len_kv),
@@ -518,9 +569,10 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
     return head;
 }
 
-/* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. */
+/* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. product: scale q k, before the
+   score modifier. */
 static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
-                    int64_t column) {
+                    int64_t column, double *product) {
     bool seen = row < head->rows_used && column < head->columns_used &&
                 column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
     if (!seen)
@@ -533,10 +585,14 @@ static double score(const struct run *run, const struct head *head, const double
         if (bias == -INFINITY)
             return -INFINITY;
     }
-    double product = 0;
+    double sum = 0;
     for (int64_t d = 0; d < run->depth; d++)
-        product += q[d] * k[d];
-    return run->scale * product + bias + head->slope * (double)(column - row);
+        sum += q[d] * k[d];
+    double modified = *product = run->scale * sum;
+    if (run->a->modifier.graph)
+        modified = score_modifier_apply(&run->a->modifier, run->bindings,
+                                        (const int64_t[]){head->batch, head->index, row, column}, *product);
+    return modified == -INFINITY ? modified : modified + bias + head->slope * (double)(column - row);
 }
 
 /* What dropout multiplies a weight by. */
@@ -630,7 +686,8 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
     double sink = row < head->rows_used ? head->sink : -INFINITY;
     *max = sink;
     for (int64_t j = 0; j < run->columns; j++) {
-        weights[j] = score(run, head, q, scratch->k + j * run->depth, row, j);
+        double product;
+        weights[j] = score(run, head, q, scratch->k + j * run->depth, row, j, &product);
         *max = weights[j] > *max ? weights[j] : *max;
     }
     *sum = sink == -INFINITY ? 0 : exp(sink - *max);
@@ -692,7 +749,8 @@ const struct op sdpa_fwd_op = {
             .doc = "attention: o = dropout(softmax(mask(scale q k^T + bias))) v",
             .size = sizeof(struct sdpa_fwd_op),
             ROWS(forward_rows),
-            .finalize = op_finalize,
+            .finalize = finalize_forward,
+            .copy = copy_forward,
             .op = &sdpa_fwd_op,
         },
     .methods = forward_methods,
@@ -710,6 +768,7 @@ struct backward_scratch {
     double *q, *k, *v, *o, *d_o, *stats, *dq; /* of one query head */
     double *dk, *dv;                          /* of the key and value head that it uses */
     double *dbias, *dsink;                    /* of everything, packed */
+    double *dmodifier[SCORE_MODIFIER_GRADIENTS_MAX];
 };
 
 static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
@@ -726,6 +785,8 @@ static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, str
     scratch->dv = take(&cursor, run.columns * run.value_depth);
     scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
     scratch->dsink = take(&cursor, run.heads);
+    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
+        scratch->dmodifier[i] = take(&cursor, tensor_elements(op->a.modifier.gradients.tensors[i]));
     return cursor.used + 1;
 }
 
@@ -734,13 +795,24 @@ static int64_t backward_scratch_bytes(const struct descriptor *descriptor) {
     return lay_out_backward((const struct sdpa_bwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
 }
 
-/* Where a score's gradient goes in dBias, packed, with extents of 1 shared. */
-static int64_t bias_place(const int64_t *dims, const struct head *head, int64_t row, int64_t column) {
-    const int64_t index[] = {head->batch, head->index, row, column};
+/* Where a score's gradient goes in that of an operand, packed, with extents of 1 shared. */
+static int64_t shared_place(const struct dims *dims, const int64_t *index) {
     int64_t place = 0;
-    for (int i = 0; i < 4; i++)
-        place = place * dims[i] + (dims[i] == 1 ? 0 : index[i]);
+    for (int64_t i = 0; i < dims->count; i++)
+        place = place * dims->at[i] + (dims->at[i] == 1 ? 0 : index[i]);
     return place;
+}
+
+/* Takes a score's gradient through the score modifier, and adds what it gives to the gradients of its operands. */
+static double carry_back(const struct attention *a, const struct run *run, const struct backward_scratch *scratch,
+                         const int64_t index[4], double product, double ds) {
+    const struct score_modifier *modifier = &a->modifier;
+    if (!modifier->graph)
+        return ds;
+    for (int64_t i = 0; i < modifier->gradients.count; i++)
+        scratch->dmodifier[i][shared_place(&modifier->gradients.tensors[i]->dims, index)] +=
+            score_modifier_carry_to(modifier, i, run->bindings, index, product, ds);
+    return score_modifier_carry(modifier, run->bindings, index, product, ds);
 }
 
 /* e^(score - stats). The statistics are at least the score; rounded, they may be less. */
@@ -759,7 +831,8 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
     for (int64_t j = 0; j < run->columns; j++) {
         const double *k = scratch->k + j * run->depth, *v = scratch->v + j * run->value_depth;
         double *dk = scratch->dk + j * run->depth, *dv = scratch->dv + j * run->value_depth;
-        double s = score(run, head, q, k, row, j);
+        const int64_t index[] = {head->batch, head->index, row, j};
+        double scaled, s = score(run, head, q, k, row, j, &scaled);
         if (s == -INFINITY)
             continue;
         double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
@@ -769,7 +842,8 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         }
         double ds = weight * (factor * product - mean);
         if (op->dbias)
-            scratch->dbias[bias_place(op->dbias->dims.at, head, row, j)] += ds;
+            scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
+        ds = carry_back(&op->a, run, scratch, index, scaled, ds);
         for (int64_t d = 0; d < run->depth; d++) {
             dq[d] += run->scale * ds * k[d];
             dk[d] += run->scale * ds * q[d];
@@ -795,6 +869,8 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
     struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
     clear(scratch.dbias, op->dbias ? tensor_elements(op->dbias) : 0);
     clear(scratch.dsink, run.heads);
+    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
+        clear(scratch.dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         int64_t key_head = attention_shared_head(head.index, run.heads, k.dims[1]);
@@ -820,6 +896,10 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
     }
     store_all(&dbias, scratch.dbias);
     store_all(&dsink, scratch.dsink);
+    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++) {
+        struct view gradient = view_of(bindings, op->a.modifier.gradients.tensors[i]);
+        store_all(&gradient, scratch.dmodifier[i]);
+    }
 }
 
 static double backward_flops(const struct descriptor *descriptor) {
@@ -835,7 +915,8 @@ const struct op sdpa_bwd_op = {
             .doc = "gradients of attention from its inputs, result and statistics",
             .size = sizeof(struct sdpa_bwd_op),
             ROWS(backward_rows),
-            .finalize = op_finalize,
+            .finalize = finalize_backward,
+            .copy = copy_backward,
             .op = &sdpa_bwd_op,
         },
     .methods = backward_methods,

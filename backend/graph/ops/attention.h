@@ -4,6 +4,7 @@
 #define WEFT_GRAPH_OPS_ATTENTION_H
 
 #include "graph/op.h"
+#include "graph/ops/score_modifier.h"
 
 /* What forward and backward share: everything that the scores depend on. */
 struct attention {
@@ -20,10 +21,9 @@ struct attention {
     int64_t alignment;               /* weftDiagonalAlignment_t */
     bool alibi;
     int32_t math;
+    struct score_modifier modifier; /* of the scaled scores, before bias and masks */
     /* Refused when set. */
     struct tensor *cu_seq_len_q, *cu_seq_len_kv;
-    struct descriptor *subgraph;
-    int64_t subgraph_input_uid, subgraph_output_uid;
 };
 
 struct sdpa_fwd_op {

@@ -54,6 +54,20 @@ const char *pointwise_integer_formula(int mode);
 int pointwise_mode_count(void);
 const struct pointwise_mode *pointwise_mode_at(int i);
 
+/* The derivative of a mode, from the row of pointwise_gradients.h. */
+struct pointwise_gradient {
+    int mode;
+    const char *of_x, *of_b; /* formulas over x, b, t, y and dy */
+    double (*evaluate_x)(double x, double b, double t, double y, double dy);
+    double (*evaluate_b)(double x, double b, double t, double y, double dy);
+    int backward_mode; /* which says it instead, of x; -1: none */
+};
+
+/* NULL: the derivative is 0, or, of a backward mode, not known. */
+const struct pointwise_gradient *pointwise_find_gradient(int mode);
+/* The formula of the derivative by x, or by b. */
+const char *pointwise_gradient_formula(const struct pointwise_gradient *gradient, bool of_b);
+
 /* The operands in formula order: x (backward: the forward input), b (backward: dy), t; and the output. */
 struct pointwise_operands {
     const struct tensor *x, *b, *t, *out;

@@ -26,7 +26,8 @@ bool attention_wants(const struct cuda_attention *c, const struct tensor *output
 }
 
 bool attention_is_rich(const struct cuda_attention *c, int parts) {
-    return parts > 1 || c->a->bias || c->a->dropout_probability > 0 || c->arithmetic->sum_bytes > 4;
+    return parts > 1 || c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0 ||
+           c->arithmetic->sum_bytes > 4;
 }
 
 int attention_most_columns(const struct cuda_attention *c, int parts) {
@@ -124,8 +125,9 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->a = is_forward ? &c->forward->a : &c->backward->a;
     for (int i = 0; i < node->operand_count; i++) {
         const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
-        TRY(check_operand(node->op, tensor, tensor == c->a->bias));
+        TRY(check_operand(node->op, tensor, tensor == c->a->bias || attention_modifies_with(c, tensor)));
     }
+    TRY(attention_check_modifier(c));
     c->has_k16 = c->has_async = device->cuda.major >= 8;
     c->arithmetic = choose_arithmetic(c);
     c->batches = c->a->q->dims.at[0];

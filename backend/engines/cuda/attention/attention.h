@@ -39,7 +39,7 @@ struct attention_tile {
 /* A region of one sdpa_fwd or sdpa_bwd whose tensors kernels can store. */
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device);
 
-/* Whether scores take more registers than the product alone: a bias, dropout, double sums, a second part of the weights. */
+/* Whether scores take more registers than the product alone: a bias, a modifier, dropout, double sums, a second part of the weights. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 
 /* Of all scores, those in tiles that a block looks at: bounds hide the others. */
@@ -86,6 +86,19 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
 /* The tensor where somebody wants it, and a constant that says whether. */
 void attention_print_wanted(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *flag);
+
+/* ---- modifier.c: score modifiers as functions of (arguments, batch, head, query, key, scaled product) ---- */
+
+/* Whether the modifier reads an operand of the operation. */
+bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor);
+/* Whether kernels can evaluate it. */
+weftStatus_t attention_check_modifier(const struct cuda_attention *c);
+/* HAS_MODIFIER, its operands, and modified(), which gives the score. */
+void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c);
+/* modified_gradient(.., gradient): that of the scaled product from that of the score. */
+void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c);
+/* operand_gradient(.., gradient): that of the operand whose gradient number `i` is. */
+void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i);
 
 /* ---- forward.c, backward.c, decode.c ---- */
 

@@ -27,6 +27,7 @@ enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 /* One run of attention_bwd or attention_bwd_bias. */
 struct pass {
     bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
+    int64_t operand; /* is_bias: of the score modifier whose gradient it makes; -1: the bias */
     const struct tensor *first, *second;
     struct attention_depth depth, value_depth; /* with the chunks that results are made in, and slices come in */
     const struct attention_tile *tile;
@@ -82,13 +83,13 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
 }
 
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
-    p->parts = is_wide(c, p->first) || is_wide(c, p->second) ? 2 : 1;
+    p->parts = !p->is_bias && (is_wide(c, p->first) || is_wide(c, p->second)) ? 2 : 1;
     bool found = choose_tile(p, c, false) || choose_tile(p, c, true);
     return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
 }
 
 /* The passes that an operation takes: dK and dV together where one block can sum both. */
-enum { PASSES_MAX = 4 };
+enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
 static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
@@ -107,7 +108,11 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     if (attention_wants(c, op->dq))
         passes[(*count)++] = (struct pass){.makes_first = true, .first = op->dq};
     if (attention_wants(c, op->dbias))
-        passes[(*count)++] = (struct pass){.makes_first = true, .is_bias = true};
+        passes[(*count)++] = (struct pass){.makes_first = true, .is_bias = true, .operand = -1, .first = op->dbias};
+    for (int64_t i = 0; i < c->a->modifier.gradients.count; i++)
+        if (attention_wants(c, c->a->modifier.gradients.tensors[i]))
+            passes[(*count)++] = (struct pass){
+                .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
     for (int i = 0; i < *count; i++)
         TRY(plan_pass(&passes[i], c));
     return WEFT_STATUS_SUCCESS;
@@ -174,6 +179,7 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
+    attention_print_modifier_gradient(&print, c);
     attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
     attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
     print_constant(&print, "FIRST_IS_PAIR", p->first && attention_run(p->first) % 2 == 0);
@@ -188,26 +194,49 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
 
+/* A gradient of one element may have any rank; its axes are all 1 then. */
+static struct tensor as_scores(const struct tensor *tensor) {
+    struct tensor whole = tensor_mirror(tensor);
+    while (whole.dims.count < 4) {
+        whole.dims.at[whole.dims.count++] = 1;
+        whole.strides.at[whole.strides.count++] = 1;
+    }
+    return whole;
+}
+
+static void print_bias(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    struct tensor bias = as_scores(p->first);
+    print_type(print, "dbias_t", (weftDataType_t)bias.type);
+    print_pointer(print, (weftDataType_t)bias.type, graph_find_value(c->graph, p->first), 0, "dbias");
+    for (int i = 0; i < 4; i++) {
+        char field[32];
+        snprintf(field, sizeof field, "dbias_%s", axes[i]);
+        print_number(print, bias.dims.at[i] == 1 ? 0 : bias.strides.at[i], field);
+    }
+    print_constant(print, "MAKES_FIRST", 1);
+    print_constant(print, "MAKES_SECOND", 0);
+    print_constant(print, "IS_OPERAND", p->operand >= 0);
+    print_constant(print, "ONE_QUERY", bias.dims.at[2] == 1);
+    print_constant(print, "ONE_KEY", bias.dims.at[3] == 1);
+    print_number(print, bias.dims.at[0], "bias_batches");
+    print_number(print, bias.dims.at[1], "bias_heads");
+    if (p->operand >= 0)
+        attention_print_operand_gradient(print, c, p->operand);
+}
+
 static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
-    static const char *const axes[] = {"batch", "head", "query", "key"};
-    const struct tensor *dbias = c->backward->dbias;
+    struct tensor bias = as_scores(p->first);
     int64_t rows = p->tile->warps * p->tile->m_tiles * 16;
-    int64_t query_tiles = divide_up(dbias->dims.at[2], rows),
-            key_tiles = divide_up(dbias->dims.at[3], p->tile->columns);
-    int64_t blocks = dbias->dims.at[0] * dbias->dims.at[1] * query_tiles * key_tiles;
+    int64_t query_tiles = divide_up(bias.dims.at[2], rows), key_tiles = divide_up(bias.dims.at[3], p->tile->columns);
+    int64_t blocks = bias.dims.at[0] * bias.dims.at[1] * query_tiles * key_tiles;
     if (!blocks)
         return WEFT_STATUS_SUCCESS;
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
-    attention_print_tensor(&print, c, dbias, "dbias", axes);
-    print_constant(&print, "MAKES_FIRST", 1);
-    print_constant(&print, "MAKES_SECOND", 0);
-    print_constant(&print, "ONE_QUERY", dbias->dims.at[2] == 1);
-    print_constant(&print, "ONE_KEY", dbias->dims.at[3] == 1);
-    print_number(&print, dbias->dims.at[0], "bias_batches");
-    print_number(&print, dbias->dims.at[1], "bias_heads");
+    print_bias(&print, c, p);
     print_number(&print, query_tiles, "query_tiles");
     print_number(&print, key_tiles, "key_tiles");
     struct cuda_kernel *kernel = &state->kernels[state->count++];

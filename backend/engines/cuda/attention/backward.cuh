@@ -88,10 +88,12 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
                      sum_t (&g)[M_TILES][N][4], gradients &made) {
     u32 kept[M_TILES][KEPT_WORDS];
     typename tiles::weights<M_TILES, N, PARTS> weights;
+    scaled_products products[M_TILES];
     if constexpr (!IS_SLICED)
         tiles::scores(s, rows.first, now.first);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
+        products[m].keep(s[m], rows.scale);
         score_tile(a, rows.own[m], first, is_whole, rows.scale, s[m]);
         if (is_spoiled) {
             sum_t spoil[2];
@@ -123,8 +125,10 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
         if constexpr (!IS_SLICED)
             tiles::scores(g, rows.second, now.second);
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++)
+        for (int m = 0; m < M_TILES; m++) {
             find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
+            carry_back(a, products[m], rows.own[m], first, g[m]);
+        }
         weights.set(g, scratch);
         tiles::template results<DEPTH + PAD, FIRST>(made.first, weights,
                                                     now.first + (IS_SLICED ? 0 : at.chunk * FIRST));
@@ -158,7 +162,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         passing &now = shared.stages[step % STAGES];
         const i64 head = head_of(step);
         const int first = (begin + step % each) * COLUMNS;
-        const bool is_whole = BIAS == 0 && common.covers(first, first + COLUMNS);
+        const bool is_whole = !MAY_HIDE && common.covers(first, first + COLUMNS);
         const bool has_new_head = step % each == 0;
         const bool has_new_own = !IS_SLICED && (step == 0 || (has_new_head && !same_own(a, head, head - 1)));
         if (has_new_own) {

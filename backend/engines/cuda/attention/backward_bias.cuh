@@ -1,9 +1,10 @@
-/* attention_bwd_bias: dBias = sum of ds over the extents that the bias shares
+/* attention_bwd_bias: dBias = sum of ds over the extents that the bias shares; IS_OPERAND: the same of an operand of the
+   score modifier, of what ds gives it
    Formula   ds as in attention_bwd, made again, so that memory stays linear
    Tile      a block makes ROWS x COLUMNS of dBias, going through all batches, heads, tiles of queries and tiles of keys
              that share it, in order; an extent of 1 is summed over at the end
    Memory    one tile each of q, dO, k, v, and of sums
-   Params    as attention_bwd, with OWN_IS_KEY false; ONE_QUERY ONE_KEY: the bias has extent 1 there */
+   Params    as attention_bwd, with OWN_IS_KEY false; IS_OPERAND; ONE_QUERY ONE_KEY: the bias has extent 1 there */
 
 #include "core/async.cuh"
 #include "core/mma.cuh"
@@ -75,10 +76,16 @@ DEVICE void add_tile(const P &a, i64 batch, i64 head, int query, int key, memory
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         u32 kept[KEPT_WORDS];
+        scaled_products products;
+        products.keep(s[m], rows.scale);
         score_tile(a, rows.own[m], key, false, rows.scale, s[m]);
         find_probabilities(rows, m, shared.other, s[m]);
         find_kept(a, rows, m, key, kept);
         find_score_gradients(rows, m, shared.other, kept, s[m], g[m]);
+        if constexpr (IS_OPERAND)
+            products.carry(rows.own[m], key, g[m], [&](const own_row &row, int i, int j, sum_t product, sum_t ds) {
+                return operand_gradient(a, row.batch, row.head, i, j, product, ds);
+            });
 #pragma unroll
         for (int j = 0; j < N; j++)
 #pragma unroll

@@ -295,7 +295,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     for (int i = from + group; i < until; i += KEY_GROUPS) {
         slice &now = shared.slices[group][stage];
         int *spoiled = shared.spoiled[group][stage];
-        const bool is_whole = BIAS == 0 && common.covers(i * KEYS, (i + 1) * KEYS);
+        const bool is_whole = !MAY_HIDE && common.covers(i * KEYS, (i + 1) * KEYS);
         await_copies<STAGES - 2>();
         if (!is_whole)
             value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);

@@ -209,7 +209,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     for (int tile = from; tile < until; tile++) {
         stage &now = shared.stages[tile % STAGES];
         const int first = tile * KEYS;
-        const bool is_whole = BIAS == 0 && common.covers(first, first + KEYS);
+        const bool is_whole = !MAY_HIDE && common.covers(first, first + KEYS);
         await_tiles();
         bool is_spoiled = false;
         if (!is_whole)

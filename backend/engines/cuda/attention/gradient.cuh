@@ -210,3 +210,40 @@ DEVICE void find_score_gradients(const scores_of_rows &rows, int m, const passin
             g[j][e] = p[j][e] == 0 ? (sum_t)0 : p[j][e] * (dp - dot);
         }
 }
+
+/* ---- Score modifiers: gradients of scores go back through them ---- */
+
+/* Scaled products as they were before the modifier; nothing where there is none. */
+struct scaled_products {
+    sum_t at[HAS_MODIFIER ? N : 1][4];
+    DEVICE void keep(const sum_t (&s)[N][4], sum_t scale) {
+        if constexpr (HAS_MODIFIER)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    at[j][e] = s[j][e] * scale;
+    }
+    /* carry(row, query, key, product, ds) becomes of each ds that is not 0. */
+    template <class F> DEVICE void carry(const own_row (&own)[2], int first, sum_t (&g)[N][4], F carry) const {
+        if constexpr (HAS_MODIFIER)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const own_row &row = own[e / 2];
+                    const int other = first + score_column(j) + e % 2;
+                    if (g[j][e] != 0)
+                        g[j][e] = carry(row, query_of(row, other), key_of(row, other), at[j][e], g[j][e]);
+                }
+    }
+};
+
+/* ds of scores becomes that of scaled products. */
+template <class P>
+DEVICE void carry_back(const P &a, const scaled_products &products, const own_row (&own)[2], int first,
+                       sum_t (&g)[N][4]) {
+    products.carry(own, first, g, [&](const own_row &row, int query, int key, sum_t product, sum_t ds) {
+        return modified_gradient(a, row.batch, row.head, query, key, product, ds);
+    });
+}

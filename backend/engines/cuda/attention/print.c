@@ -137,5 +137,6 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* as above */
+    attention_print_modifier(print, c);
     attention_print_dropout(print, c);
 }

@@ -69,7 +69,9 @@ template <class P> DEVICE span seen_by_each(const P &a, const lengths &used, int
 
 /* ---- Scores: natural, or times log2(e) where that saves an operation and cannot overflow ---- */
 
-constexpr bool IS_LOG2 = sizeof(sum_t) == 4 && BIAS == 0;
+/* A score that a bias or a modifier may hide: by -inf, whatever the bounds say. */
+constexpr bool MAY_HIDE = BIAS != 0 || HAS_MODIFIER;
+constexpr bool IS_LOG2 = sizeof(sum_t) == 4 && !MAY_HIDE;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 DEVICE float low_of(float) { return __int_as_float(0xff800000); }
@@ -93,6 +95,7 @@ template <class P> DEVICE sum_t scale_of(const P &a) {
 
 /* A row of scores, as the thread that has it sees it: of a query over keys, or of a key over queries. */
 struct own_row {
+    i64 batch, head;
     int index;
     span seen;
     sum_t slope;
@@ -101,7 +104,7 @@ struct own_row {
 };
 
 template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
-    own_row own{index, seen_by(a, used, index), 0, 0, 0};
+    own_row own{batch, head, index, seen_by(a, used, index), 0, 0, 0};
     if constexpr (HAS_ALIBI)
         own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
     if constexpr (BIAS != 0)
@@ -111,8 +114,16 @@ template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i6
     return own;
 }
 
+DEVICE int query_of(const own_row &own, int other) { return OWN_IS_KEY ? other : own.index; }
+DEVICE int key_of(const own_row &own, int other) { return OWN_IS_KEY ? own.index : other; }
+
 /* A score from its scaled product. */
 template <class P> DEVICE sum_t score_of(const P &a, const own_row &own, int other, sum_t score) {
+    if constexpr (HAS_MODIFIER) {
+        score = modified(a, own.batch, own.head, query_of(own, other), key_of(own, other), score);
+        if (score == unseen())
+            return score;
+    }
     if constexpr (BIAS != 0) {
         const i64 place = own.bias + other * (OWN_IS_KEY ? a.bias_query : a.bias_key);
         const sum_t number = as<sum_t>::of(load_run<bias_t, 1>(a.bias + place).at[0]);
@@ -137,7 +148,7 @@ DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_w
             const int other = first + score_column(j) + e % 2;
             const bool is_seen = is_whole || row.seen.has(other);
             sum_t score = s[j][e] * scale;
-            if constexpr (BIAS != 0 || HAS_ALIBI)
+            if constexpr (MAY_HIDE || HAS_ALIBI)
                 if (is_seen)
                     score = score_of(a, row, other, score);
             s[j][e] = is_seen ? score : unseen();

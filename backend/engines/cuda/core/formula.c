@@ -91,33 +91,74 @@ static const char *formula_over(const struct pointwise_mode *mode, const char *t
     return is_plain && strcmp(type, "float") == 0 ? "at_least(x, lower)" : mode->formula;
 }
 
-void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
-    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+/* A node's operands, and the constants that formulas with these letters name, in scope. */
+static void print_scope(struct text *code, const struct graph *graph, const struct pointwise_op *op,
+                        const char *formula) {
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     struct pointwise_operands operands = pointwise_operands(op);
     struct pointwise_parameters p = pointwise_parameters(op);
-    const char *type = formula_type(op), *formula = formula_over(mode, type, p);
-    int out = graph_find_value(graph, operands.out);
-
-    text_add(code, "    // ");
-    print_operation(code, node);
-    text_add(code, "\n    %s v%d; {", type, out);
+    const char *type = formula_type(op);
     print_operand(code, type, "x", graph, operands.x, op->alpha1);
     print_operand(code, type, mode->form == FORM_BACKWARD ? "dy" : "b", graph, operands.b, op->alpha2);
     print_operand(code, type, "t", graph, operands.t, 1);
     print_parameters(code, type, formula, p);
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
+}
+
+void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
+    const char *type = formula_type(op);
+    int out = graph_find_value(graph, pointwise_operands(op).out);
+    const char *formula = formula_over(mode, type, pointwise_parameters(op));
+    text_add(code, "    // ");
+    print_operation(code, node);
+    text_add(code, "\n    %s v%d; {", type, out);
+    print_scope(code, graph, op, formula);
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
+}
+
+void formula_print_rounded(struct text *code, const struct graph *graph, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    struct pointwise_operands operands = pointwise_operands(op);
+    int out = graph_find_value(graph, operands.out);
+    const char *narrow = narrower_type(operands.out, formula_type(op));
+    formula_print_exact(code, graph, node);
+    if (narrow)
+        text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
 }
 
 void formula_print(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
-    struct pointwise_operands operands = pointwise_operands(op);
+    bool is_read = graph->values[graph_find_value(graph, pointwise_operands(op).out)].readers > 0;
+    (is_read ? formula_print_rounded : formula_print_exact)(code, graph, node);
+}
+
+/* g<operand> += factor * formula, of one operand. */
+static void print_derivative(struct text *code, const struct graph *graph, const struct node *node, bool of_b) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    const struct pointwise_operands operands = pointwise_operands(op);
+    const char *formula = pointwise_gradient_formula(pointwise_find_gradient(op->pw->mode), of_b);
     const char *type = formula_type(op);
+    double factor = of_b ? op->alpha2 : op->alpha1;
     int out = graph_find_value(graph, operands.out);
-    formula_print_exact(code, graph, node);
-    const char *narrow = graph->values[out].readers ? narrower_type(operands.out, type) : NULL;
-    if (narrow)
-        text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
+    text_add(code, "    {");
+    print_scope(code, graph, op, formula);
+    text_add(code, " const %s y = as<%s>::of(v%d), dy = as<%s>::of(g%d);", type, type, out, type, out);
+    text_add(code, " g%d += ", graph_find_value(graph, of_b ? operands.b : operands.x));
+    if (factor != 1) {
+        text_add(code, "(%s)", type);
+        print_real(code, factor);
+        text_add(code, " * ");
+    }
+    text_add(code, "(%s)(%s); }\n", type, formula);
+}
+
+void formula_print_gradient(struct text *code, const struct graph *graph, const struct node *node, const bool *takes) {
+    const struct pointwise_operands operands = pointwise_operands((const struct pointwise_op *)node->op);
+    if (takes[graph_find_value(graph, operands.x)])
+        print_derivative(code, graph, node, false);
+    if (operands.b && takes[graph_find_value(graph, operands.b)])
+        print_derivative(code, graph, node, true);
 }

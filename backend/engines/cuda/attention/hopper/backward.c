@@ -56,6 +56,8 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->bias)
         return refuse(c, "Hopper's backward kernel adds no bias");
+    if (c->a->modifier.graph)
+        return refuse(c, "Hopper's backward kernel takes no score modifier");
     if (c->key_heads != c->value_heads)
         return refuse(c, "Hopper's backward kernel wants as many heads of k as of v");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)

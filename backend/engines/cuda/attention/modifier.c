@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Score modifiers as text: a function that takes a score through the sub-graph's formulas, and functions that take its
+   gradient back, which come by reverse differentiation or are given in the sub-graph. */
+#include "engines/cuda/attention/attention.h"
+#include "engines/cuda/core/formula.h"
+
+#include <stdio.h>
+
+static const char SIGNATURE[] =
+    "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 "
+    "key, T score%s) {\n";
+
+bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor) {
+    for (int64_t i = 0; i < c->a->modifier.operands.count; i++)
+        if (c->a->modifier.operands.tensors[i] == tensor)
+            return true;
+    return false;
+}
+
+weftStatus_t attention_check_modifier(const struct cuda_attention *c) {
+    const struct graph *graph = c->a->modifier.graph;
+    for (int n = 0; graph && n < graph->node_count; n++)
+        TRY(formula_accepts(graph->nodes[n].op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Operands ---- */
+
+/* The modifier's value of operand i. */
+static int value_of_operand(const struct cuda_attention *c, int64_t i) {
+    return graph_find_uid(c->a->modifier.graph, c->a->modifier.operands.tensors[i]->uid);
+}
+
+/* The extents that an operand shares with the scores are those where it moves. */
+static bool moves_along(const struct cuda_attention *c, const struct tensor *operand, int dim) {
+    const int64_t scores[] = {c->batches, c->heads, c->queries, c->keys};
+    return operand->dims.count == 4 && (operand->dims.at[dim] != 1 || scores[dim] == 1);
+}
+
+static const char *const axes[] = {"batch", "head", "query", "key"};
+
+static void print_operand(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
+    const struct tensor *operand = c->a->modifier.operands.tensors[i];
+    char name[48];
+    snprintf(name, sizeof name, "modifier%d_t", value_of_operand(c, i));
+    print_type(print, name, (weftDataType_t)operand->type);
+    snprintf(name, sizeof name, "modifier%d", value_of_operand(c, i));
+    print_pointer(print, (weftDataType_t)operand->type, graph_find_value(c->graph, operand), 0, name);
+    for (int dim = 0; dim < 4; dim++) {
+        snprintf(name, sizeof name, "modifier%d_%s", value_of_operand(c, i), axes[dim]);
+        if (moves_along(c, operand, dim))
+            print_number(print, operand->dims.at[dim] == 1 ? 0 : operand->strides.at[dim], name);
+    }
+}
+
+/* "const f16 v3 = load_run<..>(..);" */
+static void print_load(struct text *code, const struct cuda_attention *c, int64_t i) {
+    int value = value_of_operand(c, i);
+    text_add(code, "    const modifier%d_t v%d = load_run<modifier%d_t, 1>(a.modifier%d + (0", value, value, value,
+             value);
+    for (int dim = 0; dim < 4; dim++)
+        if (moves_along(c, c->a->modifier.operands.tensors[i], dim))
+            text_add(code, " + a.modifier%d_%s * %s", value, axes[dim], axes[dim]);
+    text_add(code, ")).at[0];\n");
+}
+
+/* ---- Formulas ---- */
+
+static void print_node(struct text *code, const struct graph *graph, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    const struct tensor *out = pointwise_operands(op).out;
+    if (pointwise_find_mode(op->pw->mode)->form != FORM_INDEX)
+        formula_print_rounded(code, graph, node);
+    else
+        text_add(code, "    const i32 v%d = %s%s;\n", graph_find_value(graph, out),
+                 out->dims.at[op->pw->axis] == 1 ? "0 * " : "(i32)", axes[op->pw->axis]);
+}
+
+/* What `wanted` is made of, in order. */
+static void print_values(struct text *code, const struct cuda_attention *c, int wanted) {
+    const struct score_modifier *m = &c->a->modifier;
+    bool needed[SCORE_MODIFIER_VALUES_MAX];
+    score_modifier_mark_needed(m, wanted, needed);
+    if (needed[m->input])
+        text_add(code, "    const T v%d = score;\n", m->input);
+    if (m->gradient_input >= 0 && needed[m->gradient_input])
+        text_add(code, "    const T v%d = gradient;\n", m->gradient_input);
+    for (int64_t i = 0; i < m->operands.count; i++)
+        if (needed[value_of_operand(c, i)])
+            print_load(code, c, i);
+    for (int n = 0; n < m->graph->node_count; n++)
+        if (needed[graph_find_value(m->graph, pointwise_operands((void *)m->graph->nodes[n].op).out)])
+            print_node(code, m->graph, &m->graph->nodes[n]);
+}
+
+void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct score_modifier *m = &c->a->modifier;
+    print_constant(print, "HAS_MODIFIER", m->graph != NULL);
+    if (!m->graph)
+        return;
+    for (int64_t i = 0; i < m->operands.count; i++)
+        print_operand(print, c, i);
+    text_add(&print->code, "/* The score modifier. */\n");
+    text_add(&print->code, SIGNATURE, "modified", "");
+    print_values(&print->code, c, m->output);
+    text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
+}
+
+/* The gradient of `source` from that of the modified score. */
+static void print_derived(struct text *code, const struct cuda_attention *c, int source) {
+    const struct score_modifier *m = &c->a->modifier;
+    bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
+    score_modifier_mark_needed(m, m->output, needed);
+    score_modifier_mark_dependent(m, source, dependent);
+    if (!needed[source] || !dependent[m->output]) {
+        text_add(code, "    return T{};\n}\n\n");
+        return;
+    }
+    print_values(code, c, m->output);
+    for (int v = 0; v < m->graph->value_count; v++)
+        if (needed[v] && dependent[v])
+            text_add(code, "    T g%d = %s;\n", v, v == m->output ? "gradient" : "T{}");
+    for (int n = m->graph->node_count; n-- > 0;) {
+        int out = graph_find_value(m->graph, pointwise_operands((void *)m->graph->nodes[n].op).out);
+        if (needed[out] && dependent[out])
+            formula_print_gradient(code, m->graph, &m->graph->nodes[n], dependent);
+    }
+    text_add(code, "    return g%d;\n}\n\n", source);
+}
+
+void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct score_modifier *m = &c->a->modifier;
+    if (!m->graph)
+        return;
+    text_add(&print->code, "/* Its gradient. */\n");
+    text_add(&print->code, SIGNATURE, "modified_gradient", ", T gradient");
+    if (m->gradient_output < 0) {
+        print_derived(&print->code, c, m->input);
+        return;
+    }
+    print_values(&print->code, c, m->gradient_output);
+    text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
+}
+
+void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
+    text_add(&print->code, "/* The gradient of an operand of it. */\n");
+    text_add(&print->code, SIGNATURE, "operand_gradient", ", T gradient");
+    print_derived(&print->code, c, score_modifier_source(&c->a->modifier, i));
+}

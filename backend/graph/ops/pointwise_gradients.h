@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The derivatives of the pointwise modes, for gradients that are derived: GRADIENT(enumerator, of x, of b), formulas as
+   in pointwise_modes.h over x, b, t, the result y and its gradient dy; GRADIENT_BY(enumerator, backward enumerator) where
+   a backward mode says the same. Modes that are not here (comparisons, rounding, indices) have derivative 0; backward
+   modes have none. At a kink the gradient goes where the mode takes its result from. */
+
+GRADIENT(ADD, dy, dy)
+GRADIENT(SUB, dy, -dy)
+GRADIENT(MUL, dy *b, dy *x)
+GRADIENT(DIV, dy / b, -dy *y / b)
+GRADIENT(ADD_SQUARE, dy, dy *C(2) * b)
+GRADIENT(MAX, (x > b || x != x) ? dy : C(0), (x > b || x != x) ? C(0) : dy)
+GRADIENT(MIN, (x < b || x != x) ? dy : C(0), (x < b || x != x) ? C(0) : dy)
+GRADIENT(MOD, dy, dy *(y - x) / b)
+GRADIENT(FLOOR_MOD, dy, dy *(y - x) / b)
+GRADIENT(POW, b == C(0) ? C(0) : dy * b * pow(x, b - C(1)), y == C(0) ? C(0) : dy * y * log(x))
+GRADIENT(ATAN2, dy *b / (x * x + b * b), -dy *x / (x * x + b * b))
+GRADIENT(ABS, x > C(0) ? dy : x < C(0) ? -dy : C(0), C(0))
+GRADIENT(COS, -dy *sin(x), C(0))
+GRADIENT(SIN, dy *cos(x), C(0))
+GRADIENT(TAN, dy *(C(1) + y * y), C(0))
+GRADIENT(EXP, dy *y, C(0))
+GRADIENT(LOG, dy / x, C(0))
+GRADIENT(NEG, -dy, C(0))
+GRADIENT(SQRT, dy / (C(2) * y), C(0))
+GRADIENT(RSQRT, C(-0.5) * dy * y * y * y, C(0))
+GRADIENT(RECIPROCAL, -dy * y * y, C(0))
+GRADIENT(ERF, dy *C(1.1283791670955126) * exp(-x * x), C(0))
+GRADIENT(IDENTITY, dy, C(0))
+GRADIENT_BY(RELU_FWD, RELU_BWD)
+GRADIENT(TANH_FWD, dy *(C(1) - y * y), C(0))
+GRADIENT_BY(SIGMOID_FWD, SIGMOID_BWD)
+GRADIENT_BY(ELU_FWD, ELU_BWD)
+GRADIENT_BY(GELU_FWD, GELU_BWD)
+GRADIENT_BY(SOFTPLUS_FWD, SOFTPLUS_BWD)
+GRADIENT_BY(SWISH_FWD, SWISH_BWD)
+GRADIENT_BY(GELU_APPROX_TANH_FWD, GELU_APPROX_TANH_BWD)
+GRADIENT(BINARY_SELECT, t != C(0) ? dy : C(0), t != C(0) ? C(0) : dy)

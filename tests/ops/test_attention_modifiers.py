@@ -1,0 +1,346 @@
+"""Score modifiers of attention, forward and backward, against NumPy in float64: derivatives of every mode,
+operands of any broadcast and type and their gradients, indices, masks, given gradients, refusals."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+from attention_oracle import (
+    BOTTOM_RIGHT,
+    INF,
+    Case,
+    Modifier,
+    backward,
+    backward_inputs,
+    by_definition,
+    forward,
+    rounded_factors,
+    run_backward,
+    run_forward,
+)
+
+B, H, Q, K = 2, 4, 7, 9
+
+
+def logistic(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def window(g: Any, s: Any, _: Any) -> Any:
+    """Keys up to one ahead, in blocks of five."""
+    row, column = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
+    ahead = g.cmp_le(column, g.add(row, 1))
+    block = g.cmp_eq(g.floor(g.div(row, 5.0)), g.floor(g.div(column, 5.0)))
+    return g.binary_select(s, -INF, g.logical_and(ahead, block))
+
+
+def visible(i: Any, j: Any) -> Any:
+    return (j <= i + 1) & (i // 5 == j // 5)
+
+
+MODIFIERS = {
+    "soft cap": Modifier(
+        lambda g, s, _: g.mul(g.tanh(g.mul(s, 0.5)), 2.0),
+        lambda s, *_: 2 * np.tanh(s / 2),
+        lambda s, *_: 1 - np.tanh(s / 2) ** 2,
+    ),
+    "mask of indices": Modifier(
+        window,
+        lambda s, b, h, i, j: np.where(visible(i, j), s, -INF),
+        lambda s, b, h, i, j: np.where(visible(i, j), 1, 0),
+    ),
+    "batch and head": Modifier(
+        lambda g, s, _: g.sub(
+            g.mul(s, g.add(g.mul(g.gen_index(s, axis=0), 0.5), 1.0)), g.mul(g.gen_index(s, axis=1), 0.25)
+        ),
+        lambda s, b, h, i, j: s * (1 + b / 2) - h / 4,
+        lambda s, b, h, i, j: 1 + b / 2,
+    ),
+    "added": Modifier(
+        lambda g, s, t: g.add(s, t["bias_of_heads"]),
+        lambda s, *_, bias_of_heads: s + bias_of_heads,
+        lambda s, *_, bias_of_heads: 1,
+        {"bias_of_heads": (1, H, 1, K)},
+        slopes={"bias_of_heads": lambda s, *_, bias_of_heads: 1},
+    ),
+    "gates": Modifier(
+        lambda g, s, t: g.mul(g.mul(s, t["of_rows"]), g.sigmoid(g.add(s, t["of_all"]))),
+        lambda s, *_, of_rows, of_all: s * of_rows * logistic(s + of_all),
+        lambda s, *_, of_rows, of_all: of_rows * logistic(s + of_all) * (1 + s * logistic(-s - of_all)),
+        {"of_rows": (B, 1, Q, 1), "of_all": (B, H, Q, K)},
+        slopes={
+            "of_rows": lambda s, *_, of_rows, of_all: s * logistic(s + of_all),
+            "of_all": lambda s, *_, of_rows, of_all: (
+                s * of_rows * logistic(s + of_all) * logistic(-s - of_all)
+            ),
+        },
+    ),
+    "one number": Modifier(
+        lambda g, s, t: g.mul(s, t["number"]),
+        lambda s, *_, number: s * number,
+        lambda s, *_, number: number,
+        {"number": (1, 1, 1, 1)},
+        slopes={"number": lambda s, *_, number: s},
+    ),
+    "documents": Modifier(
+        lambda g, s, t: g.binary_select(s, -INF, g.cmp_eq(t["of_queries"], t["of_keys"])),
+        lambda s, *_, of_queries, of_keys: np.where(of_queries == of_keys, s, -INF),
+        lambda s, *_, of_queries, of_keys: np.where(of_queries == of_keys, 1, 0),
+        {"of_queries": (B, 1, Q, 1), "of_keys": (B, 1, 1, K)},
+        {"of_queries": "i8", "of_keys": "i8"},
+    ),
+    "a mask of bytes": Modifier(
+        lambda g, s, t: g.binary_select(s, -1000.0, t["mask"]),
+        lambda s, *_, mask: np.where(mask, s, -1000),
+        lambda s, *_, mask: np.where(mask, 1, 0),
+        {"mask": (1, H, Q, K)},
+        {"mask": "bool8"},
+    ),
+    "constant": Modifier(lambda g, s, _: g.sub(s, s), lambda s, *_: 0 * s, lambda s, *_: 0),
+    "identity": Modifier(lambda g, s, _: s, lambda s, *_: s, lambda s, *_: 1),
+}
+CASE = Case(heads=(H, 2, 2))
+CASES = {name: replace(CASE, modifier=modifier) for name, modifier in MODIFIERS.items()}
+CASES |= {
+    "beside everything": replace(
+        CASE,
+        modifier=MODIFIERS["gates"],
+        bias=(1, H, Q, K),
+        left=4,
+        right=1,
+        alignment=BOTTOM_RIGHT,
+        seq_len_q=[7, 4],
+        seq_len_kv=[9, 8],
+        alibi=True,
+        sink=True,
+    ),
+    "heads of k and v that differ": replace(CASE, heads=(H, 4, 1), modifier=MODIFIERS["soft cap"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward(name: str) -> None:
+    case = CASES[name]
+    inputs = case.inputs()
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_backward(name: str) -> None:
+    case = CASES[name]
+    operands = backward_inputs(case, case.inputs())
+    want = backward(case, operands, operands["dO"])
+    checks.check(run_backward(case), operands, list(want.values()), magnitude=200)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", ["soft cap", "gates", "mask of indices", "beside everything"])
+def test_types(name: str, dtype: str) -> None:
+    case = CASES[name]
+    inputs = case.inputs(dtype)
+    checks.check(run_forward(case), inputs, forward(case, inputs), out=["f32"] * 4, magnitude=20)
+    operands = backward_inputs(case, inputs, dtype)
+    want, lost = by_definition(case, operands)
+    checks.check(
+        run_backward(case),
+        operands,
+        want,
+        out=["f32"] * len(want),
+        rounded=rounded_factors(lost, dtype),
+        magnitude=200,
+    )
+
+
+# ---- Derivatives of the modes ------------------------------------------------------------------------------
+
+UNARY = {
+    "abs": np.abs,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "cos": np.cos,
+    "sin": np.sin,
+    "tan": lambda x: np.tan(x),
+    "exp": np.exp,
+    "log": np.log,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: x**-0.5,
+    "reciprocal": lambda x: 1 / x,
+    "erf": np.vectorize(math.erf),
+    "identity": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "sigmoid": logistic,
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "gelu": np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x * 0.5**0.5))),
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "swish": lambda x: x * logistic(x),
+    "gelu_approx_tanh": lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+BINARY = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "add_square": lambda x, b: x + b * b,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mod": np.fmod,
+    "floor_mod": np.mod,
+    "pow": np.power,
+    "atan2": np.arctan2,
+}
+
+
+def by_differences(function: Any, *at: Any, step: float = 1e-6) -> list[Any]:
+    """Derivatives by each argument."""
+    found = []
+    for i in range(len(at)):
+        above, below = ([*at[:i], at[i] + sign * step, *at[i + 1 :]] for sign in (1, -1))
+        found.append((function(*above) - function(*below)) / (2 * step))
+    return found
+
+
+def check_derivatives(modifier: Modifier) -> None:
+    case = replace(CASE, batch=B, modifier=modifier)
+    operands = backward_inputs(case, case.inputs())
+    want = backward(case, operands, operands["dO"])
+    checks.check(run_backward(case), operands, list(want.values()), magnitude=1e10, layouts=["packed"])
+
+
+@pytest.mark.parametrize("mode", UNARY)
+def test_derivative_of_a_mode(mode: str) -> None:
+    """Of |s| + 0.6, which every mode takes."""
+
+    def value(s: Any, *_: Any) -> Any:
+        return UNARY[mode](np.abs(s) + 0.6)
+
+    def build(g: Any, s: Any, _: Any) -> Any:
+        return getattr(g, mode)(g.add(g.abs(s), 0.6))
+
+    check_derivatives(Modifier(build, value, lambda s, *_: by_differences(value, s)[0]))
+
+
+@pytest.mark.parametrize("mode", BINARY)
+def test_derivatives_of_a_mode_of_two(mode: str) -> None:
+    def value(s: Any, t: Any) -> Any:
+        return BINARY[mode](np.abs(s) + 0.6, np.abs(t) + 0.3)
+
+    def build(g: Any, s: Any, t: Any) -> Any:
+        return getattr(g, mode)(g.add(g.abs(s), 0.6), g.add(g.abs(t["t"]), 0.3))
+
+    modifier = Modifier(
+        build,
+        lambda s, *_, t: value(s, t),
+        lambda s, *_, t: by_differences(value, s, t)[0],
+        {"t": (1, H, Q, 1)},
+        slopes={"t": lambda s, *_, t: by_differences(value, s, t)[1]},
+    )
+    check_derivatives(modifier)
+
+
+# ---- The method's own ways ---------------------------------------------------------------------------------
+
+
+def attention(
+    device: str = "cpu", q: Any = (1, 2, 4, 8), k: Any = (1, 2, 5, 8), dtype: str = "f32", **options: Any
+) -> weft.Graph:
+    g = weft.Graph(device=device, io_data_type=dtype)
+    o, _ = g.sdpa(g.tensor(q, name="q"), g.tensor(k, name="k"), g.tensor(k, name="v"), name="a", **options)
+    o.set_output(True)
+    return g
+
+
+def test_a_gradient_that_is_given() -> None:
+    """Twice what it should be, which a derived one would not."""
+    case = CASES["soft cap"]
+    operands = backward_inputs(case, case.inputs())
+    want = backward(case, operands, operands["dO"])
+    saved: dict[str, Any] = {}
+
+    def score_mod(g: Any, s: Any) -> Any:
+        saved["t"] = g.tanh(g.mul(s, 0.5))
+        return g.mul(saved["t"], 2.0)
+
+    def score_mod_bprop(g: Any, slope: Any) -> Any:
+        return g.mul(g.mul(slope, 2.0), g.sub(1.0, g.mul(saved["t"], saved["t"])))
+
+    def build(g: Any, **tensors: Any) -> Any:
+        scale = case.scale
+        return g.sdpa_backward(
+            **tensors, attn_scale=scale, score_mod=score_mod, score_mod_bprop=score_mod_bprop
+        )
+
+    doubled = [2 * want["dQ"], 2 * want["dK"], want["dV"]]
+    checks.check(build, operands, doubled, magnitude=200)
+
+
+def test_shapes_may_be_inferred_after_the_call() -> None:
+    """Queries that another operation makes have no shape when score_mod is called."""
+    g = weft.Graph(device="cpu", io_data_type="f32")
+    x, w = g.tensor([1, 2, 4, 3], name="x"), g.tensor([1, 1, 3, 8], name="w")
+    k = g.tensor([1, 2, 5, 8], name="k")
+    g.sdpa(g.matmul(x, w), k, k, score_mod=lambda g, s: g.mul(s, 0.5))
+    random = np.random.default_rng(1)
+    arrays = {t.name: np.float32(random.normal(size=t.dims)) for t in (x, w, k)}
+    found = g(**arrays)
+    s = 0.5 * np.einsum("bhid,bhjd->bhij", arrays["x"] @ arrays["w"], arrays["k"])
+    weights = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, weights @ arrays["k"], rtol=1e-5)
+
+
+def test_a_saved_plan_keeps_its_modifier() -> None:
+    g = attention(score_mod=lambda g, s: g.mul(g.tanh(s), 0.25))
+    g.build()
+    arrays = {
+        name: np.random.default_rng(2).normal(size=(1, 2, n, 8)).astype("f4")
+        for name, n in (("q", 4), ("k", 5), ("v", 5))
+    }
+    again = weft.Graph(device="cpu").deserialize(g.serialize())
+    np.testing.assert_array_equal(again(**arrays), g(**arrays))
+    assert g.key() != attention(score_mod=lambda g, s: g.mul(g.tanh(s), 0.5)).key()
+
+
+def test_a_graph_shows_what_the_modifier_reads() -> None:
+    g = weft.Graph(device="cpu", io_data_type="f32")
+    q, t = g.tensor([1, 2, 4, 8], name="q"), g.tensor([1, 2, 1, 4], name="relative")
+    g.sdpa(q, q, q, score_mod=lambda g, s: g.add(s, t))
+    assert "relative" in g.build().plot()
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "sentence"),
+    [
+        (lambda g, s: None, "score_mod returned None. Return the tensor that its last operation makes."),
+        (
+            lambda g, s: g.reduction(s, "ADD").set_dim([1, 2, 4, 1]),
+            "can be modified by pointwise operations alone",
+        ),
+        (lambda g, s: g.add(s, g.tensor([1, 2, 3, 5])), "do not broadcast"),
+        (lambda g, s: g.tensor([1, 2, 4, 5]), "graph has no operations"),
+        (
+            lambda g, s: (g.neg(s), g.tensor([1, 2, 4, 5]))[1],
+            "no operation of the sub-graph has a tensor of that uid",
+        ),
+    ],
+)
+def test_refusals(score_mod: Any, sentence: str) -> None:
+    with pytest.raises(weft.WeftError, match=re.escape(sentence)):
+        attention(score_mod=score_mod).build()
+
+
+def test_refusals_backward() -> None:
+    g = weft.Graph(device="cpu", io_data_type="f32")
+    q, stats = g.tensor([1, 2, 4, 8]), g.tensor([1, 2, 4, 1])
+    with pytest.raises(weft.WeftError, match=r"there is no score_mod\. Give the one of the forward pass"):
+        g.sdpa_backward(q, q, q, q, q, stats, score_mod_bprop=lambda g, s: s)
+    g.sdpa_backward(q, q, q, q, q, stats, score_mod=lambda g, s: g.relu_backward(s, s))
+    with pytest.raises(weft.WeftError, match="takes mode RELU_BWD, whose own derivative is not known"):
+        g.build()
