@@ -22,6 +22,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
 #include "attention/pages.cuh"
+#include "attention/scales.cuh"
 
 constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32, SHARES = KEY_GROUPS / HEADS;
 static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2 && KEY_GROUPS % HEADS == 0,
@@ -183,7 +184,8 @@ template <class P> struct bulk_loader {
         if constexpr (K_PAGE == V_PAGE)
             return K_PAGE ? key % (K_PAGE ? K_PAGE : 1) : key;
         else
-            return is_value ? (V_PAGE ? key % (V_PAGE ? V_PAGE : 1) : key) : (K_PAGE ? key % (K_PAGE ? K_PAGE : 1) : key);
+            return is_value ? (V_PAGE ? key % (V_PAGE ? V_PAGE : 1) : key)
+                            : (K_PAGE ? key % (K_PAGE ? K_PAGE : 1) : key);
     }
     DEVICE void load(slice &to, u64 *arrived, const span &keys, int first, int page) const {
         const int key = min(max(first + lane() % KEYS, keys.first), keys.last - 1);
@@ -343,8 +345,11 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
         commit_tiles();
     };
 
-    static_assert(HEADS == 1 || (IS_HELD && ROWS * (DEPTH + PAD) * sizeof(staged_t) <= sizeof(slice)), "queries leave their slice at once");
-    const auto queries_of = [&](int head) -> staged_t * { return HEADS > 1 ? shared.slices[head][STAGES - 1].k : shared.q; };
+    static_assert(HEADS == 1 || (IS_HELD && ROWS * (DEPTH + PAD) * sizeof(staged_t) <= sizeof(slice)),
+                  "queries leave their slice at once");
+    const auto queries_of = [&](int head) -> staged_t * {
+        return HEADS > 1 ? shared.slices[head][STAGES - 1].k : shared.q;
+    };
     if (from < until)
         for (int h = 0; h < HEADS; h++)
             load_queries(a, at, at.key_head + h, used, queries_of(h));

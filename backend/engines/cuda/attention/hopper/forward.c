@@ -58,6 +58,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel reads no pages");
     if (c->a->bias)
         return refuse(c, "Hopper's forward kernel adds no bias");
+    if (attention_is_scaled(c))
+        return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
     if (c->a->alibi)
         return refuse(c, "Hopper's forward kernel adds no ALiBi slopes");
     if (c->a->dropout_probability > 0 || attention_wants(c, op->rng_dump))
