@@ -231,8 +231,8 @@ def test_fp8(name: str, out: str) -> None:
     lost = 2 * roundings(case, true, False)[0]
     magnitude = 32 * float(np.abs(true["v"]).max()) + float(score_magnitudes(case, true).max())
     checks.check(
-        run_fp8(case), inputs, want, magnitude=magnitude,
-        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"], out=[out, "f32", "f32", "f32"],
+        run_fp8(case), inputs, want, magnitude=magnitude, out=[out, "f32", "f32", "f32"],
+        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"],
     )  # fmt: skip
 
 
