@@ -819,17 +819,20 @@ class attribute_name(IntEnum):
     OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC = 2821
     """TENSOR descriptor, optional: running sum of key counts, [B + 1, 1, 1, 1], instead of SEQ_LEN_KVDESC."""
     OPERATION_SDPA_FWD_DESCALE_QDESC = 2822
-    """TENSOR descriptor, optional: FLOAT scalar by which FP8 q is multiplied to give its true value."""
+    """TENSOR descriptor, optional: what q, of few bits, is multiplied by to give its true value: [1, 1, 1,
+    1], or one for each batch entry, each head, [B, Hq, 1, 1]."""
     OPERATION_SDPA_FWD_DESCALE_KDESC = 2823
-    """TENSOR descriptor, optional: FLOAT scalar by which FP8 k is multiplied to give its true value."""
+    """TENSOR descriptor, optional: what k is multiplied by to give its true value: [1, 1, 1, 1], or one for
+    each batch entry, head or key, [B, Hk, Skv, 1], each of them or 1; with pages [container, Hk, page size,
+    1]."""
     OPERATION_SDPA_FWD_DESCALE_VDESC = 2824
-    """TENSOR descriptor, optional: FLOAT scalar by which FP8 v is multiplied to give its true value."""
+    """TENSOR descriptor, optional: the same of v."""
     OPERATION_SDPA_FWD_DESCALE_SDESC = 2825
-    """TENSOR descriptor, optional: FLOAT scalar that undoes SCALE_SDESC after the second product."""
+    """TENSOR descriptor, optional: scalar that undoes SCALE_SDESC after the second product."""
     OPERATION_SDPA_FWD_SCALE_SDESC = 2826
-    """TENSOR descriptor, optional: FLOAT scalar applied to the softmax before it becomes FP8."""
+    """TENSOR descriptor, optional: scalar applied to the softmax before it may become FP8."""
     OPERATION_SDPA_FWD_SCALE_ODESC = 2827
-    """TENSOR descriptor, optional: FLOAT scalar applied to the result before it becomes FP8."""
+    """TENSOR descriptor, optional: scalar applied to the result before it becomes o."""
     OPERATION_SDPA_FWD_AMAX_SDESC = 2828
     """TENSOR descriptor, optional: output, one FLOAT, largest softmax value before SCALE_SDESC."""
     OPERATION_SDPA_FWD_AMAX_ODESC = 2829

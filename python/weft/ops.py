@@ -4172,6 +4172,14 @@ class Ops:
         paged_attention_k_table: Operand | None = None,
         paged_attention_v_table: Operand | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
+        descale_q: Operand | None = None,
+        descale_k: Operand | None = None,
+        descale_v: Operand | None = None,
+        descale_s: Operand | None = None,
+        scale_s: Operand | None = None,
+        scale_o: Operand | None = None,
+        amax_s: Operand | None = None,
+        amax_o: Operand | None = None,
         subgraph: Operand | None = None,
         subgraph_input_uid: int | None = None,
         subgraph_output_uid: int | None = None,
@@ -4215,6 +4223,16 @@ class Ops:
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
+                size, 1] or 1s; optional.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
+                size, 1] or 1s; optional.
+            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1]; optional.
+            scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1]; optional.
+            scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1]; optional.
+            amax_s: largest value of the softmax, before scale_s, [1, 1, 1, 1]; optional.
+            amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1]; optional.
             subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
                 masks; optional.
             subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
@@ -4259,6 +4277,14 @@ class Ops:
             "paged_attention_k_table": paged_attention_k_table,
             "paged_attention_v_table": paged_attention_v_table,
             "paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv,
+            "descale_q": descale_q,
+            "descale_k": descale_k,
+            "descale_v": descale_v,
+            "descale_s": descale_s,
+            "scale_s": scale_s,
+            "scale_o": scale_o,
+            "amax_s": amax_s,
+            "amax_o": amax_o,
             "subgraph": subgraph,
             "subgraph_input_uid": subgraph_input_uid,
             "subgraph_output_uid": subgraph_output_uid,

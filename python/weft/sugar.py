@@ -35,7 +35,7 @@ def computed_results(method: str, values: Mapping[str, Any], results: Sequence[s
 
 def is_statistic(result: str) -> bool:
     """Whether a result is a statistic or an index, whose type the library infers."""
-    return result in _STATISTICS or result.startswith(("saved_", "eq_"))
+    return result in _STATISTICS or result.startswith(("saved_", "eq_", "amax_"))
 
 
 def _refuse(operation: str, features: Mapping[str, Any]) -> None:
@@ -45,6 +45,13 @@ def _refuse(operation: str, features: Mapping[str, Any]) -> None:
             raise NotSupportedError(
                 f"{operation}: {name} is given, a feature of attention that does not exist yet. Leave it out."
             )
+
+
+def _check_padding(where: str, is_padded: bool, seq_len_q: Any, seq_len_kv: Any) -> None:
+    if is_padded and (seq_len_q is None or seq_len_kv is None):
+        raise BadParameterError(
+            f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
+        )
 
 
 def _slice_of(item: slice | int, where: str) -> slice:
@@ -311,6 +318,10 @@ class Sugar(Ops):
         score_sum_exp: Tensor | None = None,
         sink_token: Operand | None = None,
         unfuse_fma: bool = False,
+        *,
+        descale_q: Operand | None = None,
+        descale_k: Operand | None = None,
+        descale_v: Operand | None = None,
     ) -> tuple[Tensor, Tensor | Any]:
         """Scaled dot-product attention. Rows that see no key give 0, and -inf in the statistics.
 
@@ -353,6 +364,10 @@ class Sugar(Ops):
             score_sum_exp: a tensor that receives the sum of exp(score - max) of each row; optional.
             sink_token: a score per head that joins the sum but has no value, [1, Hq, 1, 1]; optional.
             unfuse_fma: scores are scaled, rounded and then shifted, instead of in one fused step.
+            descale_q: what q, of few bits, is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; with pages [container, Hk, page
+                size, 1] or 1s; optional.
+            descale_v: the same of v; optional.
         Returns:
             o: the result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
@@ -376,10 +391,7 @@ class Sugar(Ops):
         [0.    0.693]
         """
         where = label("sdpa", name)
-        if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
-            raise BadParameterError(
-                f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
-            )
+        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
@@ -392,10 +404,135 @@ class Sugar(Ops):
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
         values |= self._modified_scores(where, values, score_mod)
+        values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         with_stats = is_inference is False if generate_stats is None else generate_stats
         results = ("o", "stats") if with_stats else ("o",)
         made = self._operation("sdpa", "sdpa_fwd", values, results, compute_data_type, name)
         return made[0], made[1] if with_stats else None
+
+    def sdpa_fp8(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        descale_q: Operand,
+        descale_k: Operand,
+        descale_v: Operand,
+        descale_s: Operand,
+        scale_s: Operand,
+        scale_o: Operand,
+        is_inference: bool | None = None,
+        attn_scale: Operand | None = None,
+        bias: Operand | None = None,
+        use_alibi_mask: bool = False,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        sliding_window: int | None = None,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        dropout: tuple[Any, ...] | None = None,
+        rng_dump: Tensor | None = None,
+        paged_attention_k_table: Operand | None = None,
+        paged_attention_v_table: Operand | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        fn: Any = None,
+        generate_stats: bool | None = None,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
+        sink_token: Operand | None = None,
+    ) -> tuple[Tensor, Tensor | Any, Tensor, Tensor]:
+        """Scaled dot-product attention of FP8: sdpa with scales of operands, softmax and result, and the
+        largest numbers, from which the scales of the next call are made.
+
+            p = softmax(mask(attn_scale descale_q descale_k q k^T + bias))
+            o = scale_o descale_s descale_v (scale_s dropout(p)) v
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk]; Hk divides Hq.
+            v: values, [B, Hv, Skv, Dv]; Hv divides Hq.
+            descale_q: what q is multiplied by first, [1, 1, 1, 1], [B, Hq, 1, 1] or 1s.
+            descale_k: what k is multiplied by first, [1, 1, 1, 1], [B, Hk, Skv, 1] or 1s.
+            descale_v: the same of v.
+            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
+            scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1].
+            scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1].
+            is_inference: the opposite of generate_stats.
+            attn_scale: as in sdpa.
+            bias: as in sdpa; optional.
+            use_alibi_mask: as in sdpa.
+            use_padding_mask: as in sdpa.
+            seq_len_q: as in sdpa; optional.
+            seq_len_kv: as in sdpa; optional.
+            use_causal_mask: as in sdpa.
+            use_causal_mask_bottom_right: as in sdpa.
+            sliding_window: another name of left_bound.
+            diagonal_alignment: as in sdpa.
+            left_bound: keep col > row + shift - bound; optional.
+            right_bound: keep col <= row + shift + bound; optional.
+            dropout: as in sdpa; optional.
+            rng_dump: as in sdpa; optional.
+            paged_attention_k_table: as in sdpa; optional.
+            paged_attention_v_table: as in sdpa; optional.
+            paged_attention_max_seq_len_kv: as in sdpa.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            fn: a function that adds operations to the scores; does not exist yet.
+            generate_stats: whether to return the statistics for the backward pass.
+            score_max: as in sdpa; optional.
+            score_sum_exp: as in sdpa; optional.
+            sink_token: as in sdpa; optional.
+        Returns:
+            o: the result, [B, Hq, Sq, Dv].
+            stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
+            amax_s: the largest weight, before scale_s, [1, 1, 1, 1].
+            amax_o: the largest magnitude of the result, before scale_o, [1, 1, 1, 1].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
+                calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
+                runs it.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(io_data_type="f32")
+        >>> q, k = np.zeros((1, 1, 1, 4), "f4"), np.zeros((1, 1, 2, 4), "f4")  # both keys weigh 0.5
+        >>> v = np.float32([[[[1, 10], [3, 30]]]])
+        >>> one, two = (np.full((1, 1, 1, 1), x, "f4") for x in (1, 2))
+        >>> o, _, amax_s, amax_o = g.sdpa_fp8(q, k, v, one, one, two, one, one, one)
+        >>> for result in g(): print(result.ravel())
+        [ 4. 40.]
+        [0.5]
+        [40.]
+        """
+        where = label("sdpa_fp8", name)
+        _refuse(where, {"fn": fn})
+        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
+        values = self._attention_values(
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, sliding_window,
+            diagonal_alignment, left_bound, right_bound, dropout,
+        )  # fmt: skip
+        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None, "sink_token": sink_token}
+        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv, "rng_dump": rng_dump}
+        values |= {"score_max": score_max, "score_sum_exp": score_sum_exp}
+        values |= {"paged_attention_k_table": paged_attention_k_table}
+        values |= {"paged_attention_v_table": paged_attention_v_table}
+        values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
+        values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
+        values |= {"descale_s": descale_s, "scale_s": scale_s, "scale_o": scale_o}
+        with_stats = is_inference is False if generate_stats is None else generate_stats
+        results = ("o", "stats", "amax_s", "amax_o") if with_stats else ("o", "amax_s", "amax_o")
+        made = self._operation("sdpa_fp8", "sdpa_fwd", values, results, compute_data_type, name)
+        return made[0], made[1] if with_stats else None, made[-2], made[-1]
 
     def sdpa_backward(
         self,
@@ -497,10 +634,7 @@ class Sugar(Ops):
         """
         where = label("sdpa_backward", name)
         _refuse(where, {"rng_dump": rng_dump})
-        if use_padding_mask and (seq_len_q is None or seq_len_kv is None):
-            raise BadParameterError(
-                f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
-            )
+        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,

@@ -5,9 +5,9 @@
    that a write between or behind the elements is found. Prints a line per failed check; exits non-zero if there was
    one. An argument is the seed to start from. */
 #include "base/dtype.h"
+#include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
-#include "engines/cpu/core/fastmath.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/pointwise.h"

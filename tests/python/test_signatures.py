@@ -65,6 +65,11 @@ WHOLE = {
     "diagonal_band_left_bound diagonal_band_right_bound dropout rng_dump paged_attention_k_table "
     "paged_attention_v_table paged_attention_max_seq_len_kv compute_data_type name score_mod generate_stats "
     "implementation score_max score_sum_exp sink_token unfuse_fma",
+    "sdpa_fp8": "q k v descale_q descale_k descale_v descale_s scale_s scale_o is_inference attn_scale bias "
+    "use_alibi_mask use_padding_mask seq_len_q seq_len_kv use_causal_mask use_causal_mask_bottom_right "
+    "sliding_window diagonal_alignment left_bound right_bound dropout rng_dump paged_attention_k_table "
+    "paged_attention_v_table paged_attention_max_seq_len_kv compute_data_type name fn generate_stats "
+    "score_max score_sum_exp sink_token",
     "sdpa_backward": "q k v o dO stats attn_scale bias dBias use_alibi_mask use_padding_mask seq_len_q "
     "seq_len_kv max_total_seq_len_q max_total_seq_len_kv use_causal_mask use_causal_mask_bottom_right "
     "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout "

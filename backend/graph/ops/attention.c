@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd: o = dropout(softmax(mask(modify(scale q k^T) + bias + alibi), sink)) v, and sdpa_bwd, its gradients
+   Operands are multiplied by their descales first: numbers of few bits with their scales. The softmax is multiplied by
+   scale_s, may then become FP8, and by descale_s; o by scale_o.
    Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
    or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
    a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
@@ -99,22 +101,24 @@ static const struct row forward_rows[] = {
                "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of key counts; refused"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 q; refused"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_k, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 k; refused"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_v, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "descale_v",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of FP8 v; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
+               .shape = "[B, Hq, 1, 1] or 1s", .doc = "what q is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_k, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k",
+               .shape = "[B, Hk, Skv, 1] or 1s; of pages [container, Hk, page size, 1] or 1s",
+               .doc = "what k is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_v, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "descale_v",
+               .shape = "[B, Hv, Skv, 1] or 1s; of pages [container, Hv, page size, 1] or 1s",
+               .doc = "what v is multiplied by first"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_s, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "descale_s",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of the FP8 softmax; refused"),
+               .shape = "[1, 1, 1, 1]", .doc = "what the softmax, times scale_s, is multiplied by"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, scale_s, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "scale_s",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of the softmax before it becomes FP8; refused"),
+               .shape = "[1, 1, 1, 1]", .doc = "what the softmax is multiplied by before it may become FP8"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, scale_o, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "scale_o",
-               .shape = "[1, 1, 1, 1]", .doc = "factor of the result before it becomes FP8; refused"),
+               .shape = "[1, 1, 1, 1]", .doc = "what the result is multiplied by before it becomes o"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, amax_s, WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "amax_s",
-               .shape = "[1, 1, 1, 1]", .doc = "largest softmax value; refused"),
+               .shape = "[1, 1, 1, 1]", .doc = "largest value of the softmax, before scale_s"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, amax_o, WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "amax_o",
-               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the result; refused"),
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the result, before scale_o"),
 };
 
 static const struct row backward_rows[] = {
@@ -219,7 +223,9 @@ static const struct method forward_methods[] = {
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
      "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None "
-     "paged_attention_max_seq_len_kv=None subgraph=None subgraph_input_uid=None subgraph_output_uid=None",
+     "paged_attention_max_seq_len_kv=None descale_q=None descale_k=None descale_v=None descale_s=None scale_s=None "
+     "scale_o=None amax_s=None amax_o=None subgraph=None subgraph_input_uid=None "
+     "subgraph_output_uid=None",
      "o stats"},
     {0},
 };
@@ -247,14 +253,6 @@ static const struct {
     {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "Multiply attn_scale by it instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "Multiply attn_scale by it instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "Multiply o by it instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC, "Leave it out: the softmax stays in the compute type"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC, "Multiply o by it instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "Leave it out: the softmax stays in the compute type"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "Reduce o with AMAX instead"},
     {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
     {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
 };
@@ -371,6 +369,21 @@ static weftStatus_t check_dropout(const struct descriptor *op, const struct atte
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Scales of an operand, one number for all or one for each along its first `dims` dimensions; NULL passes. */
+static weftStatus_t check_scales(const struct descriptor *op, const char *key, const struct tensor *scales,
+                                 const struct tensor *operand, int dims) {
+    if (!scales)
+        return WEFT_STATUS_SUCCESS;
+    struct tensor most = {.dims = {4, {1, 1, 1, 1}}};
+    for (int i = 0; i < dims; i++)
+        most.dims.at[i] = operand->dims.at[i];
+    TRY(check_broadcasts(op, key, scales, &most));
+    if (dtype_is_integer((weftDataType_t)scales->type) || dtype_is_boolean((weftDataType_t)scales->type))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use a floating type.", descriptor_label(op), key,
+             dtype_of((weftDataType_t)scales->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Checks what forward and backward share; has_value: the scale was set as a number. */
 static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
     const int64_t *q = a->q->dims.at;
@@ -383,6 +396,9 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
              descriptor_label(op), dtype_of((weftDataType_t)a->bias->type)->name);
     TRY(check_integers(op, "seq_len_q", a->seq_len_q, (const int64_t[]){q[0], 1, 1, 1}));
     TRY(check_integers(op, "seq_len_kv", a->seq_len_kv, (const int64_t[]){q[0], 1, 1, 1}));
+    TRY(check_scales(op, "descale_q", a->descale_q, a->q, 2));
+    TRY(check_scales(op, "descale_k", a->descale_k, a->k, 3));
+    TRY(check_scales(op, "descale_v", a->descale_v, a->v, 3));
     TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
     TRY(check_scalar(op, "attn_scale", a->scale));
     if (a->scale && has_value)
@@ -409,6 +425,11 @@ static void infer_result(struct tensor *tensor, const struct attention *a, const
     tensor_infer_type(tensor, tensor_result_type(tensor, (weftDataType_t)like->type, (weftDataType_t)a->math));
 }
 
+static void infer_amax(struct tensor *tensor, const struct attention *a) {
+    tensor_infer_dims(tensor, 4, (const int64_t[]){1, 1, 1, 1});
+    tensor_infer_type(tensor, statistics_type(a));
+}
+
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
@@ -418,6 +439,8 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     infer_statistics(op->max, &op->a, 1);
     infer_statistics(op->sum_exp, &op->a, 1);
     infer_statistics(op->rng_dump, &op->a, attention_keys(&op->a));
+    infer_amax(op->amax_s, &op->a);
+    infer_amax(op->amax_o, &op->a);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -430,6 +453,11 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    TRY(check_scales(descriptor, "descale_s", op->descale_s, op->o, 0));
+    TRY(check_scales(descriptor, "scale_s", op->scale_s, op->o, 0));
+    TRY(check_scales(descriptor, "scale_o", op->scale_o, op->o, 0));
+    TRY(check_scalar(descriptor, "amax_s", op->amax_s));
+    TRY(check_scalar(descriptor, "amax_o", op->amax_o));
     return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
                       (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});
 }
@@ -606,11 +634,18 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
     return word >> 8 < philox_threshold(keeps) ? 1 / keeps : 0;
 }
 
-/* Copies one head of a [B, H, S, D] operand into rows of doubles. */
-static void load_head(double *to, const struct view *from, int64_t batch, int64_t head) {
+/* Copies one head of a [B, H, S, D] operand, times its scales, into rows of doubles. */
+static void load_scaled_head(double *to, const struct view *from, const struct view *scales, int64_t batch,
+                             int64_t head) {
     for (int64_t s = 0; s < from->dims[2]; s++)
-        for (int64_t d = 0; d < from->dims[3]; d++)
-            *to++ = view_load(from, (const int64_t[]){batch, head, s, d});
+        for (int64_t d = 0; d < from->dims[3]; d++) {
+            const int64_t index[] = {batch, head, s, d};
+            *to++ = view_load(from, index) * view_load_or(scales, index, 1);
+        }
+}
+
+static void load_head(double *to, const struct view *from, int64_t batch, int64_t head) {
+    load_scaled_head(to, from, &(struct view){0}, batch, head);
 }
 
 /* Points the index of a key, or a value, into the page that a table names. */
@@ -621,16 +656,27 @@ static void find_page(int64_t *index, const struct view *container, const struct
     index[2] = key % size;
 }
 
-/* The keys, or values, in use of a head into rows of doubles. */
-static void load_keys(double *to, const struct view *from, const struct view *table, const struct head *head,
-                      int64_t heads) {
+/* Keys or values: memory, what that is multiplied by, and the table of its pages. */
+struct keys_view {
+    struct view memory, scales, table;
+};
+
+static struct keys_view keys_of(const struct bindings *bindings, const struct tensor *keys, const struct tensor *scales,
+                                const struct tensor *table) {
+    return (struct keys_view){view_of(bindings, keys), view_of(bindings, scales), view_of(bindings, table)};
+}
+
+/* Those in use of a head into rows of doubles. */
+static void load_keys(double *to, const struct keys_view *keys, const struct head *head, int64_t heads) {
+    const struct view *from = &keys->memory;
     int64_t shared = attention_shared_head(head->index, heads, from->dims[1]);
     for (int64_t key = 0; key < head->columns_used; key++) {
         int64_t index[] = {head->batch, shared, key, 0};
-        if (table->data)
-            find_page(index, from, table);
+        if (keys->table.data)
+            find_page(index, from, &keys->table);
+        double scale = view_load_or(&keys->scales, index, 1);
         for (index[3] = 0; index[3] < from->dims[3]; index[3]++)
-            *to++ = view_load(from, index);
+            *to++ = view_load(from, index) * scale;
     }
 }
 
@@ -697,39 +743,79 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
     }
 }
 
+/* Everything that the forward pass reads and writes. */
+struct forward_views {
+    struct keys_view k, v;
+    struct view q, descale_q, o, stats, max, sum_exp, dump;
+    double weight_scale, scale_o; /* weight_scale: of the softmax, there and back */
+    double amax_s, amax_o;
+};
+
+static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const struct bindings *bindings) {
+    return (struct forward_views){
+        .k = keys_of(bindings, op->a.k, op->a.descale_k, op->a.k_table),
+        .v = keys_of(bindings, op->a.v, op->a.descale_v, op->a.v_table),
+        .q = view_of(bindings, op->a.q),
+        .descale_q = view_of(bindings, op->a.descale_q),
+        .o = view_of(bindings, op->o),
+        .stats = view_of(bindings, op->stats),
+        .max = view_of(bindings, op->max),
+        .sum_exp = view_of(bindings, op->sum_exp),
+        .dump = view_of(bindings, op->rng_dump),
+        .weight_scale = view_scalar(bindings, op->scale_s, 1) * view_scalar(bindings, op->descale_s, 1),
+        .scale_o = view_scalar(bindings, op->scale_o, 1),
+    };
+}
+
+/* One row of o, from its weights. */
+static void add_values(const struct run *run, const struct head *head, struct forward_views *views,
+                       const struct forward_scratch *scratch, int64_t row, double sum) {
+    double *o = scratch->o + row * run->value_depth;
+    for (int64_t j = 0; j < run->columns; j++) {
+        double weight = scratch->weights[j] == 0 ? 0 : scratch->weights[j] / sum * kept(run, head, row, j);
+        views->amax_s = weight > views->amax_s ? weight : views->amax_s;
+        for (int64_t d = 0; d < run->value_depth && weight != 0; d++)
+            o[d] += weight * views->weight_scale * scratch->v[j * run->value_depth + d];
+        if (views->dump.data)
+            view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, kept(run, head, row, j) != 0);
+    }
+    for (int64_t d = 0; d < run->value_depth; d++) {
+        views->amax_o = fabs(o[d]) > views->amax_o ? fabs(o[d]) : views->amax_o;
+        o[d] *= views->scale_o;
+    }
+}
+
+static void forward_head(const struct run *run, const struct head *head, struct forward_views *views,
+                         const struct forward_scratch *scratch) {
+    load_scaled_head(scratch->q, &views->q, &views->descale_q, head->batch, head->index);
+    load_keys(scratch->k, &views->k, head, run->heads);
+    load_keys(scratch->v, &views->v, head, run->heads);
+    clear(scratch->o, run->rows * run->value_depth);
+    for (int64_t i = 0; i < run->rows; i++) {
+        double row_max, row_sum;
+        const int64_t index[] = {head->batch, head->index, i, 0};
+        weigh_row(run, head, scratch, i, &row_max, &row_sum);
+        view_store_if(&views->max, index, row_max);
+        view_store_if(&views->sum_exp, index, row_sum);
+        view_store_if(&views->stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
+        add_values(run, head, views, scratch, i, row_sum);
+    }
+    store_head(&views->o, head->batch, head->index, scratch->o);
+}
+
 static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);
+    struct forward_views views = forward_views_of(op, bindings);
     struct forward_scratch scratch;
     lay_out_forward(op, bindings->scratch, &scratch);
-    struct view q = view_of(bindings, op->a.q), k = view_of(bindings, op->a.k), v = view_of(bindings, op->a.v);
-    struct view k_table = view_of(bindings, op->a.k_table), v_table = view_of(bindings, op->a.v_table);
-    struct view o = view_of(bindings, op->o), stats = view_of(bindings, op->stats), max = view_of(bindings, op->max);
-    struct view sum_exp = view_of(bindings, op->sum_exp), dump = view_of(bindings, op->rng_dump);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
-        load_head(scratch.q, &q, head.batch, head.index);
-        load_keys(scratch.k, &k, &k_table, &head, run.heads);
-        load_keys(scratch.v, &v, &v_table, &head, run.heads);
-        clear(scratch.o, run.rows * run.value_depth);
-        for (int64_t i = 0; i < run.rows; i++) {
-            double row_max, row_sum;
-            int64_t index[] = {head.batch, head.index, i, 0};
-            weigh_row(&run, &head, &scratch, i, &row_max, &row_sum);
-            view_store_if(&max, index, row_max);
-            view_store_if(&sum_exp, index, row_sum);
-            view_store_if(&stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
-            for (int64_t j = 0; j < run.columns; j++) {
-                double weight = scratch.weights[j] == 0 ? 0 : scratch.weights[j] / row_sum * kept(&run, &head, i, j);
-                for (int64_t d = 0; d < run.value_depth && weight != 0; d++)
-                    scratch.o[i * run.value_depth + d] += weight * scratch.v[j * run.value_depth + d];
-                index[3] = j;
-                if (dump.data)
-                    view_store(&dump, index, kept(&run, &head, i, j) != 0);
-            }
-        }
-        store_head(&o, head.batch, head.index, scratch.o);
+        forward_head(&run, &head, &views, &scratch);
     }
+    struct view amax_s = view_of(bindings, op->amax_s), amax_o = view_of(bindings, op->amax_o);
+    view_store_if(&amax_s, (const int64_t[]){0, 0, 0, 0}, views.amax_s);
+    view_store_if(&amax_o, (const int64_t[]){0, 0, 0, 0}, views.amax_o);
 }
 
 static double score_count(const struct attention *a) {

@@ -11,6 +11,8 @@ struct attention {
     struct tensor *q, *k, *v;              /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
     struct tensor *k_table, *v_table;      /* [B, 1, pages, 1]: k, or v, is [container, H, page size, D] */
     int64_t most_keys;                     /* Skv where tables say it; 0: all that they reach */
+    struct tensor *descale_q;              /* [B, Hq, 1, 1] or 1s */
+    struct tensor *descale_k, *descale_v;  /* [B, H, Skv, 1] or 1s, of pages [container, H, page size, 1] or 1s */
     struct tensor *scale;                  /* instead of scale_value */
     struct tensor *bias;                   /* added, or a boolean mask: true keeps */
     struct tensor *seq_len_q, *seq_len_kv; /* [B, 1, 1, 1] */
@@ -30,10 +32,10 @@ struct sdpa_fwd_op {
     struct descriptor base;
     struct attention a;
     struct tensor *o, *stats, *max, *sum_exp, *rng_dump;
+    struct tensor *descale_s, *scale_s, *scale_o, *amax_s, *amax_o; /* [1, 1, 1, 1] */
     bool unfuse_fma;
     /* Refused when set. */
     struct tensor *block_mask;
-    struct tensor *descale_q, *descale_k, *descale_v, *descale_s, *scale_s, *scale_o, *amax_s, *amax_o;
     struct descriptor *softmax;
 };
 

@@ -35,6 +35,26 @@ int attention_most_columns(const struct cuda_attention *c, int parts) {
     return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
 }
 
+int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
+    const struct tensor *scales = c->a->descale_q;
+    if (!scales)
+        return ATTENTION_SCALES_NONE;
+    return is_packed && scales->dims.at[1] > 1 ? ATTENTION_SCALES_ROWS : ATTENTION_SCALES_HEAD;
+}
+
+int attention_key_scales(const struct tensor *scales, const struct tensor *table) {
+    if (!scales)
+        return ATTENTION_SCALES_NONE;
+    bool is_of_head = scales->dims.at[2] == 1 && (!table || scales->dims.at[0] == 1);
+    return is_of_head ? ATTENTION_SCALES_HEAD : ATTENTION_SCALES_ROWS;
+}
+
+bool attention_is_scaled(const struct cuda_attention *c) {
+    const struct sdpa_fwd_op *op = c->forward;
+    return c->a->descale_q || c->a->descale_k || c->a->descale_v ||
+           (op && (op->descale_s || op->scale_s || op->scale_o || op->amax_s || op->amax_o));
+}
+
 struct attention_depth attention_depth_of(int64_t depth, int most) {
     struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
     found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);
@@ -75,7 +95,18 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
     return WEFT_STATUS_SUCCESS;
 }
 
-static bool is_fp8(int32_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+/* Numbers of 8 bits, which f16 and bf16 hold exactly. */
+static bool is_eight(int32_t type) {
+    return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_INT8 ||
+           type == WEFT_DATA_UINT8;
+}
+
+/* Rows that are multiplied by scales of their own as they are loaded may leave the range of f16. */
+static bool has_row_scales(const struct attention *a) {
+    return (a->descale_q && a->descale_q->dims.at[1] > 1) ||
+           attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_ROWS ||
+           attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS;
+}
 
 static bool is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
@@ -101,16 +132,30 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
         int32_t type = factors[i]->type;
         halves += type == WEFT_DATA_HALF;
         bfloats += type == WEFT_DATA_BFLOAT16;
-        eights += is_fp8(type);
+        eights += is_eight(type);
         wide |= is_wide(type);
     }
     if (wide)
         return &fma_double;
     /* Gradients of fp8 operands may be larger than f16 holds. */
-    bool prefers_bf16 = bfloats || (c->backward && !halves && c->has_k16);
+    bool prefers_bf16 = bfloats || (!halves && c->has_k16 && (c->backward || has_row_scales(c->a)));
     if (halves + bfloats + eights < count || (halves && bfloats) || (prefers_bf16 && !c->has_k16))
         return &fma_float;
     return prefers_bf16 ? &mma_bf16 : &mma_f16;
+}
+
+/* Largest numbers are of FLOAT; the largest weight is known before dropout alone. */
+static weftStatus_t check_amax(const struct cuda_attention *c) {
+    const struct tensor *outputs[] = {c->forward ? c->forward->amax_s : NULL, c->forward ? c->forward->amax_o : NULL};
+    for (int i = 0; i < 2; i++)
+        if (outputs[i] && outputs[i]->type != WEFT_DATA_FLOAT)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s. Kernels make FLOAT.",
+                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&outputs[i]->base),
+                 dtype_of((weftDataType_t)outputs[i]->type)->name);
+    if (outputs[0] && c->a->dropout_probability > 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_s of a softmax with dropout; the reference family takes it.",
+             descriptor_label(region_node(c->region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
@@ -128,6 +173,7 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
         TRY(check_operand(node->op, tensor, tensor == c->a->bias || attention_modifies_with(c, tensor)));
     }
     TRY(attention_check_modifier(c));
+    TRY(check_amax(c));
     c->has_k16 = c->has_async = device->cuda.major >= 8;
     c->arithmetic = choose_arithmetic(c);
     c->batches = c->a->q->dims.at[0];

@@ -44,6 +44,12 @@ bool attention_is_rich(const struct cuda_attention *c, int parts);
 
 /* Of all scores, those in tiles that a block looks at: bounds hide the others. */
 double attention_seen_share(const struct cuda_attention *c);
+/* How many scales an operand has, as the kernels' text counts them. */
+enum { ATTENTION_SCALES_NONE, ATTENTION_SCALES_HEAD, ATTENTION_SCALES_ROWS };
+int attention_query_scales(const struct cuda_attention *c, bool is_packed);
+int attention_key_scales(const struct tensor *scales, const struct tensor *table);
+/* Whether an operand or a result is multiplied by a scale, or a largest number is wanted. */
+bool attention_is_scaled(const struct cuda_attention *c);
 
 /* How many columns of results a block can sum in registers. */
 int attention_most_columns(const struct cuda_attention *c, int parts);
@@ -102,6 +108,10 @@ void attention_print_operand_gradient(struct kernel_print *print, const struct c
 
 /* ---- forward.c, backward.c, decode.c ---- */
 
+/* Scales of operands and results, and where the largest numbers go. is_packed: rows of a tile are of several heads. */
+void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed);
+/* Where somebody wants largest numbers: the kernel that clears them. */
+weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena);
 /* What ends a row of the forward pass. */
 void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c);
 /* Where splits of the keys leave their partial sums; gives the bytes of workspace. */

@@ -9,9 +9,11 @@ enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RU
 
 /* CTAs for rows of 16 row_warps; the first that fits the rows and the device is taken. */
 static const struct decode_tile {
-    int row_warps, key_groups, keys, stages;
-} tiles[] = {{1, 4, 16, 3}, {1, 8, 16, 3}, {1, 4, 16, 2}, {1, 2, 16, 3}, {1, 2, 16, 2},
-             {2, 2, 16, 3}, {2, 2, 16, 2}, {4, 2, 16, 5}, {4, 1, 16, 4}, {4, 1, 16, 2}};
+    int row_warps, key_groups, keys, stages, heads;
+} tiles[] = {{1, 4, 16, 3, 1}, {1, 8, 16, 3, 1}, {1, 4, 16, 2, 1}, {1, 2, 16, 3, 1}, {1, 2, 16, 2, 1},
+             {2, 2, 16, 3, 1}, {2, 2, 16, 2, 1}, {4, 2, 16, 5, 1}, {4, 1, 16, 4, 1}, {4, 1, 16, 2, 1},
+             {1, 1, 16, 3, 1}, {1, 1, 16, 4, 1}, {1, 2, 16, 4, 1}, {1, 4, 16, 3, 4}, {1, 8, 16, 3, 8},
+             {1, 8, 16, 2, 8}, {1, 4, 16, 2, 4}, {1, 2, 16, 3, 2}, {1, 8, 16, 3, 4}};
 enum { TILE_COUNT = sizeof tiles / sizeof *tiles };
 
 /* The part of the memory's nominal rate that reading keys and values reaches, products of tensor cores per clock and the
@@ -27,7 +29,7 @@ struct decode {
     int64_t group, rows, row_tiles; /* group: query heads for a key head */
     int64_t ctas;                   /* that run at once on a multiprocessor */
     int64_t splits, split_slices;
-    int parts;
+    int parts, loader;
 };
 
 static int tile_rows(const struct decode_tile *t) { return 16 * t->row_warps; }
@@ -37,17 +39,18 @@ static int tile_warps(const struct decode_tile *t) { return t->row_warps * t->ke
 
 static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
-    int64_t rings = (int64_t)t->key_groups * t->stages * t->keys * (depth + values) * 2 + rows * depth * 2;
+    int64_t rings =
+        (int64_t)t->key_groups * t->stages * t->keys * (depth + values) * 2 + (t->heads > 1 ? 16 : rows * depth * 2);
     int64_t sums = t->key_groups * rows * (values + 2) * 4;
-    return max64(rings, sums) + (int64_t)t->key_groups * t->stages * t->keys * 4;
+    return round_up(max64(rings, sums) + (int64_t)t->key_groups * t->stages * (t->keys * 4 + 8), 16);
 }
 
 /* Rows of half a tile or less are another tile's. */
 static bool tile_fits(struct decode *d, const struct decode_tile *t) {
     int64_t rows = tile_rows(t), wanted = d->rows < ROWS_MOST ? d->rows : ROWS_MOST;
     d->shared_bytes = shared_bytes(d, t);
-    return rows >= wanted && (rows == 16 || rows / 2 < wanted) &&
-           d->shared_bytes <= d->c->device->cuda.shared_per_block;
+    return rows >= wanted && (rows == 16 || rows / 2 < wanted) && d->c->key_heads % t->heads == 0 &&
+           (t->heads == 1 || d->depth.padded <= 128) && d->shared_bytes <= d->c->device->cuda.shared_per_block;
 }
 
 static bool choose_tile(struct decode *d, int64_t asked) {
@@ -82,18 +85,20 @@ static int64_t most_slices(const struct decode *d) {
 static void choose_splits(struct decode *d, int64_t asked) {
     enum { START_SLICES = 6, MERGE_SLICES = 4 };
     const struct cuda_attention *c = d->c;
-    int64_t slots = d->ctas * c->device->cuda.multiprocessors, units = c->batches * c->key_heads * d->row_tiles;
+    int64_t slots = d->ctas * c->device->cuda.multiprocessors,
+            units = c->batches * c->key_heads / d->tile->heads * d->row_tiles;
     int64_t slices = max64(most_slices(d), 1), best = INT64_MAX;
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
         int64_t each = divide_up(slices, splits);
-        int64_t cost = divide_up(units * splits, slots) * (divide_up(each, d->tile->key_groups) + START_SLICES) +
-                       (splits > 1 ? MERGE_SLICES + splits / 8 : 0);
+        int64_t cost =
+            divide_up(units * splits, slots) * (divide_up(each, d->tile->key_groups / d->tile->heads) + START_SLICES) +
+            (splits > 1 ? MERGE_SLICES + splits / 8 : 0);
         if (cost < best) {
             best = cost;
             d->split_slices = each;
             d->splits = divide_up(slices, each);
         }
-        if (asked > 0 || each <= d->tile->key_groups)
+        if (asked > 0 || each <= d->tile->key_groups / d->tile->heads)
             break;
     }
 }
@@ -112,6 +117,9 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
     if (!choose_tile(d, knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE)))
         return refuse(c, "the smallest tile of few queries takes more shared memory than there is");
     d->row_tiles = divide_up(d->rows, tile_rows(d->tile));
+    d->loader = (int)knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE);
+    if (c->device->cuda.major < 9 && d->loader < 3)
+        d->loader = 0;
     d->ctas = resident_ctas(d);
     choose_splits(d, knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K));
     return WEFT_STATUS_SUCCESS;
@@ -137,6 +145,8 @@ static weftStatus_t check_decode(const struct cuda_attention *c) {
         return refuse(c, "there are more than 64 queries");
     if (!c->has_async || !c->arithmetic->is_mma)
         return refuse(c, "decoding multiplies f16 or bf16 on compute capability 8.0 or newer");
+    if (attention_is_scaled(c))
+        return refuse(c, "decoding multiplies by no scales of operands");
     if (c->a->dropout_probability > 0 || attention_wants(c, c->forward->rng_dump))
         return refuse(c, "decoding drops no weights");
     if (c->key_heads != c->value_heads)
@@ -183,6 +193,8 @@ static void print_tile(struct kernel_print *print, const struct decode *d) {
     print_constant(print, "KEY_GROUPS", d->tile->key_groups);
     print_constant(print, "KEYS", d->tile->keys);
     print_constant(print, "STAGES", d->tile->stages);
+    print_constant(print, "HEADS", d->tile->heads);
+    print_constant(print, "LOADER", d->loader);
     print_constant(print, "DEPTH", d->depth.padded);
     print_constant(print, "VALUES", d->value_depth.padded);
     print_constant(print, "PARTS", d->parts);
@@ -207,6 +219,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
     attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
     attention_print_ends(&print, c);
+    attention_print_scales(&print, c, true);
     print_number(&print, c->key_heads, "key_heads");
     print_number(&print, d->group, "group");
     print_number(&print, d->rows, "rows");
@@ -216,7 +229,8 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     TRY(kernel_finish(&print, kernel, "attention/decode.cuh", "attention_decode", arena));
     kernel->shared_bytes = (uint32_t)d->shared_bytes;
     kernel->is_dependent = c->device->cuda.major >= 9;
-    return attention_grid(kernel, c, c->batches * c->key_heads * d->row_tiles * d->splits, tile_warps(d->tile));
+    return attention_grid(kernel, c, c->batches * c->key_heads / d->tile->heads * d->row_tiles * d->splits,
+                          tile_warps(d->tile));
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -240,6 +254,9 @@ static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILE_COUNT, 1, 0,
      "warps over rows x groups over keys x slices in flight: 1 1x4x3, 2 1x8x3, 3 1x4x2, 4 1x2x3, 5 1x2x2, 6 2x2x3, "
      "7 2x2x2, 8 4x2x5, 9 4x1x4, 10 4x1x2; 0 chooses"},
+    {WEFT_KNOB_TYPE_INPUT_TMA_ENABLE, 0, 3, 1, 0,
+     "how keys and values are loaded: 0 cp.async, 1 the copy engine, 2 the same, evicted first, 3 cp.async of 256 "
+     "bytes"},
     {WEFT_KNOB_TYPE_SPLIT_K, 0, SPLITS_MAX, 1, 0, "parts that the keys are split into; 0 chooses"},
     {0},
 };

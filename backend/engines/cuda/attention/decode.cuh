@@ -16,14 +16,16 @@ constexpr bool OWN_IS_KEY = false;
 #include "core/dependent_launch.cuh"
 #include "core/mma.cuh"
 #include "core/philox.cuh"
+#include "core/ptx_sm90.cuh"
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
 #include "attention/pages.cuh"
+#include "attention/scales.cuh"
 
-constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32;
-static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2,
+constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32, SHARES = KEY_GROUPS / HEADS;
+static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2 && KEY_GROUPS % HEADS == 0,
               "products go by 16 keys, and one slice is loaded while another is used");
 
 struct alignas(16) slice {
@@ -38,11 +40,12 @@ struct alignas(16) memory {
     union {
         struct {
             slice slices[KEY_GROUPS][STAGES];
-            staged_t q[ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]
+            staged_t q[HEADS > 1 ? 8 : ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]; of several heads: in the last stages
         };
         partial_sums sums[KEY_GROUPS];
     };
     int spoiled[KEY_GROUPS][STAGES][KEYS];
+    u64 arrived[KEY_GROUPS][STAGES];
 };
 static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
 
@@ -52,8 +55,8 @@ using value_carrier = carrier<KEYS, VALUES, V_RUN, v_t, GROUP>;
 /* ---- Where a CTA is ---- */
 
 struct position {
-    i64 batch, key_head;
-    int first; /* row */
+    i64 batch, key_head; /* the first of HEADS */
+    int first;           /* row */
     int split;
 };
 
@@ -62,7 +65,7 @@ template <class P> DEVICE position locate(const P &a) {
     i64 unit = blockIdx.x;
     position at;
     at.first = (int)(unit % a.tiles) * ROWS, unit /= a.tiles;
-    at.key_head = unit % a.key_heads, unit /= a.key_heads;
+    at.key_head = unit % (a.key_heads / HEADS) * HEADS, unit /= a.key_heads / HEADS;
     at.split = (int)(unit % a.splits), at.batch = unit / a.splits;
     return at;
 }
@@ -72,21 +75,29 @@ struct row_place {
     i64 head;
     int query;
 };
-template <class P> DEVICE row_place row_of(const P &a, const position &at, int row) {
+template <class P> DEVICE row_place row_of(const P &a, i64 key_head, int row) {
     const int queries = (int)a.queries;
-    return row_place{at.key_head * a.group + row / queries, row % queries};
+    return row_place{key_head * a.group + row / queries, row % queries};
 }
 
 /* ---- Loading ---- */
 
-template <class P> DEVICE void load_queries(const P &a, const position &at, const lengths &used, staged_t *to) {
+template <class P>
+DEVICE void load_queries(const P &a, const position &at, i64 key_head, const lengths &used, staged_t *to) {
     query_carrier::bring(to, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t * {
         if (at.first + i >= a.rows)
             return nullptr;
-        const row_place row = row_of(a, at, at.first + i);
+        const row_place row = row_of(a, key_head, at.first + i);
         return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row
                                         : nullptr;
     });
+}
+
+DEVICE void copy_row(void *to, const void *from, bool take) {
+    if constexpr (LOADER == 3)
+        copy_async_once(to, from, take);
+    else
+        copy_async<16>(to, from, take);
 }
 
 /* KEYS rows of WIDTH elements by a group, 16 bytes a thread, as many rows at once as fit. A thread keeps its place in a
@@ -124,7 +135,7 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
                 place = from + __shfl_sync(0xffffffffu, pages, page_lane + at % KEYS) * page_step +
                         (first + at) % PAGE * step;
             if ((KEYS % ROWS_AT_ONCE == 0 && GROUP % ACROSS == 0) || (at < KEYS && row < ROWS_AT_ONCE))
-                copy_async<16>(to + at * PITCH + column, place, takes_part && keys.has(first + at));
+                copy_row(to + at * PITCH + column, place, takes_part && keys.has(first + at));
         }
     }
 };
@@ -148,6 +159,54 @@ template <class P> struct slice_pages {
     }
 };
 
+/* The copy engine brings rows whole, one a lane: those of keys, then those of values. Rows that `keys` has not are copies of
+   the nearest. */
+template <class P> struct bulk_loader {
+    static_assert(KEYS == 16, "a lane for each row");
+    const char *from;
+    i64 step, page_step; /* bytes */
+    u32 bytes, all_bytes;
+    bool is_value;
+    u64 policy;
+
+    DEVICE bulk_loader(const P &a, i64 batch, i64 key_head) {
+        is_value = lane() >= KEYS;
+        from = is_value ? (const char *)(a.v + (V_PAGE ? 0 : batch * a.v_batch) + key_head * a.v_head)
+                        : (const char *)(a.k + (K_PAGE ? 0 : batch * a.k_batch) + key_head * a.k_head);
+        step = is_value ? a.v_row * (i64)sizeof(v_t) : a.k_row * (i64)sizeof(k_t);
+        page_step = is_value ? a.v_batch * (i64)sizeof(v_t) : a.k_batch * (i64)sizeof(k_t);
+        bytes = is_value ? (u32)a.value_depth * sizeof(v_t) : (u32)a.depth * sizeof(k_t);
+        all_bytes = KEYS * ((u32)a.value_depth * sizeof(v_t) + (u32)a.depth * sizeof(k_t));
+        if constexpr (LOADER == 2)
+            asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    }
+    DEVICE i64 row_in_page(int key) const {
+        if constexpr (K_PAGE == V_PAGE)
+            return K_PAGE ? key % (K_PAGE ? K_PAGE : 1) : key;
+        else
+            return is_value ? (V_PAGE ? key % (V_PAGE ? V_PAGE : 1) : key)
+                            : (K_PAGE ? key % (K_PAGE ? K_PAGE : 1) : key);
+    }
+    DEVICE void load(slice &to, u64 *arrived, const span &keys, int first, int page) const {
+        const int key = min(max(first + lane() % KEYS, keys.first), keys.last - 1);
+        const char *place = from + row_in_page(key) * step;
+        if constexpr (K_PAGE || V_PAGE)
+            place += page * page_step;
+        if (lane() == 0)
+            arrive_expecting(shared_address(arrived), all_bytes);
+        const u32 dst = is_value ? shared_address(to.v + lane() % KEYS * (VALUES + PAD))
+                                 : shared_address(to.k + lane() % KEYS * (DEPTH + PAD));
+        if constexpr (LOADER == 2)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+                         "%2, [%3], %4;" ::"r"(dst),
+                         "l"(place), "r"(bytes), "r"(shared_address(arrived)), "l"(policy)
+                         : "memory");
+        else
+            load_bytes(dst, place, bytes, shared_address(arrived));
+    }
+};
+constexpr bool IS_BULK = LOADER == 1 || LOADER == 2;
+
 DEVICE void sync_group(int group) {
     if constexpr (ROW_WARPS == 1)
         __syncwarp();
@@ -158,11 +217,11 @@ DEVICE void sync_group(int group) {
 /* ---- Multiplying ---- */
 
 template <class P>
-DEVICE void clear_rows(const P &a, const position &at, const lengths &used, int first, row_state &rows) {
+DEVICE void clear_rows(const P &a, const position &at, i64 key_head, const lengths &used, int first, row_state &rows) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = first + lane() / 4 + 8 * h;
-        const row_place row = row_of(a, at, min(i, (int)a.rows - 1));
+        const row_place row = row_of(a, key_head, min(i, (int)a.rows - 1));
         rows.own[h] = own_row_of(a, used, at.batch, row.head, row.query);
         if (i >= a.rows)
             rows.own[h].seen = span{0, 0};
@@ -209,16 +268,17 @@ DEVICE void keep_sums(partial_sums &to, int first, row_state &rows, const sum_t 
 
 /* A warp joins the groups' sums of a row, in their order. */
 template <class P>
-DEVICE void store_row(const P &a, const position &at, const lengths &used, const partial_sums *sums, int row) {
-    const row_place to = row_of(a, at, at.first + row);
-    sum_t maximum = unseen(), sum = 0, weights[KEY_GROUPS];
+DEVICE void store_row(const P &a, const position &at, i64 key_head, const lengths &used, const partial_sums *sums,
+                      int row) {
+    const row_place to = row_of(a, key_head, at.first + row);
+    sum_t maximum = unseen(), sum = 0, weights[SHARES];
 #pragma unroll
-    for (int g = 0; g < KEY_GROUPS; g++)
-        maximum = fmax(maximum, sums[g].maximum[row]);
+    for (int g = 0; g < SHARES; g++)
+        maximum = fmax(maximum, sums[g * HEADS].maximum[row]);
 #pragma unroll
-    for (int g = 0; g < KEY_GROUPS; g++) {
-        weights[g] = power(sums[g].maximum[row] - (maximum == unseen() ? (sum_t)0 : maximum));
-        sum += sums[g].sum[row] * weights[g];
+    for (int g = 0; g < SHARES; g++) {
+        weights[g] = power(sums[g * HEADS].maximum[row] - (maximum == unseen() ? (sum_t)0 : maximum));
+        sum += sums[g * HEADS].sum[row] * weights[g];
     }
     const i64 line = at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
     sum_t factor = 1;
@@ -230,8 +290,8 @@ DEVICE void store_row(const P &a, const position &at, const lengths &used, const
     for (int column = 2 * lane(); column < VALUES; column += 64) {
         run<float, 2> o{};
 #pragma unroll
-        for (int g = 0; g < KEY_GROUPS; g++) {
-            const run<float, 2> some = load_run<float, 2>(&sums[g].o[row][column]);
+        for (int g = 0; g < SHARES; g++) {
+            const run<float, 2> some = load_run<float, 2>(&sums[g * HEADS].o[row][column]);
             o.at[0] += some.at[0] * weights[g], o.at[1] += some.at[1] * weights[g];
         }
         if constexpr (IS_SPLIT)
@@ -248,71 +308,113 @@ DEVICE void store_row(const P &a, const position &at, const lengths &used, const
 template <class P> DEVICE void attend(const P &a, memory &shared) {
     const position at = locate(a);
     const int warp = (int)threadIdx.x / 32, group = warp / ROW_WARPS, first_row = warp % ROW_WARPS * 16;
+    const int head = group % HEADS, share = group / HEADS;
+    const i64 key_head = at.key_head + head;
+    if constexpr (IS_BULK) {
+        if (threadIdx.x < KEY_GROUPS * STAGES)
+            barrier_init(shared_address(&shared.arrived[0][0] + threadIdx.x), 1), barrier_init_fence();
+        if (a.depth < DEPTH || a.value_depth < VALUES)
+            for (int i = threadIdx.x; i < (int)sizeof(shared.slices) / 16; i += THREADS)
+                ((run<u32, 4> *)shared.slices)[i] = run<u32, 4>{};
+        publish_to_async_proxy();
+        __syncthreads();
+    }
     begin_overlapped();
     const lengths used = lengths_of(a, at.batch);
     const span keys = seen_by_any(a, used, 0, (int)a.queries), common = seen_by_each(a, used, 0, (int)a.queries);
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int from = min(begin + at.split * (int)a.split_slices, end), until = min(from + (int)a.split_slices, end);
 
-    const key_loader load_keys(a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + at.key_head * a.k_head, a.k_row, a.k_batch,
+    const key_loader load_keys(a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + key_head * a.k_head, a.k_row, a.k_batch,
                                (int)a.depth);
-    const value_loader load_values(a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + at.key_head * a.v_head, a.v_row,
-                                   a.v_batch, (int)a.value_depth);
+    const value_loader load_values(a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + key_head * a.v_head, a.v_row, a.v_batch,
+                                   (int)a.value_depth);
+    const bulk_loader<P> load_rows(a, at.batch, key_head);
     const slice_pages<P> pages{a, at.batch, keys};
     const auto load_slice = [&](int i, int stage, int pages) {
+        slice &to = shared.slices[group][stage];
+        if constexpr (IS_BULK) {
+            if (i < until && warp % ROW_WARPS == 0)
+                load_rows.load(to, &shared.arrived[group][stage], keys, i * KEYS, pages);
+            return;
+        }
         if (i < until) {
-            load_keys.load(shared.slices[group][stage].k, keys, i * KEYS, pages, 0);
-            load_values.load(shared.slices[group][stage].v, keys, i * KEYS, pages, KEYS);
+            load_keys.load(to.k, keys, i * KEYS, pages, 0);
+            load_values.load(to.v, keys, i * KEYS, pages, KEYS);
         }
         commit_tiles();
     };
 
+    static_assert(HEADS == 1 || (IS_HELD && ROWS * (DEPTH + PAD) * sizeof(staged_t) <= sizeof(slice)),
+                  "queries leave their slice at once");
+    const auto queries_of = [&](int head) -> staged_t * {
+        return HEADS > 1 ? shared.slices[head][STAGES - 1].k : shared.q;
+    };
     if (from < until)
-        load_queries(a, at, used, shared.q);
+        for (int h = 0; h < HEADS; h++)
+            load_queries(a, at, at.key_head + h, used, queries_of(h));
     commit_tiles();
     int ahead[STAGES];
 #pragma unroll
     for (int i = 0; i < STAGES; i++)
-        ahead[i] = pages.read((from + group + i * KEY_GROUPS) * KEYS);
+        ahead[i] = pages.read((from + share + i * SHARES) * KEYS);
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++)
-        load_slice(from + group + i * KEY_GROUPS, i, ahead[i]);
+        load_slice(from + share + i * SHARES, i, ahead[i]);
     int next_pages = ahead[STAGES - 1];
     row_state rows;
-    clear_rows(a, at, used, at.first + first_row, rows);
+    clear_rows(a, at, key_head, used, at.first + first_row, rows);
     sum_t o[1][VALUES / 8][4] = {};
     const sum_t scale = in_units(scale_of(a));
     for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS)
         (&shared.spoiled[0][0][0])[i] = -1;
-    await_copies<STAGES - 1>();
+    await_copies<IS_BULK ? 0 : STAGES - 1>();
     __syncthreads();
     tiles::rows<DEPTH, 1, IS_HELD> q;
-    q.point(shared.q + first_row * (DEPTH + PAD));
+    q.point(queries_of(head) + first_row * (DEPTH + PAD));
     q.load();
+    if (HEADS > 1) {
+        __syncthreads();
+        if (a.depth < DEPTH || a.value_depth < VALUES) {
+            for (int i = lane(); i < (int)sizeof(slice) / 16; i += 32)
+                ((run<u32, 4> *)&shared.slices[group][STAGES - 1])[i] = run<u32, 4>{};
+        }
+        if constexpr (IS_BULK)
+            publish_to_async_proxy();
+        __syncwarp();
+    }
 
     int stage = 0, before = STAGES - 1;
+    u32 phase = 0;
 #pragma unroll 1
-    for (int i = from + group; i < until; i += KEY_GROUPS) {
+    for (int i = from + share; i < until; i += SHARES) {
         slice &now = shared.slices[group][stage];
         int *spoiled = shared.spoiled[group][stage];
         const bool is_whole = !MAY_HIDE && common.covers(i * KEYS, (i + 1) * KEYS);
-        await_copies<STAGES - 2>();
+        if constexpr (IS_BULK)
+            wait(shared_address(&shared.arrived[group][stage]), phase);
+        else
+            await_copies<STAGES - 2>();
         if (!is_whole)
             value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
+        if constexpr (IS_BULK)
+            publish_to_async_proxy();
         sync_group(group);
-        load_slice(i + (STAGES - 1) * KEY_GROUPS, before, next_pages);
-        next_pages = pages.read((i + STAGES * KEY_GROUPS) * KEYS);
+        load_slice(i + (STAGES - 1) * SHARES, before, next_pages);
+        next_pages = pages.read((i + STAGES * SHARES) * KEYS);
         if (is_whole)
             add_slice<true>(a, q, now, i * KEYS, spoiled, scale, rows, o);
         else
             add_slice<false>(a, q, now, i * KEYS, spoiled, scale, rows, o);
         before = stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
+        phase ^= stage == 0;
     }
     __syncthreads();
     keep_sums(shared.sums[group], first_row, rows, o[0]);
     __syncthreads();
-    for (int row = warp; row < ROWS && at.first + row < a.rows; row += WARPS)
-        store_row(a, at, used, shared.sums, row);
+    for (int i = warp; i < HEADS * ROWS; i += WARPS)
+        if (at.first + i / HEADS < a.rows)
+            store_row(a, at, at.key_head + i % HEADS, used, shared.sums + i % HEADS, i / HEADS);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS) attention_decode(const __grid_constant__ arguments a) {

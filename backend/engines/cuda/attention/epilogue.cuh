@@ -1,4 +1,4 @@
-/* attention_end: how a row of the forward pass ends, in whichever kernel that is. */
+/* epilogue: how a row of the forward pass ends, in whichever kernel that is. */
 
 /* The statistics of a row from its largest score and its sum, and what its results are to be multiplied by. */
 template <class P>

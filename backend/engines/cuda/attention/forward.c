@@ -132,8 +132,7 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
     attention_print_pages(&print, c, c->a->k_table, c->a->k, "k", "K_PAGE");
     attention_print_pages(&print, c, c->a->v_table, c->a->v, "v", "V_PAGE");
     attention_print_ends(&print, c);
-    print_number(&print, c->heads / max64(c->key_heads, 1), "key_share");
-    print_number(&print, c->heads / max64(c->value_heads, 1), "value_share");
+    attention_print_scales(&print, c, f->pack > 1);
     print_number(&print, f->groups, "groups");
     print_number(&print, f->pack, "pack");
     print_number(&print, f->rows, "rows");
@@ -153,10 +152,24 @@ weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t split
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", MERGE_WARPS);
     attention_print_ends(&print, c);
+    attention_print_scales(&print, c, true);
     attention_print_splits(&print, c, splits);
     TRY(kernel_finish(&print, kernel, "attention/merge_splits.cuh", "attention_merge", arena));
     kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
+}
+
+weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
+    struct kernel_print print;
+    if (!attention_wants(c, c->forward->amax_s) && !attention_wants(c, c->forward->amax_o))
+        return WEFT_STATUS_SUCCESS;
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    kernel_print_init(&print, c->region);
+    attention_print_wanted(&print, c, c->forward->amax_s, "amax_s", "HAS_AMAX_S");
+    attention_print_wanted(&print, c, c->forward->amax_o, "amax_o", "HAS_AMAX_O");
+    TRY(kernel_finish(&print, kernel, "attention/amax_clear.cuh", "attention_amax_clear", arena));
+    kernel->is_dependent = c->device->cuda.major >= 9;
+    return attention_grid(kernel, c, 1, 1);
 }
 
 static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
@@ -178,8 +191,10 @@ weftStatus_t attention_forward_build(struct step *step, const struct cuda_attent
     const struct sdpa_fwd_op *op = c->forward;
     if (c->lines && c->keys && attention_wants(c, op->rng_dump))
         TRY(build_dump(c, &state->kernels[state->count++], arena));
-    if (c->lines && (attention_wants(c, op->o) || attention_wants(c, op->stats) || attention_wants(c, op->max) ||
-                     attention_wants(c, op->sum_exp))) {
+    TRY(attention_build_amax_clear(c, state, arena));
+    if (c->lines &&
+        (attention_wants(c, op->o) || attention_wants(c, op->stats) || attention_wants(c, op->max) ||
+         attention_wants(c, op->sum_exp) || attention_wants(c, op->amax_s) || attention_wants(c, op->amax_o))) {
         TRY(build_main(step, c, &f, &state->kernels[state->count++], arena));
         if (f.splits > 1)
             TRY(attention_build_merge(c, f.splits, &state->kernels[state->count++], arena));

@@ -23,6 +23,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
 #include "attention/pages.cuh"
+#include "attention/scales.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
 static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0,
@@ -79,14 +80,19 @@ template <class P> DEVICE row_place row_of(const P &a, const position &at, int r
 /* Columns `column` .. column + DEPTH - 1. */
 template <class P>
 DEVICE void bring_queries(const P &a, const position &at, const lengths &used, int column, memory &shared) {
-    query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, [&](int i) -> const q_t * {
+    const auto place = [&](int i) -> const q_t * {
         if (at.first + i >= a.rows)
             return nullptr;
         const row_place row = row_of(a, at, at.first + i);
         return row.query < used.queries
                    ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row + column * a.q_column
                    : nullptr;
-    });
+    };
+    if constexpr (Q_SCALES == 2)
+        query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place,
+                             [&](int i) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
+    else
+        query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place);
 }
 
 /* The same columns. */
@@ -95,14 +101,19 @@ DEVICE void bring_keys(const P &a, const position &at, const span &keys, int fir
     const i64 head = at.group * (IS_PACKED ? a.pack : 1);
     const k_t *k = a.k + (K_PAGE ? 0 : at.batch * a.k_batch) + head / a.key_share * a.k_head + column * a.k_column;
     const auto pages = k_pages_of(a, at.batch);
-    key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, [&](int i) -> const k_t * {
+    const auto place = [&](int i) -> const k_t * {
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (K_PAGE > 0)
             return k + pages.page_of(first + i) * a.k_batch + (first + i) % (K_PAGE > 0 ? K_PAGE : 1) * a.k_row;
         else
             return k + (first + i) * a.k_row;
-    });
+    };
+    if constexpr (K_SCALES == 2)
+        key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place,
+                           [&](int i) { return key_scale_of(a, at.batch, head, pages, first + i); });
+    else
+        key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place);
 }
 
 template <class P> DEVICE void bring_values(const P &a, const position &at, const span &keys, int first, stage &to) {
@@ -110,14 +121,20 @@ template <class P> DEVICE void bring_values(const P &a, const position &at, cons
     const v_t *v =
         a.v + (V_PAGE ? 0 : at.batch * a.v_batch) + head / a.value_share * a.v_head + at.chunk * VALUES * a.v_column;
     const auto pages = v_pages_of(a, at.batch);
-    value_carrier::bring(to.v, v, (int)a.value_depth - at.chunk * VALUES, a.v_column, [&](int i) -> const v_t * {
+    const auto place = [&](int i) -> const v_t * {
         if (!keys.has(first + i))
             return nullptr;
         if constexpr (V_PAGE > 0)
             return v + pages.page_of(first + i) * a.v_batch + (first + i) % (V_PAGE > 0 ? V_PAGE : 1) * a.v_row;
         else
             return v + (first + i) * a.v_row;
-    });
+    };
+    const int columns = (int)a.value_depth - at.chunk * VALUES;
+    if constexpr (V_SCALES == 2)
+        value_carrier::bring(to.v, v, columns, a.v_column, place,
+                             [&](int i) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
+    else
+        value_carrier::bring(to.v, v, columns, a.v_column, place);
 }
 
 template <class P> DEVICE void bring_tile(const P &a, const position &at, const span &keys, int first, stage &to) {
@@ -131,7 +148,7 @@ template <class P> DEVICE void bring_tile(const P &a, const position &at, const 
 
 template <class P>
 DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_state &rows, sum_t (&o)[VALUES / 8][4],
-                       int first) {
+                       int first, largest &amax) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = first + lane() / 4 + 8 * h;
@@ -151,8 +168,14 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
                                  columns, o[j][2 * h], o[j][2 * h + 1]);
         } else {
             sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.maximum[h], sum, leads);
+            amax.note_row(factor);
+            factor *= value_scale_of(a, at.batch, to.head);
             if constexpr (HAS_DROPOUT)
                 factor *= (sum_t)__longlong_as_double(a.growth);
+#pragma unroll
+            for (int j = 0; j < VALUES / 8; j++)
+                amax.note(o[j][2 * h] * factor), amax.note(o[j][2 * h + 1] * factor);
+            factor *= result_scale_of(a);
             if constexpr (HAS_O) {
                 o_t *place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
                              at.chunk * VALUES * a.o_column;
@@ -191,7 +214,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
             rows[m].clear(h);
         }
     sum_t o[M_TILES][VALUES / 8][4] = {};
-    const sum_t scale = in_units(scale_of(a));
+    const sum_t scale = in_units(score_scale_of(a, at.batch, at.group * (IS_PACKED ? a.pack : 1)));
     const chance luck = chance_of(a);
     tiles::rows<DEPTH, M_TILES, IS_HELD> q;
     typename tiles::weights<M_TILES, N, PARTS> weights;
@@ -256,9 +279,11 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
             bring_tile(a, at, keys, first + KEYS, now);
         }
     }
+    largest amax{};
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        store_rows(a, at, used, rows[m], o[m], own_first + 16 * m);
+        store_rows(a, at, used, rows[m], o[m], own_first + 16 * m, amax);
+    amax.store(a);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_fwd(const __grid_constant__ arguments a) {

@@ -12,12 +12,13 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 #include "attention/epilogue.cuh"
+#include "attention/scales.cuh"
 
 template <class P> DEVICE sum_t rescale_of(const P &a, i64 line, int split, sum_t shift) {
     return power(a.split_most[split * a.lines + line] - shift);
 }
 
-template <class P> DEVICE void merge(const P &a, i64 line) {
+template <class P> DEVICE void merge(const P &a, i64 line, largest &amax) {
     const int query = (int)(line % a.queries), splits = (int)a.splits;
     const i64 head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
     const lengths used = lengths_of(a, batch);
@@ -30,9 +31,11 @@ template <class P> DEVICE void merge(const P &a, i64 line) {
     for (int s = 0; s < splits; s++)
         sum += a.split_sum[s * a.lines + line] * rescale_of(a, line, s, shift);
     sum_t factor = end_row(a, batch, head, query, used, most, sum, lane() == 0);
+    amax.note_row(factor);
+    factor *= value_scale_of(a, batch, head);
     if constexpr (HAS_DROPOUT)
         factor *= (sum_t)__longlong_as_double(a.growth);
-    if constexpr (HAS_O)
+    if constexpr (HAS_O || HAS_AMAX_O)
         for (i64 column = lane(); column < a.value_depth; column += 32) {
             sum_t o = 0;
 #pragma unroll 8
@@ -41,13 +44,17 @@ template <class P> DEVICE void merge(const P &a, i64 line) {
                 if (rescale != 0)
                     o += a.split_o[(s * a.lines + line) * a.value_depth + column] * rescale;
             }
-            a.o[batch * a.o_batch + head * a.o_head + query * a.o_row + column * a.o_column] =
-                from<o_t>::number(o * factor);
+            amax.note(o * factor);
+            if constexpr (HAS_O)
+                a.o[batch * a.o_batch + head * a.o_head + query * a.o_row + column * a.o_column] =
+                    from<o_t>::number(o * factor * result_scale_of(a));
         }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_merge(const __grid_constant__ arguments a) {
     begin_overlapped();
+    largest amax{};
     for (i64 line = (i64)blockIdx.x * WARPS + threadIdx.x / 32; line < a.lines; line += (i64)gridDim.x * WARPS)
-        merge(a, line);
+        merge(a, line, amax);
+    amax.store(a);
 }

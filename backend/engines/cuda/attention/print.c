@@ -96,6 +96,34 @@ static void print_arithmetic(struct kernel_print *print, const struct cuda_atten
     print_constant(print, "HAS_ASYNC", c->has_async);
 }
 
+static void print_scale(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scale,
+                        const char *name, const char *flag) {
+    print_constant(print, flag, scale != NULL);
+    if (scale)
+        print_pointer(print, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
+}
+
+void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed) {
+    const struct attention *a = c->a;
+    const struct sdpa_fwd_op *op = c->forward;
+    print_constant(print, "Q_SCALES", attention_query_scales(c, is_packed));
+    print_constant(print, "K_SCALES", attention_key_scales(a->descale_k, a->k_table));
+    print_constant(print, "V_SCALES", attention_key_scales(a->descale_v, a->v_table));
+    if (a->descale_q)
+        attention_print_tensor(print, c, a->descale_q, "descale_q", NULL);
+    if (a->descale_k)
+        attention_print_tensor(print, c, a->descale_k, "descale_k", NULL);
+    if (a->descale_v)
+        attention_print_tensor(print, c, a->descale_v, "descale_v", NULL);
+    print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
+    print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
+    print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
+    attention_print_wanted(print, c, op->amax_s, "amax_s", "HAS_AMAX_S");
+    attention_print_wanted(print, c, op->amax_o, "amax_o", "HAS_AMAX_O");
+    print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
+    print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
+}
+
 void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
     double keeps = 1 - c->a->dropout_probability;
     print_constant(print, "HAS_DROPOUT", keeps != 1);

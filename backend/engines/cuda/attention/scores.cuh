@@ -191,6 +191,9 @@ DEVICE void store_same(int *to, int value) {
     asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(to)), "r"(value) : "memory");
 }
 
+/* Rows that are taken as they are. */
+struct no_scales {};
+
 /* ROWS rows of WIDTH elements, read RUN neighbours at a time by a group of GROUP threads, whole warps. */
 template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct carrier {
     static constexpr int PITCH = WIDTH + PAD, ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS,
@@ -200,9 +203,11 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
 
     static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
-    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. */
-    template <class F> static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place) {
-        if constexpr (IS_ASYNC) {
+    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. scale(row)
+       multiplies it. */
+    template <class F, class S = no_scales>
+    static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place, S scale = {}) {
+        if constexpr (IS_ASYNC && same<S, no_scales>::value) {
 #pragma unroll 4
             for (int u = 0; u < EACH; u++) {
                 const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
@@ -231,17 +236,23 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
                 for (int b = 0; b < BATCH; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     run<staged_t, RUN> turned;
+                    sum_t factor = 1;
+                    if constexpr (!same<S, no_scales>::value)
+                        if (i < RUNS && place(row))
+                            factor = scale(row);
 #pragma unroll
                     for (int e = 0; e < RUN; e++)
-                        turned.at[e] = turn(kept[b].at[e]);
+                        turned.at[e] = turn<S>(kept[b].at[e], factor);
                     if (i < RUNS)
                         store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
                 }
             }
         }
     }
-    static DEVICE staged_t turn(T x) {
-        if constexpr (same<T, staged_t>::value)
+    template <class S> static DEVICE staged_t turn(T x, sum_t factor) {
+        if constexpr (!same<S, no_scales>::value)
+            return from<staged_t>::number(as<sum_t>::of(x) * factor);
+        else if constexpr (same<T, staged_t>::value)
             return x;
         else
             return from<staged_t>::number(as<sum_t>::of(x));

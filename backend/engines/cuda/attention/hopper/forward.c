@@ -61,6 +61,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel adds no bias");
     if (c->a->modifier.graph)
         return refuse(c, "Hopper's forward kernel takes no score modifier");
+    if (attention_is_scaled(c))
+        return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
     if (c->a->alibi)
         return refuse(c, "Hopper's forward kernel adds no ALiBi slopes");
     if (c->a->dropout_probability > 0 || attention_wants(c, op->rng_dump))

@@ -1,0 +1,80 @@
+/* scales: operands of few bits and their scales. Q_SCALES, K_SCALES, V_SCALES: 0 none; 1 one for a head, which multiplies
+   scores or results; 2 one for each row, which multiplies the row as it is loaded. And the largest numbers of a pass, from
+   which a caller makes the scales of the next. */
+
+/* ---- Operands ---- */
+
+template <class P> DEVICE sum_t query_scale_of(const P &a, i64 batch, i64 head) {
+    return as<sum_t>::of(a.descale_q[batch * a.descale_q_batch + head * a.descale_q_head]);
+}
+
+/* What the products of a head are multiplied by. */
+template <class P> DEVICE sum_t score_scale_of(const P &a, i64 batch, i64 head) {
+    sum_t scale = scale_of(a);
+    if constexpr (Q_SCALES == 1)
+        scale *= query_scale_of(a, batch, head);
+    if constexpr (K_SCALES == 1)
+        scale *= as<sum_t>::of(a.descale_k[batch * a.descale_k_batch + head / a.key_share * a.descale_k_head]);
+    return scale;
+}
+
+/* What a key, or a value, is multiplied by, of query head `head`: its scale lies as its row does. */
+template <class P, class T> DEVICE sum_t key_scale_of(const P &a, i64 batch, i64 head, const T &pages, int key) {
+    const i64 page = K_PAGE ? pages.page_of(key) : batch, row = K_PAGE ? key % max(K_PAGE, 1) : key;
+    return as<sum_t>::of(
+        a.descale_k[page * a.descale_k_batch + head / a.key_share * a.descale_k_head + row * a.descale_k_row]);
+}
+template <class P, class T> DEVICE sum_t value_row_scale_of(const P &a, i64 batch, i64 head, const T &pages, int key) {
+    const i64 page = V_PAGE ? pages.page_of(key) : batch, row = V_PAGE ? key % max(V_PAGE, 1) : key;
+    return as<sum_t>::of(
+        a.descale_v[page * a.descale_v_batch + head / a.value_share * a.descale_v_head + row * a.descale_v_row]);
+}
+
+/* ---- Results ---- */
+
+/* What o is multiplied by besides what end_row says: the scale of all values of a head, and of the softmax, there and
+   back. */
+template <class P> DEVICE sum_t value_scale_of(const P &a, i64 batch, i64 head) {
+    sum_t scale = 1;
+    if constexpr (V_SCALES == 1)
+        scale *= as<sum_t>::of(a.descale_v[batch * a.descale_v_batch + head / a.value_share * a.descale_v_head]);
+    if constexpr (HAS_SCALE_S)
+        scale *= as<sum_t>::of(*a.scale_s);
+    if constexpr (HAS_DESCALE_S)
+        scale *= as<sum_t>::of(*a.descale_s);
+    return scale;
+}
+/* What o is multiplied by at last. */
+template <class P> DEVICE sum_t result_scale_of(const P &a) {
+    if constexpr (HAS_SCALE_O)
+        return as<sum_t>::of(*a.scale_o);
+    else
+        return 1;
+}
+
+/* The largest numbers that this thread made, none of them negative. */
+struct largest {
+    sum_t s, o;
+    DEVICE void note_row(sum_t weight) {
+        if constexpr (HAS_AMAX_S)
+            s = fmax(s, weight);
+    }
+    DEVICE void note(sum_t x) {
+        if constexpr (HAS_AMAX_O)
+            o = fmax(o, fabs(x));
+    }
+    /* A whole warp. Floats that are not negative have the order of their bits, read as integers. */
+    template <class P> DEVICE void store(const P &a) {
+        if constexpr (HAS_AMAX_S)
+            store_largest(a.amax_s, (float)s);
+        if constexpr (HAS_AMAX_O)
+            store_largest(a.amax_o, (float)o);
+    }
+    static DEVICE void store_largest(float *to, float x) {
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2)
+            x = fmax(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+        if (lane() == 0 && x > 0)
+            atomicMax((int *)to, __float_as_int(x));
+    }
+};

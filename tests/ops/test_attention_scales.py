@@ -1,0 +1,282 @@
+"""Attention of operands of 8 bits with scales against NumPy in float64: which types, what shares a scale,
+pages, and what is multiplied where; and the largest numbers that it made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+from attention_oracle import BOTTOM_RIGHT, Case, forward, into_pages, repeat, run_forward, softmax
+
+SHARES = {
+    "tensor": (0, 0, 0),
+    "head": (0, 1, 0),
+    "batch": (1, 0, 0),
+    "batch and head": (1, 1, 0),
+    "row": (1, 1, 1),
+}
+
+
+def scales(shape: Any, share: str, seed: int, axes: int = 3) -> np.ndarray:
+    """Scales that the dims of a share have of their own."""
+    dims = [
+        n if own and i < axes else 1 for i, (n, own) in enumerate(zip(shape, SHARES[share], strict=False))
+    ]
+    return checks.random([*dims, 1], "f32", 0.02, 0.5, seed=seed)
+
+
+def scaled_inputs(case: Case, types: tuple[str, str, str], share: str) -> dict[str, Any]:
+    """Operands of these types with their scales."""
+    inputs: dict[str, Any] = case.inputs("f32")
+    for i, (name, dtype) in enumerate(zip("qkv", types, strict=True)):
+        shape = inputs[name].shape
+        inputs[name] = checks.random(shape, dtype, *((-100, 100) if dtype == "i8" else (-4, 4)), seed=i)
+        if dtype in ("i8", "e4m3", "e5m2"):
+            inputs[f"descale_{name}"] = scales(shape, share, 10 + i, 2 if name == "q" else 3)
+    return inputs
+
+
+def true_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """What they stand for."""
+    found = {key: value for key, value in inputs.items() if not key.startswith("descale")}
+    for name in "qkv":
+        found[name] = checks.exact(inputs[name]) * checks.exact(inputs.get(f"descale_{name}", 1.0))
+    return found
+
+
+def score_magnitudes(case: Case, true: dict[str, Any]) -> np.ndarray:
+    """What is summed in magnitude for each score."""
+    q, k = np.abs(true["q"]), np.abs(repeat(true["k"], case.heads[0]))
+    return np.abs(case.scale) * np.einsum("bhid,bhjd->bhij", q, k)
+
+
+def roundings(case: Case, true: dict[str, Any], rows_are_rounded: bool) -> list[Any]:
+    """What rounding weights to 16 bits, and rows with scales of their own, may do to o and statistics."""
+    unit, sums = checks.roundoff("bf16"), score_magnitudes(case, true)
+    weights, *_ = softmax(case.scores(true), case.sinks(true))
+    values = np.abs(repeat(true["v"], case.heads[0]))
+    lost = np.einsum("bhij,bhjd->bhid", weights, values)
+    if not rows_are_rounded:
+        return [unit * lost, None, None, None]
+    seen = np.where(case.visible(true), 2 * unit * sums, 0).max(-1, keepdims=True, initial=0)
+    return [unit * 2 * lost + 2 * seen * lost, seen, seen, None]
+
+
+def check_scaled(
+    case: Case,
+    types: tuple[str, str, str] = ("bf16", "e4m3", "e4m3"),
+    share: str = "tensor",
+    pages: int = 0,
+    knobs: Any = None,
+    layouts: Any = ("packed",),
+) -> None:
+    """o and its statistics."""
+    inputs = scaled_inputs(case, types, share)
+    true = true_inputs(inputs)
+    want = forward(case, true)
+    if pages:
+        inputs = in_pages(case, inputs, pages)
+        case = replace(case, options=case.options | {"paged_attention_max_seq_len_kv": case.columns})
+    rounded = roundings(case, true, share != "tensor")
+    out = ["bf16", *["bf16" if share != "tensor" else "f32"] * 2, "f32"]
+    magnitude = float(score_magnitudes(case, true).max(initial=20))
+    want[3] = None if share != "tensor" else want[3]
+    checks.check(
+        run_forward(case),
+        inputs,
+        want,
+        magnitude=magnitude,
+        rounded=rounded,
+        knobs=knobs,
+        layouts=layouts,
+        out=out,
+    )
+
+
+def in_pages(case: Case, inputs: dict[str, Any], size: int) -> dict[str, Any]:
+    """Keys, values and the scales that each of them has in pages; what no sequence uses is NaN."""
+    found = dict(inputs)
+    with np.errstate(invalid="ignore"):
+        for name in "kv":
+            found[name], found[f"paged_attention_{name}_table"] = into_pages(case, inputs[name], size)
+            own = inputs.get(f"descale_{name}")
+            if own is not None and own.shape[2] > 1:
+                found[f"descale_{name}"], _ = into_pages(case, own, size)
+    return found
+
+
+def scaled(queries: int = 3, keys: int = 70, depth: int = 32, group: int = 2, **more: Any) -> Case:
+    return Case(2, (2 * group, 2, 2), queries, keys, depth, more.pop("value_depth", depth), 0.05, **more)
+
+
+TYPES = [
+    ("bf16", "e4m3", "e4m3"), ("f16", "e4m3", "e5m2"), ("bf16", "e5m2", "i8"), ("f16", "i8", "i8"),
+    ("bf16", "i8", "bf16"), ("e4m3", "e4m3", "e4m3"), ("e5m2", "e4m3", "e4m3"), ("f32", "e4m3", "i8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+def test_types(types: tuple[str, str, str], share: str) -> None:
+    check_scaled(scaled(), types, share)
+
+
+@pytest.mark.parametrize("share", ["tensor", "row"])
+@pytest.mark.parametrize(("queries", "group"), [(1, 1), (1, 8), (16, 1), (17, 1), (33, 2), (64, 1), (70, 2)])
+def test_rows(queries: int, group: int, share: str) -> None:
+    check_scaled(scaled(queries, 50, group=group, right=0, alignment=BOTTOM_RIGHT), share=share)
+
+
+@pytest.mark.parametrize("share", ["tensor", "row"])
+@pytest.mark.parametrize(("depth", "value_depth"), [(8, 8), (40, 24), (128, 128), (192, 128), (256, 256)])
+def test_depths(depth: int, value_depth: int, share: str) -> None:
+    check_scaled(
+        scaled(2, 70, depth, value_depth=value_depth), share=share, layouts=["packed", "channels_last"]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "i8"])
+@pytest.mark.parametrize("share", ["tensor", "head", "row"])
+@pytest.mark.parametrize("size", [1, 5, 16, 32])
+def test_pages(size: int, share: str, dtype: str) -> None:
+    check_scaled(scaled(2, 60, seq_len_kv=[60, 23]), ("bf16", dtype, dtype), share, size)
+
+
+@pytest.mark.parametrize("queries", [2, 70])
+def test_scales_of_pages(queries: int) -> None:
+    """One for each page and head."""
+    case, size = scaled(queries, 48, seq_len_kv=[48, 37]), 8
+    inputs = scaled_inputs(case, ("bf16", "e4m3", "e4m3"), "tensor")
+    given, true = in_pages(case, inputs, size), true_inputs(inputs)
+    for i, name in enumerate("kv"):
+        given[f"descale_{name}"] = own = checks.random(
+            (*given[name].shape[:2], 1, 1), "f32", 0.02, 0.5, seed=20 + i
+        )
+        page = np.clip(given[f"paged_attention_{name}_table"][:, 0, :, 0], 0, len(own) - 1)
+        each = np.repeat(np.moveaxis(own[page][..., 0], 1, 2), size, 2)
+        true[name] = checks.exact(inputs[name]) * each
+    want = forward(case, true)
+    rounded = roundings(case, true, True)
+    case = replace(case, options={"paged_attention_max_seq_len_kv": 48})
+    checks.check(
+        run_forward(case), given, [*want[:3], None], magnitude=float(score_magnitudes(case, true).max()),
+        rounded=rounded, layouts=["packed"], out=["bf16", "bf16", "bf16", "f32"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("share", ["tensor", "row"])
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_splits(splits: int, share: str) -> None:
+    case = scaled(3, 300, seq_len_kv=[0, 130], seq_len_q=[3, 2])
+    check_scaled(case, share=share, knobs={"SPLIT_K": splits})
+    check_scaled(case, share=share, pages=7, knobs={"SPLIT_K": splits})
+
+
+MASKS = {
+    "causal at the end, lengths": {
+        "right": 0, "alignment": BOTTOM_RIGHT, "seq_len_q": [5, 3], "seq_len_kv": [70, 37]
+    },
+    "window": {"left": 20, "right": 3, "alignment": BOTTOM_RIGHT},
+    "bias": {"bias": (1, 4, 5, 70)},
+    "alibi and a sink": {"alibi": True, "sink": True, "seq_len_kv": [0, 50]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("share", ["tensor", "row"])
+def test_masks(name: str, share: str) -> None:
+    check_scaled(scaled(5, 70, **MASKS[name]), share=share)
+
+
+# ---- FP8: scales of the softmax and of the result, and the largest numbers ---------------------------------
+
+
+def run_fp8(case: Case) -> Any:
+    """o, stats, amax_s and amax_o."""
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {key: g.tensor(name=key) for key in ("amax_s", "amax_o")}
+        o, stats = g._sdpa_fwd(**tensors, **case.values(), **extra, name="a")
+        return o, stats, *extra.values()
+
+    return build
+
+
+FP8_CASES = {
+    "plain": scaled(70, 90, 64),
+    "few queries": scaled(2, 300, 64),
+    "ragged": scaled(40, 70, 48, seq_len_q=[0, 31], seq_len_kv=[70, 0], right=0),
+    "causal, sink": scaled(20, 70, 48, right=0, sink=True),
+    "no keys": scaled(20, 70, 48, seq_len_kv=[0, 0]),
+    "heads of 4": scaled(9, 20, 4, value_depth=520),
+}
+
+
+@pytest.mark.parametrize("out", ["e4m3", "e5m2", "bf16"])
+@pytest.mark.parametrize("name", FP8_CASES)
+def test_fp8(name: str, out: str) -> None:
+    case = FP8_CASES[name]
+    inputs = scaled_inputs(case, ("e4m3", "e4m3", "e4m3"), "tensor")
+    true = true_inputs(inputs)
+    inputs |= {key: np.full((1, 1, 1, 1), value, np.float32) for key, value in
+               {"scale_s": 256, "descale_s": 1 / 128, "scale_o": 16}.items()}  # fmt: skip
+    weights, stats, *_ = softmax(case.scores(true), case.sinks(true))
+    o = 2 * forward(case, true)[0]
+    amax = [np.full((1, 1, 1, 1), np.abs(each).max(initial=0)) for each in (weights, o)]
+    want = [16 * o, stats, *amax]
+    lost = 2 * roundings(case, true, False)[0]
+    magnitude = 32 * float(np.abs(true["v"]).max()) + float(score_magnitudes(case, true).max())
+    checks.check(
+        run_fp8(case), inputs, want, magnitude=magnitude, out=[out, "f32", "f32", "f32"],
+        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"],
+    )  # fmt: skip
+
+
+# ---- Refusals ----------------------------------------------------------------------------------------------
+
+
+def test_refusals() -> None:
+    def refuse(sentence: str, name: str, given: Any) -> None:
+        tensors = {"q": ([2, 4, 7, 8], "bf16"), "k": ([2, 2, 9, 8], "e4m3"), "v": ([2, 2, 9, 6], "e4m3")}
+        checks.refuses(
+            lambda g, **t: g._sdpa_fwd(**t, name="a"), tensors | {name: given}, f"sdpa_fwd 'a': {sentence}"
+        )
+
+    fix = "Make each of its dims 1 or equal, of the same rank."
+    refuse(
+        f"descale_q with dims [2,4,7,1] does not broadcast to [2,4,1,1]. {fix}",
+        "descale_q",
+        ([2, 4, 7, 1], "f32"),
+    )
+    refuse(
+        f"descale_k with dims [2,4,1,1] does not broadcast to [2,2,9,1]. {fix}",
+        "descale_k",
+        ([2, 4, 1, 1], "f32"),
+    )
+    refuse(
+        f"descale_v with dims [2,2,9,6] does not broadcast to [2,2,9,1]. {fix}",
+        "descale_v",
+        ([2, 2, 9, 6], "f32"),
+    )
+    refuse("descale_v has data type i32. Use a floating type.", "descale_v", ([1, 1, 1, 1], "i32"))
+    refuse(
+        f"scale_s with dims [1,4,1,1] does not broadcast to [1,1,1,1]. {fix}",
+        "scale_s",
+        ([1, 4, 1, 1], "f32"),
+    )
+    refuse("scale_o has data type bool8. Use a floating type.", "scale_o", ([1, 1, 1, 1], "bool8"))
+
+
+def test_a_sum_of_weights_that_dropout_has_thinned() -> None:
+    """amax_s is of what dropout left: more than any weight before."""
+    g = weft.Graph(io_data_type="f32")
+    one = np.ones((1, 1, 1, 1), np.float32)
+    q, k, v = (np.zeros((1, 1, 64, 4), np.float32) for _ in range(3))
+    seed, offset = np.ones((1, 1, 1, 1), np.int32), np.zeros((1, 1, 1, 1), np.int32)
+    g.sdpa_fp8(q, k, v, *[one] * 6, dropout=(0.75, seed, offset))
+    results = g()
+    assert results[-2].item() == 4 / 64
