@@ -851,11 +851,21 @@ def poisoned(size: int) -> Any:
     return weft.DeviceArray([size], "u8").copy_from(np.full(size, 0xFF, "u1"))
 
 
-def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False) -> None:
+def on_gpu(slot: Any, shift: int) -> weft.DeviceArray:
+    """Memory of the GPU for a slot, which begins so many elements behind an address of 64 bytes."""
+    dims, strides, type_ = buffers.stored(slot.dims, slot.strides, slot.data_type)
+    if slot.is_by_value or not shift:
+        return weft.DeviceArray(slot.dims, slot.data_type, slot.strides)
+    whole = weft.DeviceArray([buffers.span(dims, strides) + shift], type_)
+    return whole.view(shift, dims, strides)
+
+
+def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False, shift: int = 0) -> None:
     """Runs on the GPU, on copies of arrays; copies results back if these are to be read. again: in a
-    workspace that keeps nothing of runs before; what those left elsewhere must be as they found it."""
+    workspace that keeps nothing of runs before; what those left elsewhere must be as they found it. shift:
+    of the arrays, in elements."""
     slots = [slot for slot in made.g.plan.slots if slot.uid in host]
-    copies = {slot.uid: weft.DeviceArray(slot.dims, slot.data_type, slot.strides) for slot in slots}
+    copies = {slot.uid: on_gpu(slot, shift) for slot in slots}
     for slot in slots:
         # Bits beside an element of fewer than 8 are kept, and so read.
         if not slot.is_output or dtypes.of(slot.data_type).bits < 8:
@@ -887,7 +897,7 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     if given.plan:
         return wrong + complaints(made.g.plan.kernels())
     host = arrays(made)
-    run(made, host, not (given.initcheck and leaves_to_copies(steps)))
+    run(made, host, not (given.initcheck and leaves_to_copies(steps)), shift=given.shift)
     if given.no_check:
         return wrong
     on_cpu = build(case, "cpu.fast", handle=weft.create_handle("cpu"))
@@ -896,7 +906,7 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     for turn in range(RUNS):
         if turn:
             host = arrays(made)
-            run(made, host, reads=True, again=True)
+            run(made, host, reads=True, again=True, shift=given.shift)
         found = (difference(host[uid], want[uid]) for uid in want)
         wrong += [f"run {turn + 1}: {text}" for text in found if text]
     return wrong
@@ -940,6 +950,7 @@ def main() -> int:
     ask.add_argument("--plan", action="store_true", help="for sm_90, without running")
     ask.add_argument("--no-check", action="store_true", help="without comparing with the CPU")
     ask.add_argument("--initcheck", action="store_true", help="without reading what it calls uninitialised")
+    ask.add_argument("--shift", type=int, default=0, help="arrays begin so many elements behind 64 bytes")
     given = ask.parse_args()
     first, step = map(int, given.part.split("/"))
     names = list(CASES)[first - 1 :: step]

@@ -54,5 +54,11 @@ def test_a_chip_of_few_multiprocessors() -> None:
     check([[*SMALL_CASES, "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 
+def test_memory_that_is_less_aligned() -> None:
+    """Every way of running on it, and a sample of the kernels whose plan is made anew for it."""
+    sample = [*SMALL_CASES, "--shift", "1", "--part", "2/6"]
+    check([[*PYTEST, "tests/ops/test_unaligned.py"], sample], [{}, {}])
+
+
 def test_tiles_without_a_step() -> None:
     check([[*PYTEST, *PIXELS]] * 2, [{"EMULATOR_SEED": seed, "FAKE_CUDA_LARGE": 16} for seed in (1, 2)])

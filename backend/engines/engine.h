@@ -99,7 +99,8 @@ struct engine {
     int numerical_note_count;
     const weftBackendBehaviorNote_t *behavior_notes;
     int behavior_note_count;
-    bool is_fallback; /* what heuristics mode FALLBACK offers */
+    bool takes_any_alignment; /* kernels read and write memory that is aligned to its elements alone */
+    bool is_fallback;         /* what heuristics mode FALLBACK offers */
     /* Compiles what the steps of a plan need, several programs at a time; takes code from `carried` (NULL: none) where it is
        that of a program. NULL: nothing to compile. */
     weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,

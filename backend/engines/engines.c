@@ -89,6 +89,7 @@ static const struct engine cpu_fast_engine = {
     .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",
     .device = WEFT_DEVICE_CPU,
     .families = cpu_fast_families,
+    .takes_any_alignment = true,
 };
 
 static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
@@ -97,6 +98,7 @@ static const struct engine cpu_reference_engine = {
     .doc = "one operation at a time as its definition says, in double precision; runs every graph",
     .device = WEFT_DEVICE_CPU,
     .families = cpu_reference_families,
+    .takes_any_alignment = true,
     .is_fallback = true,
 };
 

@@ -142,10 +142,14 @@ static uint64_t row_bit(const struct schema *schema, const struct row *row) {
     return row == &name_row ? 0 : UINT64_C(1) << (row - schema->rows);
 }
 
+bool row_is_set(const struct descriptor *descriptor, const struct row *row) {
+    return descriptor->set_rows & row_bit(descriptor->schema, row);
+}
+
 bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name) {
     const struct schema *schema = descriptor->schema;
     for (int i = 0; i < schema->row_count; i++)
-        if (schema->rows[i].name == name && descriptor->set_rows & row_bit(schema, &schema->rows[i]))
+        if (schema->rows[i].name == name && row_is_set(descriptor, &schema->rows[i]))
             return true;
     return false;
 }

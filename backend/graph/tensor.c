@@ -190,6 +190,8 @@ int64_t tensor_elements(const struct tensor *tensor) {
     return elements;
 }
 
+int64_t tensor_element_bytes(const struct tensor *tensor) { return dtype_bytes((weftDataType_t)tensor->type, 1); }
+
 int64_t tensor_bytes(const struct tensor *tensor) {
     if (tensor_elements(tensor) == 0)
         return 0;

@@ -30,6 +30,9 @@ extern const struct schema tensor_schema;
 
 int64_t tensor_elements(const struct tensor *tensor);
 
+/* Bytes of an element, at least 1. */
+int64_t tensor_element_bytes(const struct tensor *tensor);
+
 /* Bytes from the tensor's pointer to its last element; 0 for an empty one. */
 int64_t tensor_bytes(const struct tensor *tensor);
 

@@ -67,21 +67,13 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
 
 /* The graph with other shapes, as a plan on the same engine with the same knobs. */
 static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
-    struct byte_writer writer;
-    struct byte_reader reader;
     struct graph *graph = NULL;
     struct engine_config *config = NULL;
     struct descriptor *made = NULL;
-    byte_writer_init(&writer);
-    weftStatus_t status = graph_save(&writer, plan->draft.graph, pack);
-    byte_reader_init(&reader, writer.data, writer.length);
+    weftStatus_t status = graph_change(&graph, plan->draft.graph, &(struct changes){.overrides = pack});
     if (!status)
-        status = graph_load(&graph, &reader);
-    if (!status) {
-        graph->handle = context_retain(plan->draft.graph->handle);
         status = make_config(&config, graph, (int)plan->config->engine->index, plan->config->engine->device,
                              &plan->config->knobs);
-    }
     if (!status)
         status = descriptor_make(&plan_schema, &made);
     if (!status) {
@@ -96,7 +88,6 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
     }
     if (!status)
         status = descriptor_finalize(made);
-    byte_writer_free(&writer);
     descriptor_release(graph ? &graph->base : NULL);
     descriptor_release(config ? &config->base : NULL);
     if (status) {

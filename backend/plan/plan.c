@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots. */
 #include "plan/plan.h"
+#include "base/number.h"
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/overlap.h"
@@ -50,9 +51,20 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, with_code, WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, "with_code",
               .doc =
                   "true: json carries the machine code of the plan's kernels; set with json, what it carries is used"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, element_aligned, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT,
+              "element_aligned",
+              .doc = "true: pointers need be multiples of their tensors' elements alone, whatever alignment the "
+                     "tensors declare; kernels may be slower"),
 };
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
+
+/* A GPU reads no element across its own size, whatever is declared. */
+int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
+    int64_t element = tensor_element_bytes(tensor);
+    return plan->draft.engine->takes_any_alignment ? min64(tensor->alignment, element)
+                                                   : max64(tensor->alignment, element);
+}
 
 static weftStatus_t list_slots(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
@@ -68,7 +80,7 @@ static weftStatus_t list_slots(struct plan *plan) {
         plan->slots[plan->slot_count++] = (struct slot){.value = v,
                                                         .uid = tensor->uid,
                                                         .bytes = tensor_bytes(tensor),
-                                                        .alignment = tensor->alignment,
+                                                        .alignment = plan_alignment(plan, tensor),
                                                         .is_written = graph->values[v].producer >= 0};
     }
     plan->slot_uids = (struct list){.count = plan->slot_count, .i64 = uids};
@@ -232,6 +244,34 @@ static weftStatus_t choose_config(struct plan *plan) {
     return status;
 }
 
+static const struct engine *fallback_of(const struct engine *engine, int *index) {
+    for (*index = 0; *index < engine_count; ++*index)
+        if (engines[*index]->is_fallback && engines[*index]->device == engine->device)
+            return engines[*index];
+    return NULL;
+}
+
+/* Makes the configuration anew for a graph that promises no alignment: on its engine, or where that declines such a graph
+   on the one that runs every graph. */
+static weftStatus_t give_up_alignment(struct plan *plan) {
+    const struct engine_descriptor *engine = plan->config->engine;
+    struct engine_config *config = NULL;
+    struct graph *graph = NULL;
+    int fallback;
+    weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
+    if (!status)
+        status = make_config(&config, graph, (int)engine->index, engine->device, &plan->config->knobs);
+    bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
+    if (is_declined && fallback_of(engines[engine->index], &fallback))
+        status = make_config(&config, graph, fallback, engine->device, NULL);
+    descriptor_release(graph ? &graph->base : NULL);
+    if (status)
+        return status;
+    descriptor_release(&plan->config->base);
+    plan->config = config;
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     bool loads = !plan->config && plan->blob.count;
@@ -246,7 +286,9 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: none of engine_config, operation_graph and json is set. Set one of them.",
              descriptor_label(descriptor));
     pthread_mutex_init(&plan->override_lock, NULL);
-    weftStatus_t status = build(plan);
+    weftStatus_t status = plan->element_aligned ? give_up_alignment(plan) : WEFT_STATUS_SUCCESS;
+    if (!status)
+        status = build(plan);
     if (status)
         release_steps(plan);
     if (status == WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING && plan->has_unused_code)

@@ -36,7 +36,7 @@ struct plan {
     struct list slot_uids, report, tag;
     struct list kernels; /* always empty: it is written when it is asked for */
     int64_t workspace_limit;
-    bool with_code;
+    bool with_code, element_aligned;
     struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
     bool has_unused_code;         /* the blob carries code that nobody asked to use */
 
@@ -64,6 +64,9 @@ void plan_free_overrides(struct plan *plan);
 /* Makes ready what executions need beyond the plan itself, so that they allocate nothing. */
 weftStatus_t plan_make_frame(struct plan *plan);
 void plan_free_frame(struct plan *plan);
+
+/* What addresses of a tensor are multiples of when the plan runs. */
+int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor);
 
 /* report.c: what runs where and why, as JSON in the plan's arena. */
 weftStatus_t plan_write_report(struct plan *plan);

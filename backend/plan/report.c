@@ -75,9 +75,10 @@ static void add_values(struct text *text, const struct plan *plan) {
         text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
                  numbers_text(tensor->strides.at, tensor->strides.count));
         add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
-        text_add(text, ",\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
-                 tensor->is_virtual ? "true" : "false", tensor->is_by_value || tensor->is_constant ? "true" : "false",
-                 (long long)plan->draft.value_offset[v], graph->values[v].producer >= 0 ? "true" : "false");
+        text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
+                 (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
+                 tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],
+                 graph->values[v].producer >= 0 ? "true" : "false");
     }
     text_add(text, "]");
 }

@@ -14,9 +14,13 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
     if (!pointer)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: its pointer is NULL. Give the address of %lld bytes.", label,
              (long long)slot->bytes);
+    if (slot->alignment <= tensor_element_bytes(plan->draft.graph->values[slot->value].tensor))
+        FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+             "%s: pointer %p is no multiple of an element, %lld bytes. Copy the elements to such an address.", label,
+             pointer, (long long)slot->alignment);
     FAIL(WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-         "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, or set a smaller alignment on "
-         "the tensor.",
+         "%s: pointer %p is no multiple of its alignment, %lld bytes. Align the memory, set a smaller alignment on the "
+         "tensor, or make a plan with element_aligned.",
          label, pointer, (long long)slot->alignment);
 }
 

@@ -9,6 +9,7 @@
    A reader trusts nothing: lengths are checked against the bytes that are there, values by the rows' own checks. */
 #include "plan/save.h"
 #include "base/hash.h"
+#include "base/number.h"
 #include "graph/descriptor.h"
 #include "graph/ops.h"
 
@@ -102,7 +103,7 @@ static void put_row_head(struct byte_writer *writer, const struct row *row, int6
     byte_put_i64(writer, count);
 }
 
-static void put_dims(struct byte_writer *writer, const struct row *row, const int64_t *numbers, int64_t count) {
+static void put_numbers(struct byte_writer *writer, const struct row *row, const int64_t *numbers, int64_t count) {
     put_row_head(writer, row, count, true);
     byte_put_raw(writer, numbers, (size_t)count * sizeof *numbers);
 }
@@ -114,7 +115,7 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
     struct descriptor *const *held = NULL;
     int64_t count = row->storage == STORE_LIST ? list->count : row->storage == STORE_DIMS ? dims->count : 1;
     const void *items = row->storage == STORE_LIST ? list->items : row->storage == STORE_DIMS ? dims->at : (void *)list;
-    bool is_set = row == &name_row || descriptor_row_is_set(descriptor, row->name);
+    bool is_set = row == &name_row || row_is_set(descriptor, row);
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         count = held_count(descriptor, row, &held);
         put_row_head(writer, row, count, is_set);
@@ -150,11 +151,16 @@ static bool is_known(const struct tensor *tensor, const struct row *row) {
            (row->name == WEFT_ATTR_TENSOR_DATA_TYPE && tensor->type != TENSOR_NO_TYPE);
 }
 
+/* Whether a tensor's alignment becomes that of its elements; views inside the graph infer theirs. */
+static bool loses_alignment(const struct tensor *tensor, const struct changes *changes) {
+    return changes->element_aligned && !tensor->is_virtual && !tensor->is_constant;
+}
+
 /* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. With overrides
    the shapes that follow from others are left out. */
 static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
-                         const struct variant_pack *overrides) {
-    bool is_set = descriptor_row_is_set(descriptor, row->name);
+                         const struct changes *changes) {
+    bool is_set = row_is_set(descriptor, row);
     if (row->type == WEFT_TYPE_HANDLE || row->role == ROLE_RESULT)
         return false;
     if (descriptor->schema != &tensor_schema)
@@ -164,35 +170,42 @@ static bool row_is_saved(const struct graph *graph, const struct descriptor *des
     int value = graph_find_value(graph, tensor);
     bool follows = value >= 0 && graph->values[value].producer >= 0 && (tensor->is_virtual || !is_set);
     int64_t offset;
-    if (is_shape && overrides && (follows || find_override(graph, overrides, tensor, &offset) >= 0))
+    if (is_shape && changes->overrides && (follows || find_override(graph, changes->overrides, tensor, &offset) >= 0))
+        return false;
+    if (row->name == WEFT_ATTR_TENSOR_BYTE_ALIGNMENT && loses_alignment(tensor, changes))
         return false;
     return is_set || is_known(tensor, row);
 }
 
 static void put_descriptor(struct byte_writer *writer, const struct listing *listing, const struct graph *graph,
-                           const struct descriptor *descriptor, const struct variant_pack *overrides) {
+                           const struct descriptor *descriptor, const struct changes *changes) {
     const struct schema *schema = descriptor->schema;
     const struct tensor *tensor = schema == &tensor_schema ? (const struct tensor *)descriptor : NULL;
-    int64_t offset = 0, place = tensor ? find_override(graph, overrides, tensor, &offset) : -1;
-    uint32_t rows = (descriptor->label.count > 0) + (place >= 0 ? 2 : 0);
+    int64_t offset = 0, place = tensor ? find_override(graph, changes->overrides, tensor, &offset) : -1;
+    bool is_loosened = tensor && loses_alignment(tensor, changes);
+    uint32_t rows = (uint32_t)(descriptor->label.count > 0) + (place >= 0 ? 2 : 0) + is_loosened;
     for (int i = 0; i < schema->row_count; i++)
-        rows += row_is_saved(graph, descriptor, &schema->rows[i], overrides);
+        rows += row_is_saved(graph, descriptor, &schema->rows[i], changes);
     byte_put_u32(writer, (uint32_t)schema->kind);
     byte_put_u32(writer, rows);
     if (descriptor->label.count > 0)
         put_row(writer, listing, descriptor, &name_row);
     for (int i = 0; i < schema->row_count; i++)
-        if (row_is_saved(graph, descriptor, &schema->rows[i], overrides))
+        if (row_is_saved(graph, descriptor, &schema->rows[i], changes))
             put_row(writer, listing, descriptor, &schema->rows[i]);
     if (place >= 0) {
-        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS), overrides->override_shapes.i64 + offset,
-                 tensor->dims.count);
-        put_dims(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_STRIDES), overrides->override_strides.i64 + offset,
-                 tensor->dims.count);
+        const struct variant_pack *pack = changes->overrides;
+        put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS), pack->override_shapes.i64 + offset,
+                    tensor->dims.count);
+        put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_STRIDES), pack->override_strides.i64 + offset,
+                    tensor->dims.count);
     }
+    if (is_loosened)
+        put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT),
+                    (const int64_t[]){min64(tensor->alignment, tensor_element_bytes(tensor))}, 1);
 }
 
-weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct variant_pack *overrides) {
+weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes) {
     struct listing listing = {0};
     /* In the order in which they can be finalized again: producers first, as shapes are inferred from them. */
     for (int i = 0; i < graph->node_count; i++)
@@ -200,7 +213,7 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
     list_descriptors(&listing, &graph->base);
     byte_put_i64(writer, listing.count);
     for (int64_t i = 0; i < listing.count && !listing.failed; i++)
-        put_descriptor(writer, &listing, graph, listing.items[i], overrides);
+        put_descriptor(writer, &listing, graph, listing.items[i], changes);
     free(listing.items);
     free(listing.places);
     return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
@@ -251,7 +264,7 @@ weftStatus_t plan_save(struct plan *plan) {
         byte_put_u32(&body, (uint32_t)knob->type);
         byte_put_i64(&body, knob->value);
     }
-    weftStatus_t status = graph_save(&body, plan->draft.graph, NULL);
+    weftStatus_t status = graph_save(&body, plan->draft.graph, &(struct changes){0});
     if (!status)
         status = put_codes(&body, plan);
 
@@ -368,6 +381,20 @@ weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
     for (int64_t i = 0; made && i < count; i++)
         descriptor_release(made[i]);
     free(made);
+    return status;
+}
+
+weftStatus_t graph_change(struct graph **changed, const struct graph *graph, const struct changes *changes) {
+    struct byte_writer writer;
+    struct byte_reader reader;
+    byte_writer_init(&writer);
+    weftStatus_t status = graph_save(&writer, graph, changes);
+    byte_reader_init(&reader, writer.data, writer.length);
+    if (!status)
+        status = graph_load(changed, &reader);
+    if (!status)
+        (*changed)->handle = context_retain(graph->handle);
+    byte_writer_free(&writer);
     return status;
 }
 

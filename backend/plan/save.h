@@ -15,11 +15,21 @@ weftStatus_t plan_save(struct plan *plan);
    code that it carries. */
 weftStatus_t plan_load(struct plan *plan);
 
-/* The graph as bytes. Tensors that `overrides` names (NULL: none) get its dims and strides, and virtual ones are left to
-   be inferred anew. */
-weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct variant_pack *overrides);
+/* What a graph is to have otherwise when it is made again. */
+struct changes {
+    const struct variant_pack
+        *overrides;       /* names tensors that get its dims and strides, and virtual ones are left to be
+                                             inferred anew; NULL: none */
+    bool element_aligned; /* addresses of tensors are multiples of their elements alone */
+};
+
+/* The graph as bytes, with changes. */
+weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes);
 
 /* A finalized graph, owned by the caller. */
 weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader);
+
+/* The graph made again with changes, for the same handle; owned by the caller. */
+weftStatus_t graph_change(struct graph **changed, const struct graph *graph, const struct changes *changes);
 
 #endif

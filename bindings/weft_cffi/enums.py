@@ -365,7 +365,8 @@ class attribute_name(IntEnum):
     NAME_EXT = 10000
     """CHAR[n], optional: the user's name for the descriptor, shown in messages and pictures."""
     TENSOR_BYTE_ALIGNMENT = 900
-    """INT64: a power of two that divides every address bound to the tensor, in bytes; default 16."""
+    """INT64: a power of two that divides every address bound to the tensor, in bytes; default 16. Kernels of
+    a GPU rely on it; the CPU takes addresses that are multiples of an element."""
     TENSOR_DATA_TYPE = 901
     """DATA_TYPE: how each element is stored."""
     TENSOR_DIMENSIONS = 902
@@ -1226,6 +1227,9 @@ class attribute_name(IntEnum):
     """CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a list with
     family, step, file, entry, grid, block, cluster, shared_bytes, log, text and headers of each, and
     "headers", the texts of the files that they include, by name."""
+    EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028
+    """BOOLEAN: whether runs take any address that is a multiple of its tensor's element, whatever
+    BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001

@@ -157,7 +157,9 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
 
 /** The same with a flat list of pointers, for bindings and hot loops. Weft's own.
     count:     how many pointers; must be the plan's number of slots.
-    pointers:  addresses in slot order, which WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT tells.
+    pointers:  addresses in slot order, which WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT tells. On a GPU multiples of what
+               their tensors promise in WEFT_ATTR_TENSOR_BYTE_ALIGNMENT; of an element alone on the CPU and where the plan
+               has WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT.
     workspace: at least WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE bytes, aligned to 64 bytes; may be NULL if that is 0.
     stream:    where to enqueue; the CPU ignores it. */
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,

@@ -315,7 +315,8 @@ typedef enum {
     /* TENSOR: an operand of up to 8 dimensions, in the logical order batch, channels, spatial. */
     WEFT_ATTR_TENSOR_BYTE_ALIGNMENT = 900,
         /**< INT64: a power of two that divides every address bound to the tensor, in bytes;
-             default 16. */
+             default 16. Kernels of a GPU rely on it; the CPU takes addresses that are multiples
+             of an element. */
     WEFT_ATTR_TENSOR_DATA_TYPE = 901, /**< DATA_TYPE: how each element is stored. */
     WEFT_ATTR_TENSOR_DIMENSIONS = 902,
         /**< INT64[rank]: extent of each dimension, in elements; inferred for an operation's
@@ -1293,6 +1294,9 @@ typedef enum {
         /**< CHAR[n], get only: the kernels of the plan as they were compiled, as JSON: "kernels", a
              list with family, step, file, entry, grid, block, cluster, shared_bytes, log, text and
              headers of each, and "headers", the texts of the files that they include, by name. */
+    WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028,
+        /**< BOOLEAN: whether runs take any address that is a multiple of its tensor's element,
+             whatever BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false. */
 
     /* VARIANT_PACK: the memory for one run. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,

@@ -13,11 +13,12 @@ from weft_cffi._weft import ffi
 from weft import backend, buffers, dtypes, slots
 from weft.bound import BoundPlan
 from weft.devices import DeviceProperties, default_handle
-from weft.enums import attribute_name, data_type, descriptor_type, device_kind
-from weft.errors import BadParameterError
+from weft.enums import attribute_name, data_type, descriptor_type, device_kind, status
+from weft.errors import BadParameterError, WeftError
 from weft.frame import Frame, Thread, is_known, known_of
 from weft.kernel import Kernel, kernel_of
 from weft.memory import HOST_ALIGNMENT, DeviceArray, Staging, empty_like_kind, stream_of, use_on
+from weft.progress import Waiting
 from weft.slots import Slot
 
 Overrides = tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -35,6 +36,9 @@ class Plan:
     it. Arrays in host memory will do as well, at a price: each is copied to the device, outputs in host
     memory are copied back, and the call waits until all is done. When all arrays are in host memory, so are
     the results. Graph.execute() and bind() never copy.
+
+    Memory on a GPU that is less aligned than its tensor was declared, as x[1:] may be, runs on a second plan
+    of slower kernels. The first such call makes it; let that be before a stream is captured.
 
     >>> import numpy as np, weft
     >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -73,6 +77,7 @@ class Plan:
         self.ordinal: int = self.report["device"]["ordinal"]
         self._place = self.ordinal if self.device is device_kind.CUDA else None
         self._handle = place if isinstance(place, backend.Handle) else None
+        self._properties = place if isinstance(place, DeviceProperties) else None
         is_described = isinstance(place, DeviceProperties) and place.is_described
         self._is_elsewhere = is_described and self.device is device_kind.CUDA
         self.values = dict(values or {})
@@ -90,6 +95,9 @@ class Plan:
         self._fitting: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self._large_enough: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self.thread = Thread(len(self.slots))
+        self._aligned = [(i, s.alignment - 1) for i, s in enumerate(self.slots) if s.is_aligned]
+        self._loose: Plan | None = None  # for memory that is less aligned
+        self._lent_size = self.workspace_size  # of a workspace that a caller gives
         self._run, self._pointer = backend.library().weftExecute, descriptor.pointer
         self._count = len(self.slots)
 
@@ -175,9 +183,46 @@ class Plan:
         frame, stream, address, held = Frame(len(self.slots)), stream_of(self.handle), 0, None
         owners = self._fill(frame, given, self._first_array(given), stream, None)
         use_on(given.values(), None)  # which streams it will run on is not known
-        if self.workspace_size:
-            address, held = self._workspace(frame, workspace, self.workspace_size, stream)
-        return BoundPlan(self, frame, address, self._results(given), (given, owners, held))
+        plan = self.serving(frame)
+        if plan.workspace_size:
+            address, held = plan._workspace(frame, workspace, plan.workspace_size, stream)
+        return BoundPlan(plan, frame, address, self._results(given), (given, owners, held))
+
+    # ---- Memory that is less aligned than the tensors were declared ----
+
+    def serving(self, frame: Frame) -> Plan:
+        """The plan that takes the addresses in a frame: this one, or one for memory that is aligned to its
+        elements alone, as x[1:] may be. That is made when it is first needed, and its kernels may be
+        slower."""
+        loose = next((i for i, low in self._aligned if frame.pointers[i] & low), None)
+        if loose is None:
+            return self
+        if self._loose is None:
+            try:
+                self._loose = self._for_elements()
+            except WeftError as error:
+                slot = self.slots[loose]
+                raise type(error)(
+                    f"plan: the address of {slot} is no multiple of its alignment, {slot.alignment} bytes, "
+                    f"and no plan for such memory can be made: {error}",
+                    error.status,
+                ) from None
+        return self._loose
+
+    def _for_elements(self) -> Plan:
+        made = backend.Descriptor(descriptor_type.EXECUTION_PLAN_DESCRIPTOR)
+        if self._properties is None:
+            made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self.handle.pointer])
+        else:
+            place = [self._properties.descriptor]
+            made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", place)
+        made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", self.serialize())
+        made.set(attribute_name.EXECUTION_PLAN_ELEMENT_ALIGNED_EXT, "BOOLEAN", [True])
+        with Waiting("plan: compiling kernels for memory that is less aligned"):
+            made.finalize()
+        plan = Plan(made, values=self.values, place=self._properties or self.handle)
+        plan._lent_size = self.workspace_size
+        return plan
 
     def _results(self, given: Mapping[int, Any]) -> Any:
         """The outputs as a call returns them."""
@@ -423,12 +468,12 @@ class Plan:
     def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
         """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
         frame, address, held = self.thread.frame, 0, None
-        pack = self._variant_pack(frame, overrides, address)
-        size = backend.get_execution_plan_workspace_size(handle, self.descriptor, pack)
+        plan, pack = self.serving(frame), self._variant_pack(frame, overrides, address)
+        size = backend.get_execution_plan_workspace_size(handle, plan.descriptor, pack)
         if size:
-            address, held = self._workspace(frame, workspace, size, handle.stream)
+            address, held = self._workspace(frame, workspace if plan is self else None, size, handle.stream)
             pack = self._variant_pack(frame, overrides, address)
-        backend.backend_execute(handle, self.descriptor, pack)
+        backend.backend_execute(handle, plan.descriptor, pack)
         frame.owners.clear()
         del held
 
@@ -461,19 +506,29 @@ class Plan:
 
     def launch(self, frame: Frame, workspace: Any, stream: int) -> None:
         """Runs on the addresses in a frame."""
+        plan = self if self._loose is None else self.serving(frame)
+        run = plan._enqueue(frame, workspace, stream)
+        if run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(frame) is not plan:
+            run = self.serving(frame)._enqueue(frame, workspace, stream)
+        if frame.owners:
+            frame.owners.clear()
+        if run:
+            backend.check(run)
+
+    def _enqueue(self, frame: Frame, workspace: Any, stream: int) -> int:
+        """The status of a run."""
         held, memory = None, ffi.NULL
         if self.workspace_size:
             address, held = self._workspace(frame, workspace, self.workspace_size, stream)
             memory = ffi.cast("void *", address)
-        status = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
-        if frame.owners:
-            frame.owners.clear()
-        if status:
-            backend.check(status)
+        done: int = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
         del held
+        return done
 
     def _workspace(self, frame: Frame, given: Any, needed: int, stream: int) -> tuple[int, Any]:
         """The address of memory of the needed size, and what keeps it alive."""
+        if self.workspace_size > self._lent_size:  # callers know the other plan's
+            given = None
         if isinstance(given, int) and given:
             return given, None
         if given is not None and not isinstance(given, int):

@@ -25,11 +25,19 @@ class Slot(NamedTuple):
     """That the elements take, without gaps."""
     span: int
     """Bytes from the first element to the last, both included."""
+    alignment: int
+    """Bytes that its addresses are multiples of."""
 
     def __str__(self) -> str:
         role = "output" if self.is_output else "input"
         called = f"'{self.name}' (uid {self.uid})" if self.name else f"uid {self.uid}"
         return f"{role} {called}"
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its addresses are to be multiples of more than its elements."""
+        element = max(dtypes.of(self.data_type).bits // 8, 1)
+        return self.alignment > element and self.bytes > 0 and not self.is_by_value
 
     def reshaped(self, dims: Sequence[int], strides: Sequence[int]) -> Slot:
         """The slot with another shape."""
@@ -42,7 +50,8 @@ def slot_of(tensor: dict[str, Any]) -> Slot:
     assert type_ is not None
     sizes = _sizes(tensor["dims"], tensor["strides"], type_)
     roles = {"is_output": tensor["written"], "is_by_value": tensor["by_value"]}
-    return Slot(uid=tensor["uid"], name=tensor["name"] or "", data_type=type_, **roles, **sizes)
+    own = {"uid": tensor["uid"], "name": tensor["name"] or "", "alignment": tensor["alignment"]}
+    return Slot(data_type=type_, **own, **roles, **sizes)
 
 
 def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:

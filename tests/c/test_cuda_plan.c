@@ -174,6 +174,68 @@ static void little_workspace(void) {
     check_clean(1);
 }
 
+static desc load_plan(weftHandle_t handle, desc saved, bool element_aligned) {
+    int64_t bytes;
+    char *blob = get_text(saved, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &bytes);
+    desc plan = make(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, 1, &handle));
+    MUST(weftBackendSetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, bytes, blob));
+    if (element_aligned)
+        MUST(set_flag(plan, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT, true));
+    MUST(weftBackendFinalize(plan));
+    free(blob);
+    return plan;
+}
+
+static void check_alignment(desc plan, struct memory *m, int declared, int64_t taken) {
+    char *x = (char *)m->slots[0], *y = (char *)m->slots[1];
+    for (int64_t at = 1; at < taken; at++) {
+        const char *what = taken == 4 ? "an element, 4 bytes. Copy the elements to such an address."
+                                      : "its alignment, 16 bytes. Align the memory, set a smaller alignment on the "
+                                        "tensor, or make a plan with element_aligned.";
+        REFUSED(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)(x + at), (uintptr_t)y}, NULL, NULL),
+                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 1): pointer %p is no multiple of %s",
+                (void *)(x + at), what);
+        REFUSED(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)x, (uintptr_t)(y + at)}, NULL, NULL),
+                WEFT_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor (uid 2): pointer %p is no multiple of %s",
+                (void *)(y + at), what);
+    }
+    MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)(x + taken), (uintptr_t)(y + taken)}, NULL, NULL));
+    char *report = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, NULL), wanted[32];
+    snprintf(wanted, sizeof wanted, "\"alignment\":%lld,", (long long)taken);
+    CHECK(strstr(report, wanted), "declared %d: no %s in %s", declared, wanted, report);
+    free(report);
+}
+
+/* A plan takes what its tensors declare, but no part of an element; with element_aligned any element, and so does what is
+   saved of such a plan. */
+static void less_aligned(void) {
+    static struct memory m;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    for (int declared = 2; declared <= 16; declared *= 2) {
+        desc t[2];
+        for (int i = 0; i < 2; i++) {
+            t[i] = open_tensor(1 + i, DIMS(64));
+            MUST(set_number(t[i], WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, declared));
+            MUST(weftBackendFinalize(t[i]));
+        }
+        desc op = pointwise(WEFT_POINTWISE_RELU_FWD, t[0], NULL, t[1]), graph = graph_of(1, &op);
+        desc plan = finalized(open_gpu_plan(graph, handle)), loose = open_gpu_plan(graph, handle);
+        MUST(set_flag(loose, WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT, true));
+        MUST(weftBackendFinalize(loose));
+        desc made[] = {load_plan(handle, plan, true), load_plan(handle, loose, false)};
+        if (declared != 8)
+            check_alignment(plan, &m, declared, declared < 4 ? 4 : declared);
+        check_alignment(loose, &m, declared, 4);
+        for (int i = 0; i < 2; i++)
+            check_alignment(made[i], &m, declared, 4), drop(made[i]);
+        drop(t[0]), drop(t[1]), drop(plan), drop(loose), drop(graph);
+    }
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* Kernels that copy through tensor maps get them encoded for the addresses of the day. */
 static void tensor_maps(void) {
     open_fake();
@@ -556,6 +618,7 @@ static void parallel_compilation(void) {
 int main(void) {
     IN_CHILD(one_kernel, driver, compiler);
     IN_CHILD(little_workspace, driver, compiler);
+    IN_CHILD(less_aligned, driver, compiler);
     IN_CHILD(tensor_maps, driver, compiler);
     IN_CHILD(bare_execution, driver, compiler);
     IN_CHILD(empty_tensors, driver, compiler);

@@ -66,6 +66,17 @@ def test_seeds_and_offsets(seed):
     checks.check(draw(shape, distribution="UNIFORM"), narrow, want, layouts=["packed"])
 
 
+@pytest.mark.parametrize("seed", [7, "tensor"])
+def test_saved_plans(seed):
+    """A seed may be a number or a tensor; what is saved holds the one that was given."""
+    g = weft.Graph(io_data_type="f32")
+    given = {"seed": 7} if seed == "tensor" else {}
+    s = g.tensor([1], data_type="i64", is_pass_by_value=True, name="seed") if given else seed
+    g.rng(s, distribution="UNIFORM", name="r").set_dim([3, 6]).set_output(True)
+    loaded = weft.Graph().deserialize(g.build().plan.handle, g.serialize())
+    np.testing.assert_allclose(loaded.plan(**given), units((3, 6), seed=7), atol=1e-7)
+
+
 def test_offset_on_the_host():
     want = units((3, 6), offset=7)
     checks.check(draw((3, 6), distribution="UNIFORM"), {}, want, scalars={"offset": (7, "i64")})

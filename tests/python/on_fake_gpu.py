@@ -501,6 +501,25 @@ def test_workspaces_are_on_the_device() -> None:
         g.execute({"x": x_, "y": y_}, np.empty(needed, "u1"))
 
 
+# ---- Memory that is less aligned than was declared ---------------------------------------------------------
+
+
+def test_what_is_said_when_no_plan_for_it_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    g, whole = doubled(), weft.DeviceArray([8])
+    real = backend.Descriptor.finalize
+
+    def finalize(self: Any) -> Any:
+        if self.kind is weft.enums.descriptor_type.EXECUTION_PLAN_DESCRIPTOR:
+            raise weft.NotSupportedError("there is no compiler.")
+        return real(self)
+
+    monkeypatch.setattr(backend.Descriptor, "finalize", finalize)
+    words = "its alignment, 16 bytes, and no plan for such memory can be made: there is no compiler."
+    with pytest.raises(weft.NotSupportedError) as failed:
+        g.execute({"x": on_device(X), "y": whole.view(1, [2, 3])})
+    assert str(failed.value) == f"plan: the address of output 'y' (uid 2) is no multiple of {words}"
+
+
 # ---- Other shapes ------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@
    transpose. LOGICAL keeps the order of the elements, last dimension fastest. A result of another data type is
    converted. */
 #include "graph/ops/reshape.h"
+#include "base/number.h"
 #include "graph/ops/move.h"
 
 static const struct row rows[] = {
@@ -28,6 +29,8 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(op->x));
     tensor_infer_strides(op->y, NULL);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
+    if (op->y->is_virtual) /* it may be x's memory */
+        op->y->alignment = min64(op->y->alignment, op->x->alignment);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -63,11 +66,13 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same bytes under other extents. */
+/* The same bytes under other extents. A result that promises more alignment than x has, as an operation that was finalized
+   before the one that makes x may, is a copy. */
 static struct tensor *memory_of(const struct descriptor *descriptor) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     bool packed = tensor_is_packed(op->x) && tensor_is_packed(op->y);
-    bool same = op->x->type == op->y->type && op->y->vector_count == 1 && op->x->vector_count == 1;
+    bool same = op->x->type == op->y->type && op->y->vector_count == 1 && op->x->vector_count == 1 &&
+                op->y->alignment <= op->x->alignment;
     return same && (op->mode == WEFT_RESHAPE_VIEW_ONLY || packed) ? op->x : NULL;
 }
 

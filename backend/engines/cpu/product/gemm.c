@@ -295,10 +295,15 @@ static void transpose(float *panel, int width, const float *rows, int64_t ld, in
             panel[(int64_t)d * width + i] = rows[d];
 }
 
+/* Whether elements can be read where they lie: user memory promises no alignment. */
+static bool has_floats(const struct gemm_matrix *matrix) {
+    return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
+}
+
 /* A matrix whose rows (of A; columns of B) are contiguous. */
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
-    if (matrix->type == WEFT_DATA_FLOAT) {
+    if (has_floats(matrix)) {
         transpose(panel, width, (const float *)matrix->base + index, matrix->stride, count, depth);
         return;
     }
@@ -321,7 +326,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
         return;
     }
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
-        if (matrix->type == WEFT_DATA_FLOAT) {
+        if (has_floats(matrix)) {
             const float *src = (const float *)matrix->base + index;
             for (int i = 0; i < count; i++)
                 dst[i] = src[i * matrix->stride];
