@@ -181,13 +181,19 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. */
+static double side_bytes(const struct side *side, int64_t elements) {
+    double bytes = (double)dtype_bytes(side->type, elements), one = (double)dtype_of(side->type)->bits / 8;
+    bool is_across = side->rank > 0 && side->strides[side->rank - 1] > 1;
+    return is_across && one < PRICE_SECTOR_BYTES ? bytes / one * PRICE_SECTOR_BYTES : bytes;
+}
+
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct movement m;
     TRY(analyse(&m, region));
     double bytes = 0;
     for (int k = 0; k < m.count; k++)
-        bytes += (double)(dtype_bytes(m.parts[k].from.type, m.parts[k].elements) +
-                          dtype_bytes(m.parts[k].to.type, m.parts[k].elements));
+        bytes += side_bytes(&m.parts[k].from, m.parts[k].elements) + side_bytes(&m.parts[k].to, m.parts[k].elements);
     *seconds = PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }

@@ -11,9 +11,10 @@
 
 enum { SCRATCH_ALIGNMENT = 256 };
 
-static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_grouped,
-                                                      &cuda_rows,      &cuda_window,      &cuda_map,
-                                                      &cuda_move,      &cuda_rng,         NULL};
+/* Who may compute on plain tensors: not at the cost of bits, and without more copies. */
+static bool computes(const struct family *family) {
+    return !family->wants_boxes && !family->narrows && !family->reorders;
+}
 
 /* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
 
@@ -156,7 +157,7 @@ weftStatus_t staged_exchange(struct staged *staged, const struct region *region,
 /* copying: what the copies take. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
                             double *copying, struct arena *arena) {
-    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    struct offer offer;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++)
             TRY(note_operand(staged, region, region_node(region, i), k, arena));
@@ -164,14 +165,13 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
-    for (int f = 0; status && inner_families[f]; f++) {
-        staged->inner = inner_families[f];
-        status = staged->inner->accepts(&staged->region, device, &staged->seconds);
-    }
+    TRY(engine_offer(&offer, region->engine, &staged->region, device, computes));
+    staged->inner = offer.family;
+    staged->seconds = offer.seconds;
     *copying = 0;
     for (int k = 0; k < staged->count; k++)
         *copying += price_moving(2 * (double)tensor_bytes(staged->at[k].plain), device);
-    return status;
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -296,6 +296,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_staged = {
     .name = "cuda.staged",
+    .is_last_resort = true,
+    .combines = true,
     .doc = "operations on types below a byte and on vectorised tensors, through plain copies in the workspace",
     .accepts = accepts,
     .build = build,
