@@ -1,5 +1,5 @@
-"""Predicted times for an H200, beside those that were measured there: the tables of tools/bench/results. Plans
-are ranked by these predictions, so they shall not drift from what runs."""
+"""Predicted times for an H200, beside those that were measured there: the tables of tools/bench/results.
+Plans are ranked by these predictions, so they shall not drift from what runs."""
 
 from __future__ import annotations
 

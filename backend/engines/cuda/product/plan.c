@@ -154,8 +154,9 @@ static double gathering_seconds(const struct contraction *c, const struct device
         accesses += (double)(f == FACTOR_A ? c->tile->rows : c->tile->columns) / c->factor[f].run;
     accesses *= tiles_of(c, c->tile) * (double)steps * arithmetic_rows[c->arithmetic].block_depth;
     double instructions = accesses * (conv_is(c->node->op) ? IMAGE_INSTRUCTIONS : MATRIX_INSTRUCTIONS);
-    return instructions /
-           (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * device->cuda.multiprocessors);
+    double blocks = tiles_of(c, c->tile) * c->splits, multiprocessors = device->cuda.multiprocessors;
+    double busy = blocks < multiprocessors ? blocks : multiprocessors;
+    return instructions / (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * (busy > 0 ? busy : 1));
 }
 
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
