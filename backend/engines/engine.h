@@ -145,4 +145,8 @@ bool region_has(const struct region *region, int node);
 /* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
 bool region_exports(const struct region *region, int value);
 
+/* A region as a graph of its own, under the same uids: what makes its inputs is left out, and of those outside that read its
+   values two stand for all, as nodes without operands. outer: the values of the whole graph, of each of its. */
+weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena);
+
 #endif
