@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two interfaces of this floor. A kernel family serves regions of a graph: it says yes with a predicted time or no
-   with a sentence, builds a step, and runs it. An engine is a device kind and a list of families, best first; the
-   planner covers a graph with regions of them, so an engine whose list ends with the reference runs every graph. */
+   with a sentence, builds a step, and runs it; it knows no other family. An engine is a device kind and a list of families;
+   the planner covers a graph with regions of them, by price, so an engine whose list ends with the reference runs every
+   graph. */
 #ifndef WEFT_ENGINES_ENGINE_H
 #define WEFT_ENGINES_ENGINE_H
 
@@ -16,6 +17,7 @@ struct region {
     const struct graph *graph;
     int count;
     const int *nodes;
+    const struct engine *engine; /* whose families a combination may leave a region to; NULL: none */
 };
 
 struct knob {
@@ -63,6 +65,9 @@ struct step {
 struct family {
     const char *name; /* "cpu.map" */
     const char *doc;
+    bool is_last_resort;      /* asked only about what no other family serves */
+    bool combines;            /* changes a region and leaves it to another family, which it finds by engine_offer */
+    bool wants_boxes;         /* reads operands only as the copy engine brings them: it may pay to copy them first */
     const struct knob *knobs; /* ends with a knob without doc; NULL: none */
     /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */
     weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
@@ -93,7 +98,7 @@ struct engine {
     const char *name; /* "cpu.fast" */
     const char *doc;
     weftDeviceKind_t device;
-    const struct family *const *families; /* best first, ends with NULL */
+    const struct family *const *families; /* whose regions begin first; of equal prices the first; ends with NULL */
     bool narrows, reorders;               /* uses families that do, and declines graphs where none serves a part */
     const weftBackendNumericalNote_t *numerical_notes;
     int numerical_note_count;
@@ -116,6 +121,16 @@ static inline bool engine_uses(const struct engine *engine, const struct family 
     return (engine->narrows || !family->narrows) && (engine->reorders || !family->reorders);
 }
 
+struct offer {
+    const struct family *family;
+    double seconds;
+};
+
+/* Who serves a region soonest, as predicted, of the engine's families that `may` names (NULL: any) and that are no
+   combination; what the last of them said where none does. */
+weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
+                          const struct device *device, bool (*may)(const struct family *family));
+
 /* The list of engines, best first; an engine's index here is its global index. */
 extern const struct engine *const engines[];
 extern const int engine_count;
@@ -130,5 +145,9 @@ bool region_has(const struct region *region, int node);
 
 /* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
 bool region_exports(const struct region *region, int value);
+
+/* A region as a graph of its own, under the same uids: what makes its inputs is left out, and of those outside that read its
+   values two stand for all, as nodes without operands. outer: the values of the whole graph, of each of its. */
+weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena);
 
 #endif

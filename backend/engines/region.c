@@ -2,6 +2,10 @@
 /* Regions of a graph: operations that one family takes together. */
 #include "engines/engine.h"
 
+#include <string.h>
+
+enum { OUTSIDE_MOST = 2 /* readers of a value outside of an extract: one, or several */ };
+
 bool region_has(const struct region *region, int node) {
     for (int i = 0; i < region->count; i++)
         if (region->nodes[i] == node)
@@ -17,4 +21,89 @@ bool region_exports(const struct region *region, int value) {
         if (!region_has(region, read->read_by[i]))
             return true;
     return false;
+}
+
+/* ---- Extracts ---------------------------------------------------------------------------------------------------- */
+
+static int operands_of(const struct region *region) {
+    int count = 0;
+    for (int i = 0; i < region->count; i++)
+        count += region_node(region, i)->operand_count;
+    return count;
+}
+
+/* The values of a region, each once, in order; gives their number. */
+static int list_values(int *outer, const struct region *region) {
+    int count = 0;
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++) {
+            int value = region_node(region, i)->operands[k], at = count;
+            while (at > 0 && outer[at - 1] >= value)
+                at--;
+            if (at < count && outer[at] == value)
+                continue;
+            memmove(outer + at + 1, outer + at, (size_t)(count++ - at) * sizeof *outer);
+            outer[at] = value;
+        }
+    return count;
+}
+
+static int index_of(const int *sorted, int count, int number) {
+    int low = 0;
+    while (low < count && sorted[low] != number)
+        low++;
+    return low < count ? low : -1;
+}
+
+static weftStatus_t extract_node(struct node *made, const struct node *node, const int *outer, int values,
+                                 struct arena *arena) {
+    *made = *node;
+    TRY(arena_copy(arena, &made->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
+    for (int k = 0; k < node->operand_count; k++)
+        made->operands[k] = index_of(outer, values, node->operands[k]);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Who reads the v-th value: nodes of the region, and some for those outside. */
+static weftStatus_t extract_value(struct graph *graph, int v, const struct value *value, const struct region *region,
+                                  struct arena *arena) {
+    struct value *made = &graph->values[v];
+    int *readers, inside = 0, outside = 0;
+    *made =
+        (struct value){.tensor = value->tensor, .producer = index_of(region->nodes, region->count, value->producer)};
+    TRY(arena_alloc(arena, &readers, (size_t)(operands_of(region) + OUTSIDE_MOST) * sizeof *readers));
+    for (int i = 0; i < region->count; i++)
+        for (int k = 0; k < graph->nodes[i].operand_count; k++)
+            if (graph->nodes[i].operands[k] == v && !graph->nodes[i].is_output[k])
+                readers[inside++] = i;
+    for (int r = 0; r < value->readers && outside < OUTSIDE_MOST && inside + outside < value->readers; r++)
+        if (!region_has(region, value->read_by[r])) {
+            readers[inside + outside++] = graph->node_count;
+            graph->nodes[graph->node_count++] = (struct node){.op = region->graph->nodes[value->read_by[r]].op};
+        }
+    made->readers = inside + outside;
+    made->read_by = readers;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena) {
+    struct graph *graph;
+    int *values, *nodes, operands = operands_of(region);
+    TRY(descriptor_mirror(arena, &graph, &region->graph->base));
+    TRY(arena_alloc(arena, &values, (size_t)operands * sizeof *values));
+    TRY(arena_alloc(arena, &nodes, (size_t)region->count * sizeof *nodes));
+    graph->value_count = list_values(values, region);
+    graph->node_count = region->count;
+    TRY(arena_alloc(arena, &graph->values, (size_t)graph->value_count * sizeof *graph->values));
+    TRY(arena_alloc(arena, &graph->nodes,
+                    (size_t)(region->count + OUTSIDE_MOST * graph->value_count) * sizeof *graph->nodes));
+    for (int i = 0; i < region->count; i++) {
+        nodes[i] = i;
+        TRY(extract_node(&graph->nodes[i], region_node(region, i), values, graph->value_count, arena));
+    }
+    for (int v = 0; v < graph->value_count; v++)
+        TRY(extract_value(graph, v, &region->graph->values[values[v]], region, arena));
+    *made = (struct region){.graph = graph, .count = region->count, .nodes = nodes, .engine = region->engine};
+    *outer = values;
+    return WEFT_STATUS_SUCCESS;
 }

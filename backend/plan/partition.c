@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each family of the engine, best first, seeds regions at the nodes that it accepts and lets them grow over neighbours
-   for as long as it accepts the larger region and the regions stay free of cycles. What a step of this looks at is the
-   region and what lies around it, never the whole graph: planning is linear in the number of operations. */
+/* At each node the families of the engine that accept it grow a region each over neighbours, for as long as a family accepts
+   the larger region, that is no dearer than what is added would be apart, and regions stay free of cycles. The cheapest
+   candidate becomes a part: its own price, and that of what the others would serve and it leaves out. What a step of this
+   looks at is regions and what lies around them, never the whole graph: planning is linear in the number of operations. */
 #include "plan/partition.h"
 #include "base/number.h"
 #include "base/text.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
-enum { JOINED_MAX = 8 /* operations added at once */ };
+enum {
+    JOINED_MAX = 8,      /* operations added at once */
+    CANDIDATES_MAX = 64, /* two of each family */
+};
+
+/* A region that a family would serve. */
+struct candidate {
+    struct part part;
+    double seconds; /* with what it leaves of the others' regions */
+};
 
 struct partitioning {
     const struct graph *graph;
@@ -26,11 +37,15 @@ struct partitioning {
     /* Who reads a value: readers[reader_start[value]] up to reader_start[value + 1], in order. */
     int *reader_start, *readers;
 
-    /* The newest part. */
+    /* The candidates at a node, and the one that grows. */
+    struct candidate candidates[CANDIDATES_MAX];
+    int candidate_count;
     int *nodes, *grown; /* its region, as it grows, and as it was before */
     int *neighbours;    /* nodes beside it, in order */
     int neighbour_count;
-    bool *is_neighbour; /* per node */
+    bool *is_neighbour, *is_inside; /* per node */
+    int *all, *left;                /* nodes of any candidate, and those that one leaves out, in order */
+    double *alone;                  /* per node: what serving it alone takes; 0: not asked yet, INFINITY: nobody does */
 
     /* An order in which groups, which are parts and single nodes, may run. A group is named by one of its nodes. */
     int *group;       /* per node: its group */
@@ -156,27 +171,44 @@ static void reorder(struct partitioning *p, int first, int last, int name) {
         p->at_position[at++] = -1;
 }
 
-/* Makes one group of a region's nodes, unless it would have to run both before and behind another. */
-static bool join_groups(struct partitioning *p, const struct region *region) {
-    int first = p->graph->node_count, last = -1;
+/* Marks the groups of a region, and all that they reach among those between them in the order; false where these would
+   have to run both before and behind another. */
+static bool mark_region(struct partitioning *p, const struct region *region, int *first, int *last) {
+    *first = p->graph->node_count;
+    *last = -1;
     for (int i = 0; i < region->count; i++) {
         int group = p->group[region->nodes[i]], at = p->position[group];
         p->mark[group] = MEMBER;
-        first = at < first ? at : first;
-        last = at > last ? at : last;
+        *first = at < *first ? at : *first;
+        *last = at > *last ? at : *last;
     }
-    bool is_free = mark_reached(p, first, last);
-    if (is_free)
-        reorder(p, first, last, p->group[region->nodes[0]]);
+    return mark_reached(p, *first, *last);
+}
+
+static void unmark(struct partitioning *p, const struct region *region, int first, int last) {
     for (int i = 0; i < region->count; i++)
         p->mark[p->group[region->nodes[i]]] = PLAIN;
     for (int at = first; at <= last; at++)
         if (p->at_position[at] >= 0)
             p->mark[p->at_position[at]] = PLAIN;
-    int name = p->group[region->nodes[0]];
-    for (int i = 0; is_free && i < region->count; i++)
+}
+
+/* Whether a region's nodes can run as one. */
+static bool is_free(struct partitioning *p, const struct region *region) {
+    int first, last;
+    bool is = mark_region(p, region, &first, &last);
+    unmark(p, region, first, last);
+    return is;
+}
+
+/* Makes one group of the nodes of a region that is free. */
+static void join_groups(struct partitioning *p, const struct region *region) {
+    int first, last, name = p->group[region->nodes[0]];
+    mark_region(p, region, &first, &last);
+    reorder(p, first, last, name);
+    unmark(p, region, first, last);
+    for (int i = 0; i < region->count; i++)
         p->group[region->nodes[i]] = name;
-    return is_free;
 }
 
 /* The parts in the order of their groups. */
@@ -199,7 +231,7 @@ static void insert_sorted(int *nodes, int count, int node) {
 }
 
 static void add_neighbour(struct partitioning *p, int node) {
-    if (p->owner[node] != UNASSIGNED || p->is_neighbour[node])
+    if (p->owner[node] != UNASSIGNED || p->is_inside[node] || p->is_neighbour[node])
         return;
     p->is_neighbour[node] = true;
     insert_sorted(p->neighbours, p->neighbour_count++, node);
@@ -225,7 +257,7 @@ static void update_neighbours(struct partitioning *p, const struct region *regio
             add_neighbours_of(p, region_node(region, i));
     int kept = 0;
     for (int i = 0; i < p->neighbour_count; i++)
-        if (p->owner[p->neighbours[i]] == UNASSIGNED)
+        if (!p->is_inside[p->neighbours[i]])
             p->neighbours[kept++] = p->neighbours[i];
         else
             p->is_neighbour[p->neighbours[i]] = false;
@@ -307,20 +339,60 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
     return false;
 }
 
-static void set_owner(struct partitioning *p, const struct region *region, int owner) {
-    for (int i = 0; i < region->count; i++)
-        p->owner[region->nodes[i]] = owner;
+/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. */
+static double seconds_alone(struct partitioning *p, int node) {
+    const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
+    struct offer offer;
+    if (p->alone[node] == 0) {
+        weftStatus_t status = engine_offer(&offer, p->engine, &region, p->device, NULL);
+        p->alone[node] = status ? INFINITY : offer.seconds;
+    }
+    return p->alone[node];
 }
 
-/* Adds one more neighbour to the newest part, or several, if family and order allow it. */
+static double seconds_apart(struct partitioning *p, const int *nodes, int count) {
+    const struct region region = {.graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine};
+    struct offer offer;
+    double each = 0;
+    for (int i = 0; i < count; i++)
+        each += seconds_alone(p, nodes[i]);
+    if (count > 1 && engine_offer(&offer, p->engine, &region, p->device, NULL) == WEFT_STATUS_SUCCESS)
+        each = offer.seconds < each ? offer.seconds : each;
+    return each;
+}
+
+/* Nodes of `nodes` that a region has not; both are sorted. */
+static int leave_out(int *left, const int *nodes, int count, const struct region *region) {
+    int kept = 0;
+    for (int i = 0, k = 0; i < count; i++)
+        if (k < region->count && region->nodes[k] == nodes[i])
+            k++;
+        else
+            left[kept++] = nodes[i];
+    return kept;
+}
+
+/* Whether serving a region together is no dearer than serving apart what was added to it. */
+static bool pays(struct partitioning *p, const struct part *part, const struct part *before) {
+    struct region old = {.count = before->region.count, .nodes = p->grown};
+    int count = leave_out(p->left, part->region.nodes, part->region.count, &old);
+    return part->seconds <= before->seconds + seconds_apart(p, p->left, count);
+}
+
+static void set_inside(struct partitioning *p, const struct region *region, bool is_inside) {
+    for (int i = 0; i < region->count; i++)
+        p->is_inside[region->nodes[i]] = is_inside;
+}
+
+/* Adds one more neighbour to a candidate, or several, if family, price and order allow it. */
 static bool grow_once(struct partitioning *p, struct part *part) {
     const struct part before = *part;
     int count = before.region.count;
     memcpy(p->grown, p->nodes, (size_t)count * sizeof *p->nodes);
     for (int i = 0; i < p->neighbour_count; i++) {
         insert_sorted(p->nodes, part->region.count++, p->neighbours[i]);
-        if (accepts_with_readers(p, part, p->nodes) && join_groups(p, &part->region)) {
-            set_owner(p, &part->region, p->part_count - 1);
+        if (accepts_with_readers(p, part, p->nodes) && pays(p, part, &before) && is_free(p, &part->region)) {
+            set_inside(p, &part->region, true);
             update_neighbours(p, &part->region, p->grown, count);
             return true;
         }
@@ -353,8 +425,22 @@ static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes,
     return accepts_with_readers(p, part, nodes);
 }
 
-/* The newest part keeps its region. */
-static weftStatus_t keep_region(struct partitioning *p, struct part *part) {
+/* Grows a region from a seed; no candidate where the family does not accept that. */
+static weftStatus_t add_candidate(struct partitioning *p, const struct family *family, int seed, bool has_companions) {
+    struct candidate *candidate = &p->candidates[p->candidate_count];
+    struct part *part = &candidate->part;
+    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes, .engine = p->engine}};
+    bool is_accepted =
+        has_companions ? accepts_with_companions(p, part, p->nodes, seed) : accepts_alone(p, part, p->nodes, seed);
+    if (!is_accepted || p->candidate_count == CANDIDATES_MAX || !is_free(p, &part->region))
+        return WEFT_STATUS_SUCCESS;
+    set_inside(p, &part->region, true);
+    update_neighbours(p, &part->region, NULL, 0);
+    while (grow_once(p, part)) {
+    }
+    forget_neighbours(p);
+    set_inside(p, &part->region, false);
+    p->candidate_count++;
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)part->region.count * sizeof *nodes));
     memcpy(nodes, p->nodes, (size_t)part->region.count * sizeof *nodes);
@@ -362,33 +448,103 @@ static weftStatus_t keep_region(struct partitioning *p, struct part *part) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t start_part(struct partitioning *p, const struct family *family, int seed) {
-    struct part *part = &p->parts[p->part_count];
-    *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes}};
-    bool is_accepted = accepts_with_companions(p, part, p->nodes, seed) || accepts_alone(p, part, p->nodes, seed);
-    if (!is_accepted || !join_groups(p, &part->region))
-        return WEFT_STATUS_SUCCESS;
-    set_owner(p, &part->region, p->part_count++);
-    update_neighbours(p, &part->region, NULL, 0);
-    while (grow_once(p, part)) {
+/* All regions that families from the f-th on would serve, if that one does. */
+static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
+    p->candidate_count = 0;
+    for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
+        const struct family *family = p->engine->families[g];
+        if (!engine_uses(p->engine, family) || (g > f && family->is_last_resort))
+            continue;
+        if (family->companions)
+            TRY(add_candidate(p, family, seed, true));
+        TRY(add_candidate(p, family, seed, false));
     }
-    forget_neighbours(p);
-    return keep_region(p, part);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The nodes of all candidates, in order. */
+static int gather_all(struct partitioning *p) {
+    int count = 0;
+    for (int c = 0; c < p->candidate_count; c++) {
+        const struct region *region = &p->candidates[c].part.region;
+        for (int i = 0; i < region->count; i++)
+            if (!p->is_inside[region->nodes[i]])
+                insert_sorted(p->all, count++, region->nodes[i]);
+        set_inside(p, region, true);
+    }
+    for (int i = 0; i < count; i++)
+        p->is_inside[p->all[i]] = false;
+    return count;
+}
+
+/* The least for all that any of the candidates serves; of equal ones the first. */
+static struct candidate *cheapest(struct partitioning *p) {
+    struct candidate *best = p->candidates;
+    int all = gather_all(p);
+    for (int c = 0; c < p->candidate_count; c++) {
+        struct candidate *candidate = &p->candidates[c];
+        int left = leave_out(p->left, p->all, all, &candidate->part.region);
+        candidate->seconds = candidate->part.seconds + seconds_apart(p, p->left, left);
+        best = candidate->seconds < best->seconds ? candidate : best;
+    }
+    return best;
+}
+
+/* What the families say whose candidates were dearer. */
+static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *best) {
+    struct part *part = &p->parts[p->part_count];
+    TRY(arena_alloc(p->arena, &part->rivals, (size_t)p->candidate_count * sizeof *part->rivals));
+    for (int c = 0; c < p->candidate_count; c++) {
+        const struct candidate *rival = &p->candidates[c];
+        struct refusal *last = part->rival_count ? &part->rivals[part->rival_count - 1] : NULL;
+        if (rival->part.family == best->part.family || (last && last->family == rival->part.family->name))
+            continue;
+        struct refusal *refusal = &part->rivals[part->rival_count++];
+        refusal->family = rival->part.family->name;
+        TRY(arena_print(p->arena, &refusal->reason, "%s: predicted to take %.3g us here, %s %.3g us",
+                        descriptor_label(region_node(&rival->part.region, 0)->op), rival->seconds * 1e6,
+                        best->part.family->name, best->seconds * 1e6));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
+    TRY(find_candidates(p, f, seed));
+    if (p->candidate_count == 0)
+        return WEFT_STATUS_SUCCESS;
+    const struct candidate *best = cheapest(p);
+    p->parts[p->part_count] = best->part;
+    TRY(note_rivals(p, best));
+    join_groups(p, &best->part.region);
+    for (int i = 0; i < best->part.region.count; i++)
+        p->owner[best->part.region.nodes[i]] = p->part_count;
+    p->part_count++;
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Reasons ----------------------------------------------------------------------------------------------------- */
 
-/* What the families before `until` (all when NULL) say of a node on its own. */
+static bool is_rival(const struct part *part, const struct family *family) {
+    for (int i = 0; i < part->rival_count; i++)
+        if (part->rivals[i].family == family->name)
+            return true;
+    return false;
+}
+
+/* Why others do not serve a part: its rivals' prices, and what the families before `until` (all when NULL) say of a node
+   on its own. */
 static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int node, const struct family *until) {
-    struct region alone = {.graph = p->graph, .count = 1, .nodes = &node};
+    struct region alone = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     int families = 0;
     while (p->engine->families[families])
         families++;
-    TRY(arena_alloc(p->arena, &part->refusals, (size_t)families * sizeof *part->refusals));
+    TRY(arena_alloc(p->arena, &part->refusals, (size_t)(families + part->rival_count) * sizeof *part->refusals));
+    for (int i = 0; i < part->rival_count; i++)
+        part->refusals[part->refusal_count++] = part->rivals[i];
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
-        if (!engine_uses(p->engine, p->engine->families[f]) ||
+        if (!engine_uses(p->engine, p->engine->families[f]) || is_rival(part, p->engine->families[f]) ||
             ask(p, p->engine->families[f], &alone, &seconds) == WEFT_STATUS_SUCCESS)
             continue;
         refusal->family = p->engine->families[f]->name;
@@ -456,7 +612,7 @@ static weftStatus_t assign_all(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
             if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
-                TRY(start_part(p, p->engine->families[f], n));
+                TRY(start_part(p, f, n));
     for (int n = 0; n < p->graph->node_count; n++)
         if (p->owner[n] == UNASSIGNED)
             return fail_for_node(p, n);
@@ -496,10 +652,13 @@ static weftStatus_t list_readers(struct partitioning *p) {
 
 static weftStatus_t alloc_scratch(struct partitioning *p) {
     size_t nodes = (size_t)p->graph->node_count;
-    int **lists[] = {&p->nodes, &p->grown, &p->neighbours, &p->group, &p->position, &p->at_position, &p->behind};
+    int **lists[] = {&p->nodes, &p->grown,    &p->neighbours,  &p->all,   &p->left,
+                     &p->group, &p->position, &p->at_position, &p->behind};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         TRY(arena_alloc(p->arena, lists[i], nodes * sizeof **lists[i]));
     TRY(arena_alloc(p->arena, &p->is_neighbour, nodes * sizeof *p->is_neighbour));
+    TRY(arena_alloc(p->arena, &p->is_inside, nodes * sizeof *p->is_inside));
+    TRY(arena_alloc(p->arena, &p->alone, nodes * sizeof *p->alone));
     TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
     for (int n = 0; n < p->graph->node_count; n++)
         p->group[n] = p->position[n] = p->at_position[n] = n;

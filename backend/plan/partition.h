@@ -5,7 +5,7 @@
 
 #include "engines/engine.h"
 
-/* Why a family that stands before the chosen one does not serve a region. */
+/* Why a family does not serve a region. */
 struct refusal {
     const char *family;
     const char *reason;
@@ -15,7 +15,9 @@ struct part {
     const struct family *family;
     struct region region;
     double seconds;
-    int refusal_count;
+    int rival_count; /* families that would take longer, */
+    struct refusal *rivals;
+    int refusal_count; /* and all that do not serve it */
     struct refusal *refusals;
 };
 

@@ -107,6 +107,15 @@ struct built {
     struct arena arena;
 };
 
+/* The first engine that has a family. */
+static inline const struct engine *engine_of(const struct family *family) {
+    for (int e = 0; e < engine_count; e++)
+        for (int f = 0; engines[e]->families[f] && engine_uses(engines[e], family); f++)
+            if (engines[e]->families[f] == family)
+                return engines[e];
+    return NULL;
+}
+
 /* The whole model as one region of a family. To be released also after a failure. */
 static inline weftStatus_t build(struct built *built, const struct family *family, void (*fill)(struct model *m),
                                  const struct device *device) {
@@ -122,7 +131,7 @@ static inline weftStatus_t build(struct built *built, const struct family *famil
     for (int i = 0; i < graph->node_count; i++)
         built->nodes[i] = i;
     built->step.family = family;
-    built->step.region = (struct region){graph, graph->node_count, built->nodes};
+    built->step.region = (struct region){graph, graph->node_count, built->nodes, engine_of(family)};
     TRY(family->accepts(&built->step.region, device, &seconds));
     CHECK(seconds > 0 && seconds < 1, "%g seconds", seconds);
     return family->build(&built->step, device, &none, &built->arena);

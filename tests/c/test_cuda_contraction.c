@@ -189,10 +189,6 @@ static void half_by_bf16(struct model *m) {
                typed(m, DIMS(512, 4096), F16), NULL);
 }
 
-static void tiny_odd(struct model *m) {
-    add_matmul(m, F32, typed(m, DIMS(64, 63), BF16), typed(m, DIMS(63, 64), BF16), typed(m, DIMS(64, 64), BF16), NULL);
-}
-
 static void tiny_batch(struct model *m) {
     add_matmul(m, F32, typed(m, DIMS(100000, 4, 4), F32), typed(m, DIMS(100000, 4, 4), F32),
                typed(m, DIMS(100000, 4, 4), F32), NULL);
@@ -495,7 +491,6 @@ static const struct refused_case refusals[] = {
     {&cuda_packed, half_by_bf16,
      "matmul: products of f32 and f32 are not multiplied here; two halves, bfloat16 or FP8 summed in float and two "
      "8-bit integers are."},
-    {&cuda_packed, tiny_odd, "matmul: copying its factors would take longer than it saves."},
     {&cuda_packed, mixed_integers, "matmul: no type of tensor cores holds both i8 and i32."},
 };
 

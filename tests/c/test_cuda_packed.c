@@ -89,7 +89,7 @@ static void with_wishes(const struct shape *shape, enum writing writing,
     desc graph = graph_of(m.count, m.ops);
     for (int i = 0; i < m.kept_count; i++)
         drop(m.kept[i]);
-    struct region region = {(const struct graph *)graph, 1, &node};
+    struct region region = {.graph = (const struct graph *)graph, .count = 1, .nodes = &node};
     MUST(wishes_find(&wishes, &region, writing));
     look(&wishes, &region, &arena);
     arena_free(&arena);

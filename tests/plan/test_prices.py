@@ -1,4 +1,4 @@
-"""Predicted times for an H200, beside the times that were measured there: the tables of tools/bench/results.
+"""Predicted times for an H200, beside those that were measured there: the tables of tools/bench/results.
 Plans are ranked by these predictions, so they shall not drift from what runs."""
 
 from __future__ import annotations

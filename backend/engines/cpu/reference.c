@@ -71,6 +71,7 @@ static bool may_alias(const struct step *step, int in, int out) {
 
 const struct family cpu_reference = {
     .name = "cpu.reference",
+    .is_last_resort = true,
     .doc = "the operation's definition, in double precision",
     .accepts = accepts,
     .build = build,

@@ -17,9 +17,11 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
                                                        "double multiply-adds"};
 
 /* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
-enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128 };
-static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
-static const double START_SECONDS = 3e-6;
+enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64 };
+static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75;  /* of the nominal rate: an H200 decoding */
+static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6; /* of a second one */
+/* Before the first product of a block and behind its last one: not less than Hopper's. */
+static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 9e-6;
 
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output) {
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
@@ -210,11 +212,16 @@ static double predict(const struct cuda_attention *c) {
     double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     rate *= c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4);
     double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
+    double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
+    double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
-    double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY),
-           computing = op_flops(node->op) * attention_seen_share(c) * again / rate;
-    return START_SECONDS + (moving > computing ? moving : computing);
+    double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
+    double multiplying = op_flops(node->op) * attention_seen_share(c) * again / rate;
+    double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
+    double computing = (multiplying * cuda->multiprocessors + starting) * waves;
+    bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */
+    return START_SECONDS + (c->backward || has_merge ? KERNEL_SECONDS : 0) + (moving > computing ? moving : computing);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {

@@ -8,6 +8,7 @@
 
 /* Of the nominal bandwidth, what sweeps over large memory reach: copies 0.88, norms and transposes 0.82 to 0.86. */
 static const double PRICE_MEMORY_SHARE = 0.86;
+enum { PRICE_SECTOR_BYTES = 32 };                /* the least that is read or written of memory */
 static const double PRICE_LAUNCH_SECONDS = 1e-6; /* of a kernel behind another one, with its first trip to memory */
 
 /* To read and write so many bytes of memory once. */

@@ -181,14 +181,24 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
+static bool is_across(const struct side *side) { return side->rank > 0 && side->strides[side->rank - 1] > 1; }
+
+/* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. */
+static double side_bytes(const struct side *side, int64_t elements) {
+    double bytes = (double)dtype_bytes(side->type, elements), one = (double)dtype_of(side->type)->bits / 8;
+    return is_across(side) && one < PRICE_SECTOR_BYTES ? bytes / one * PRICE_SECTOR_BYTES : bytes;
+}
+
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct movement m;
     TRY(analyse(&m, region));
     double bytes = 0;
+    int trips = 1; /* to memory: whole sectors are waited for */
     for (int k = 0; k < m.count; k++)
-        bytes += (double)(dtype_bytes(m.parts[k].from.type, m.parts[k].elements) +
-                          dtype_bytes(m.parts[k].to.type, m.parts[k].elements));
-    *seconds = PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
+        trips = is_across(&m.parts[k].from) || is_across(&m.parts[k].to) ? 2 : trips;
+    for (int k = 0; k < m.count; k++)
+        bytes += side_bytes(&m.parts[k].from, m.parts[k].elements) + side_bytes(&m.parts[k].to, m.parts[k].elements);
+    *seconds = trips * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -11,9 +11,10 @@
 
 enum { SCRATCH_ALIGNMENT = 256 };
 
-static const struct family *const inner_families[] = {&cuda_attention, &cuda_contraction, &cuda_grouped,
-                                                      &cuda_rows,      &cuda_window,      &cuda_map,
-                                                      &cuda_move,      &cuda_rng,         NULL};
+/* Who may compute on plain tensors: not at the cost of bits, and without more copies. */
+static bool computes(const struct family *family) {
+    return !family->wants_boxes && !family->narrows && !family->reorders;
+}
 
 /* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
 
@@ -64,11 +65,12 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
 
 /* ---- The graph with plain tensors --------------------------------------------------------------------------------- */
 
-static struct staged_value *find_staged(struct staged *staged, int value) {
+/* Which one a value is; -1: none. */
+static int find_staged(const struct staged *staged, int value) {
     for (int k = 0; k < staged->count; k++)
         if (staged->at[k].value == value)
-            return &staged->at[k];
-    return NULL;
+            return k;
+    return -1;
 }
 
 struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
@@ -98,7 +100,8 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     if (is_made && !node->is_output[k])
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s would stay in registers as another type",
              descriptor_label(node->op), descriptor_label(&value->tensor->base));
-    struct staged_value *found = find_staged(staged, node->operands[k]);
+    int at = find_staged(staged, node->operands[k]);
+    struct staged_value *found = at < 0 ? NULL : &staged->at[at];
     if (!found && staged->count == STAGED_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d tensors would be copied",
              descriptor_label(node->op), STAGED_MAX);
@@ -141,22 +144,21 @@ static weftStatus_t exchange_operands(const struct staged *staged, struct node *
 }
 
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
-    struct graph *graph;
-    TRY(descriptor_mirror(arena, &graph, &region->graph->base));
-    TRY(arena_copy(arena, &graph->nodes, graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
-    TRY(arena_copy(arena, &graph->values, graph->values, (size_t)graph->value_count * sizeof *graph->values));
-    for (int k = 0; k < staged->count; k++)
-        graph->values[staged->at[k].value].tensor = (struct tensor *)staged->at[k].plain;
+    TRY(region_extract(&staged->region, &staged->outer, region, arena));
+    for (int v = 0; v < staged->region.graph->value_count; v++) {
+        int at = find_staged(staged, staged->outer[v]);
+        if (at >= 0)
+            staged->region.graph->values[v].tensor = (struct tensor *)staged->at[at].plain;
+    }
     for (int i = 0; i < region->count; i++)
-        TRY(exchange_operands(staged, &graph->nodes[region->nodes[i]], arena));
-    staged->region = (struct region){.graph = graph, .count = region->count, .nodes = region->nodes};
+        TRY(exchange_operands(staged, &staged->region.graph->nodes[i], arena));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* copying: what the copies take. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
                             double *copying, struct arena *arena) {
-    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    struct offer offer;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++)
             TRY(note_operand(staged, region, region_node(region, i), k, arena));
@@ -164,14 +166,13 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
-    for (int f = 0; status && inner_families[f]; f++) {
-        staged->inner = inner_families[f];
-        status = staged->inner->accepts(&staged->region, device, &staged->seconds);
-    }
+    TRY(engine_offer(&offer, region->engine, &staged->region, device, computes));
+    staged->inner = offer.family;
+    staged->seconds = offer.seconds;
     *copying = 0;
     for (int k = 0; k < staged->count; k++)
         *copying += price_moving(2 * (double)tensor_bytes(staged->at[k].plain), device);
-    return status;
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -256,7 +257,7 @@ weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, 
             const struct staged_place *place = find_place(places, count, argument->value);
             if (argument->kind == ARGUMENT_SCRATCH)
                 argument->number += scratch;
-            else if (place && (argument->kind == ARGUMENT_VALUE || argument->kind == ARGUMENT_MAP))
+            else if (place && argument->kind != ARGUMENT_NUMBER)
                 send(argument, maps, place);
         }
         kernel->arguments = arguments;
@@ -267,12 +268,16 @@ weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, 
 
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
-    struct staged_place places[STAGED_MAX];
-    for (int k = 0; k < staged->count; k++)
-        places[k] = (struct staged_place){staged->at[k].value, -1, staged->at[k].scratch};
+    struct staged_place *places;
+    int count = staged->region.graph->value_count;
+    TRY(arena_alloc(arena, &places, (size_t)count * sizeof *places));
+    for (int v = 0; v < count; v++) {
+        int at = find_staged(staged, staged->outer[v]);
+        places[v] = (struct staged_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch};
+    }
     *inner = (struct step){.family = staged->inner, .region = staged->region, .seconds = staged->seconds};
     TRY(staged->inner->build(inner, device, knobs, arena));
-    return staged_take(state, inner->state, places, staged->count, staged->scratch_bytes, arena);
+    return staged_take(state, inner->state, places, count, staged->scratch_bytes, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -296,6 +301,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 
 const struct family cuda_staged = {
     .name = "cuda.staged",
+    .is_last_resort = true,
+    .combines = true,
     .doc = "operations on types below a byte and on vectorised tensors, through plain copies in the workspace",
     .accepts = accepts,
     .build = build,

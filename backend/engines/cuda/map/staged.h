@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
-   workspace, in a layout or of a type that another family asks for. That family sees the same graph with these tensors
-   under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
+   workspace, in a layout or of a type that another family asks for. That family sees a graph of the region alone, with these
+   tensors under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
 #ifndef WEFT_ENGINES_CUDA_STAGED_H
 #define WEFT_ENGINES_CUDA_STAGED_H
 
@@ -17,7 +17,8 @@ struct staged_value {
 };
 
 struct staged {
-    struct region region; /* of a copy of the graph, with plain tensors */
+    struct region region; /* of a graph of its own, with plain tensors */
+    const int *outer;     /* of each of its values: that of the whole graph */
     const struct family *inner;
     double seconds; /* that it predicts, beside the copies */
     int count;
@@ -28,7 +29,7 @@ struct staged {
 /* Gives a value its plain tensor, and that its place. There must be room. */
 struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
                                 const struct tensor *plain);
-/* Makes the copy of the graph, once all values are there. */
+/* Makes that graph, once all values are there. */
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena);
 
 /* Where a value of another graph lies: a value of this one, or a place in the step's workspace. */

@@ -2,6 +2,7 @@
 /* Choosing how a contraction is computed: the arithmetic from the data types, how factors are read from their strides,
    and tile and splits from a prediction of time. Pure. It must not know text. */
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -16,7 +17,8 @@ static const struct tile fma_tiles[TILE_ROWS] = {
     {128, 32, 0, 0, 8, 4, 0.45},  {32, 128, 0, 0, 4, 8, 0.45}, {32, 32, 0, 0, 4, 4, 0.35}};
 
 static const double LAUNCH_SECONDS = 2e-6;
-enum { SECTOR_BYTES = 32 };             /* of memory */
+static const double INSTRUCTIONS_PER_CLOCK = 128; /* of a multiprocessor's threads; and for an access: */
+static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
 static const double DIRECT_RATE = 0.15; /* of the FMA rate */
 
 /* ---- Arithmetic -------------------------------------------------------------------------------------------------- */
@@ -93,7 +95,8 @@ static double seen_share(const struct contraction *c, const struct factor *facto
     const struct tensor *read =
         factor->prepared == NOTHING_BEFORE ? factor->tensor : c->region->graph->values[factor->prepared].tensor;
     for (int i = 0; i < 3 && read == g.x.tensor; i++)
-        if (g.w.size[i] < g.stride[i] && dtype_bytes((weftDataType_t)read->type, g.x.size_stride[i]) >= SECTOR_BYTES)
+        if (g.w.size[i] < g.stride[i] &&
+            dtype_bytes((weftDataType_t)read->type, g.x.size_stride[i]) >= PRICE_SECTOR_BYTES)
             share *= (double)g.w.size[i] / (double)g.stride[i];
     return share;
 }
@@ -119,20 +122,41 @@ static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
-/* moving: the time that memory takes. */
-static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
-                           int splits, int64_t steps, double moving) {
-    double rate = contraction_rate(c->arithmetic, device) * tile->efficiency;
-    double tiles = (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
-                   tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns) * splits;
+static double tiles_of(const struct contraction *c, const struct tile *tile) {
+    return (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
+           tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns);
+}
+
+static double computing_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
+                                int splits, int64_t steps) {
+    double rate = contraction_rate(c->arithmetic, device) * tile->efficiency, tiles = tiles_of(c, tile) * splits;
     double steps_each = (double)divide_up(steps, splits);
     double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_depth;
     double waves = tiles / device->cuda.multiprocessors;
     double whole = (double)(int64_t)waves;
     waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
     /* The first loads and the last stores of a tile are not hidden. */
-    double seconds = waves * (steps_each * products / rate + 1e-6);
+    return waves * (steps_each * products / rate + 1e-6);
+}
+
+/* What chooses a tile. moving: the time that memory takes. */
+static double tile_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
+                           int splits, int64_t steps, double moving) {
+    double seconds = computing_seconds(c, device, tile, splits, steps);
     return LAUNCH_SECONDS + (seconds > moving ? seconds : moving) + split_seconds(c, device, splits);
+}
+
+/* What finding and fetching the elements of both factors takes, beside which nothing is multiplied: each tile reads them
+   anew, a run at a time. */
+static double gathering_seconds(const struct contraction *c, const struct device *device, int64_t steps) {
+    double accesses = 0;
+    for (int f = 0; f < FACTORS; f++)
+        accesses += (double)(f == FACTOR_A ? c->tile->rows : c->tile->columns) / c->factor[f].run;
+    accesses *= tiles_of(c, c->tile) * (double)steps * arithmetic_rows[c->arithmetic].block_depth;
+    double instructions = accesses * (conv_is(c->node->op) ? IMAGE_INSTRUCTIONS : MATRIX_INSTRUCTIONS);
+    double blocks = tiles_of(c, c->tile) * c->splits, multiprocessors = device->cuda.multiprocessors;
+    double busy = blocks < multiprocessors ? blocks : multiprocessors;
+    return instructions / (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * (busy > 0 ? busy : 1));
 }
 
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
@@ -165,6 +189,9 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     /* Every split has steps to do. */
     if (c->steps_per_split > 0)
         c->splits = (int)divide_up(steps, c->steps_per_split);
+    c->seconds = LAUNCH_SECONDS + computing_seconds(c, device, c->tile, c->splits, steps) +
+                 gathering_seconds(c, device, steps) + moving / PRICE_MEMORY_SHARE +
+                 split_seconds(c, device, c->splits);
 }
 
 /* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny

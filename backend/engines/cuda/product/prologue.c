@@ -2,14 +2,9 @@
 /* Pointwise operations before a product: which there are, what they read, and their text. */
 #include "engines/cuda/product/prologue.h"
 #include "engines/cuda/core/formula.h"
-#include "engines/cuda/families.h"
 #include "engines/product.h"
 
-#include <math.h>
-
-enum { ACCESS_BYTES = 16, REGION_MAX = 64 };
-
-static const double COPY_SECONDS = 2e-6, MEMORY_SHARE = 0.85; /* to launch one, and of the bandwidth that it reaches */
+enum { ACCESS_BYTES = 16 };
 
 static const struct tensor *tensor_at(const struct prologue *prologue, int value) {
     return prologue->c->region->graph->values[value].tensor;
@@ -32,6 +27,8 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
                     !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
                 for (int j = 0; j < count; j++)
                     is_new = is_new && nodes[j] != producer;
+                if (is_new && count == BEFORE_MAX)
+                    return 0; /* more than any product takes with it */
                 if (is_new)
                     nodes[count++] = producer;
             }
@@ -111,22 +108,6 @@ weftStatus_t prologue_find(struct prologue *h) {
         }
     }
     return WEFT_STATUS_SUCCESS;
-}
-
-double prologue_seconds_apart(const struct contraction *c, const struct device *device) {
-    static const struct family *const families[] = {&cuda_hopper, &cuda_patch_sm90};
-    int nodes[REGION_MAX], count = 0;
-    double least = INFINITY, seconds;
-    for (int i = 0; i < c->region->count && c->region->count <= REGION_MAX; i++)
-        if (region_node(c->region, i) == c->node || contraction_is_behind(c, region_node(c->region, i)))
-            nodes[count++] = c->region->nodes[i];
-    const struct region without = {.graph = c->region->graph, .count = count, .nodes = nodes};
-    for (size_t i = 0; i < sizeof families / sizeof *families && count > 0; i++)
-        if (families[i]->accepts(&without, device, &seconds) == WEFT_STATUS_SUCCESS && seconds < least)
-            least = seconds;
-    status_clear();
-    return least + COPY_SECONDS +
-           2 * (double)tensor_bytes(c->factor[FACTOR_A].tensor) / (MEMORY_SHARE * (double)device->cuda.bandwidth);
 }
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */

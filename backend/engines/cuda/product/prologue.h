@@ -32,8 +32,6 @@ struct prologue {
 int prologue_companions(const struct graph *graph, int node, int *nodes);
 /* Finds the operands, once contraction and axes are known; NOT_SUPPORTED and a sentence for what is not read in place. */
 weftStatus_t prologue_find(struct prologue *prologue);
-/* The least that Hopper's families predict for the same product behind a copy of its factor that is prepared apart. */
-double prologue_seconds_apart(const struct contraction *c, const struct device *device);
 /* read_along(p, x, exist), read_across(p, y): operands of the neighbours from x on along their axis, at y of the other;
    prepare(p, words, along, across) of as many, two to a word. Nothing where nothing is before the product. */
 void prologue_print(struct kernel_print *print, const struct prologue *prologue);

@@ -41,6 +41,7 @@ enum {
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
+static const double SIDE_BY_SIDE_SHARE = 0.55; /* of memory's rate, that clusters holding rows side by side reach */
 
 /* ---- Dims -------------------------------------------------------------------------------------------------------- */
 
@@ -755,8 +756,9 @@ void walk_for_storing(struct walk *walk) { walk->min_blocks = (walk->unroll < 4 
 static void predict(struct walk *walk, const struct device *device) {
     int64_t blocks = walk->blocks * walk->cluster, multiprocessors = device->cuda.multiprocessors;
     double busy = 2 * (double)blocks / (double)multiprocessors; /* half of them keep memory busy */
+    double share = walk->is_columns && walk->cluster > 1 ? SIDE_BY_SIDE_SHARE : 1;
     walk->seconds = LAUNCH_SECONDS * walk_kernel_count(walk) +
-                    price_moving(bytes_moved(walk), device) / (busy > 0 && busy < 1 ? busy : 1);
+                    price_moving(bytes_moved(walk), device) / share / (busy > 0 && busy < 1 ? busy : 1);
 }
 
 /* Steps of loose rows in which every thread has a run, however many elements are loose. */

@@ -4,6 +4,7 @@
    the same order. */
 #include "engines/cuda/product/grouped/grouped.h"
 #include "base/number.h"
+#include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
 enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES = 16 };
@@ -101,9 +102,12 @@ static double predict(const struct grouped *g, const struct device *device) {
     double bytes = 0, rate = contraction_rate(g->c.arithmetic, device) * g->c.tile->efficiency;
     for (int k = 0; k < node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[node->operands[k]].tensor);
-    double computing = op_flops(node->op) / (rate * device->cuda.multiprocessors);
-    double moving = bytes / (double)device->cuda.bandwidth;
-    return 4e-6 + (computing > moving ? computing : moving);
+    /* An expert's last tile of rows, or last step of its depth, is half empty. */
+    double each = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
+    double whole = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_depth;
+    double padded = each > 0 ? (each / whole + 0.5) * whole / each : 1;
+    double computing = op_flops(node->op) * padded / (rate * device->cuda.multiprocessors);
+    return 4e-6 + computing + price_moving(bytes, device);
 }
 
 weftStatus_t grouped_find(struct grouped *g, const struct region *region, const struct device *device) {

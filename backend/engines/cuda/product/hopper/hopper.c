@@ -76,14 +76,6 @@ static weftStatus_t check_totals(const struct hopper *h, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A copy that is prepared apart is written and read once more, but prepared once and not per tap and tile. */
-static weftStatus_t check_prologue(const struct hopper *h, const struct device *device) {
-    if (h->c.before_count > 0 && h->tile && prologue_seconds_apart(&h->c, device) < h->seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its factor is better prepared apart.",
-             descriptor_label(h->c.node->op));
-    return WEFT_STATUS_SUCCESS;
-}
-
 /* What operations before a product may read: A's rows and its depth, where each is a dimension. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
     const struct map_view *view = &h->view[FACTOR_A];
@@ -121,8 +113,6 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
     h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
-    if (!knobs)
-        TRY(check_prologue(h, device));
     return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }
 
@@ -444,6 +434,7 @@ const struct family cuda_hopper = {
     .doc = "a matmul or convolution of factors of 16 or 8 bits, pointwise operations and reductions behind it, on "
            "Hopper's "
            "tensor cores",
+    .wants_boxes = true,
     .knobs = knobs,
     .accepts = accepts,
     .companions = companions,
@@ -459,6 +450,7 @@ const struct family cuda_hopper_tf32 = {
     .narrows = contraction_narrows,
     .doc =
         "a matmul or convolution of floats, narrowed to tf32, pointwise operations and reductions behind it, on Hopper",
+    .wants_boxes = true,
     .knobs = knobs,
     .accepts = accepts_tf32,
     .build = build_tf32,

@@ -415,15 +415,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
-    double other;
     TRY(analyse(&h, region, device, NULL));
-    if (cuda_hopper.accepts(region, device, &other) == WEFT_STATUS_SUCCESS && other < h.seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: reading the image once per tap is predicted to be faster, %.3g us to %.3g.",
-             descriptor_label(h.c.node->op), other * 1e6, h.seconds * 1e6);
-    status_clear();
-    if (h.c.before_count > 0 && prologue_seconds_apart(&h.c, device) < h.seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: its image is better prepared apart.", descriptor_label(h.c.node->op));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -635,6 +627,7 @@ const struct family cuda_patch_sm90 = {
     .name = "cuda.patch_sm90",
     .doc = "a convolution or a data gradient, pointwise operations and reductions behind it, of patches read once, on "
            "Hopper",
+    .wants_boxes = true,
     .knobs = knobs,
     .accepts = accepts,
     .companions = prologue_companions,

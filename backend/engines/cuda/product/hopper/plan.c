@@ -155,6 +155,8 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
             clocks += ALONE_CLOCKS;
         else if (operand->role == FINISH_STORE && finish->lead == ROW)
             clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
+        else if (operand->role == FINISH_STORE && finish->run == 1) /* an access for each, of whatever type */
+            clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / 2 : 0;
         else if (operand->role == FINISH_STORE)
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / (double)bytes : 0;
     }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed family: products whose factors the copy engine cannot read as they lie, or that are of two types. A kernel
-   of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and rows
-   padded to 16 bytes; the Hopper family multiplies the copy. A convolution's result that would leave in short pieces is
+/* The packed combination: products whose factors the copy engine cannot read as they lie, or that are of two types. A
+   kernel of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and
+   rows padded to 16 bytes; a family that reads what the copy engine brings multiplies the copy. A convolution's result that would leave in short pieces is
    made in the workspace and copied last, and what it meets first. On the way convolutions may be written otherwise, see
-   packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Taken where that
-   is predicted to be faster than the contraction family, which reads everything as it lies. */
+   packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Its
+   price is the sum of its steps. */
 #include "engines/cuda/product/packed/packed.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/map/copy.h"
@@ -14,15 +14,13 @@
 
 #include <math.h>
 
-/* What the contraction family predicts of its kernel beyond the start, where Hopper declines, is exceeded 1.8 to 6 times,
-   and 4 to 14 times by convolutions; small ones gain by copies up to 8: 102 products on an H200. */
-static const double MATMUL_SLOWNESS = 1.8, CONVOLUTION_SLOWNESS = 8, START_SECONDS = 3e-6;
 static const double COPY_SHARE = 0.81;     /* of the predicted rate that copies of images reach */
 static const double COPY_SECONDS = 1.6e-6; /* until a product sees the end of one */
 
-/* Who multiplies the copies, best first. */
-static const struct family *const plain_families[] = {&cuda_patch_sm90, &cuda_hopper, NULL};
-static const struct family *const narrowing_families[] = {&cuda_hopper_tf32, NULL};
+/* Who may multiply the copies. */
+typedef bool multiplier(const struct family *family);
+static bool multiplies(const struct family *family) { return family->wants_boxes && !family->narrows; }
+static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
 /* The region with some of its wishes granted, a bit of `granted` for each. */
 struct packing {
@@ -58,14 +56,21 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 
-/* Whether nothing is exchanged twice, and nothing is left out that must be. */
+/* Whether a tensor lies as its copy would. */
+static bool is_idle(const struct wish *wish) {
+    return !wish->is_needed && wish->tensor->alignment >= wish->packed.alignment &&
+           tensor_same_layout(wish->tensor, &wish->packed);
+}
+
+/* Whether nothing is exchanged twice or for its like, and nothing is left out that must be. */
 static bool is_complete(const struct packing *packing) {
     const struct wish *at = packing->wishes.at;
     bool is_square = at[PACKED_A].value == at[PACKED_B].value, complete = true;
     int both = 1 << PACKED_A | 1 << PACKED_B;
     for (int i = 0; i < WISHES; i++) {
         bool is_granted = packing->granted >> i & 1, is_other = is_square && packing->granted & both && i <= PACKED_B;
-        complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted);
+        complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted) &&
+                   !(is_granted && is_idle(&at[i]));
     }
     bool alike = !at[PACKED_OPERAND].tensor || packing->granted >> PACKED_OPERAND == 0 || /* both, or neither */
                  packing->granted >> PACKED_OPERAND == 3;
@@ -86,10 +91,10 @@ static void price_copies(double seconds[WISHES], const struct wishes *wishes, co
 }
 
 /* Asks who multiplies what is granted, in the graph with these copies. */
-static weftStatus_t grant(struct packing *packing, const struct region *region, const struct family *const *families,
+static weftStatus_t grant(struct packing *packing, const struct region *region, multiplier *may,
                           const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
-    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    struct offer offer;
     *staged = (struct staged){0};
     for (int i = 0; i < WISHES; i++) {
         const struct wish *wish = &packing->wishes.at[i];
@@ -103,17 +108,16 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
     for (int i = 0; i < region->count; i++)
         if (region_node(region, i) == packing->wishes.node)
             TRY(wishes_rewrite(&packing->wishes, region_node(&staged->region, i)->op, arena));
-    for (int i = 0; status && families[i]; i++) {
-        staged->inner = families[i];
-        status = families[i]->accepts(&staged->region, device, &staged->seconds);
-    }
+    TRY(engine_offer(&offer, region->engine, &staged->region, device, may));
+    staged->inner = offer.family;
+    staged->seconds = offer.seconds;
     packing->seconds = packing->copying + staged->seconds;
-    return status;
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The fastest one; the reason to decline is that of the product as it is. Factors that nobody multiplies are not asked
    about again with other results. */
-static weftStatus_t analyse(struct packing *best, const struct region *region, const struct family *const *families,
+static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
     double copying[WISHES];
@@ -134,7 +138,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
             int factors = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
             if (!is_complete(&packing) || declined >> factors & 1 || packing.copying >= best->seconds)
                 continue;
-            if (grant(&packing, region, families, device, arena) != WEFT_STATUS_SUCCESS)
+            if (grant(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
                 declined |= 1 << factors;
             else if (packing.seconds < best->seconds)
                 *best = packing;
@@ -143,44 +147,28 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, c
     return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
 }
 
-/* Whether the contraction family would be done sooner. */
-static bool is_slower(const struct region *region, const struct family *const *families, const struct device *device,
-                      const struct packing *packing) {
-    const struct family *rival = families[0]->narrows ? &cuda_contraction_tf32 : &cuda_contraction;
-    double without;
-    if (rival->accepts(region, device, &without) != WEFT_STATUS_SUCCESS) {
-        status_clear();
-        return false;
-    }
-    double slowness = conv_is(packing->wishes.node->op) ? CONVOLUTION_SLOWNESS : MATMUL_SLOWNESS;
-    return packing->seconds - START_SECONDS >= slowness * (without - START_SECONDS);
-}
-
-static weftStatus_t accepts_for(const struct region *region, const struct family *const *families,
-                                const struct device *device, double *seconds) {
+static weftStatus_t accepts_for(const struct region *region, multiplier *may, const struct device *device,
+                                double *seconds) {
     struct packing packing;
     struct arena arena = {0};
-    weftStatus_t status = analyse(&packing, region, families, device, &arena);
+    weftStatus_t status = analyse(&packing, region, may, device, &arena);
     arena_free(&arena);
     TRY(status);
     *seconds = packing.seconds;
-    if (is_slower(region, families, device, &packing))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: copying its factors would take longer than it saves.",
-             descriptor_label(packing.wishes.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, plain_families, device, seconds);
+    return accepts_for(region, multiplies, device, seconds);
 }
 
 static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    return accepts_for(region, narrowing_families, device, seconds);
+    return accepts_for(region, multiplies_narrowed, device, seconds);
 }
 
 /* ---- Building ----------------------------------------------------------------------------------------------------- */
 
-static weftStatus_t build_for(struct step *step, const struct family *const *families, const struct device *device,
+static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
     static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines left out"};
     struct packing *packing;
@@ -189,7 +177,7 @@ static weftStatus_t build_for(struct step *step, const struct family *const *fam
     TRY(arena_alloc(arena, &packing, sizeof *packing));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    TRY(analyse(packing, &step->region, families, device, arena));
+    TRY(analyse(packing, &step->region, may, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->granted >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));
@@ -204,35 +192,35 @@ static weftStatus_t build_for(struct step *step, const struct family *const *fam
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    return build_for(step, plain_families, device, knobs, arena);
+    return build_for(step, multiplies, device, knobs, arena);
 }
 
 static weftStatus_t build_tf32(struct step *step, const struct device *device, const struct knob_choices *knobs,
                                struct arena *arena) {
-    return build_for(step, narrowing_families, device, knobs, arena);
+    return build_for(step, multiplies_narrowed, device, knobs, arena);
 }
-
-static bool may_alias(const struct step *step, int in, int out) { return cuda_contraction.may_alias(step, in, out); }
 
 const struct family cuda_packed = {
     .name = "cuda.packed",
+    .combines = true,
     .doc = "a matmul or convolution whose factors are copied first as Hopper's copy engine wants them",
     .accepts = accepts,
     .build = build,
     .load = cuda_load,
     .run = cuda_run,
-    .may_alias = may_alias,
+    .may_alias = contraction_may_alias,
     .release = cuda_release,
 };
 
 const struct family cuda_packed_tf32 = {
     .name = "cuda.packed.tf32",
+    .combines = true,
     .doc = "the same of floats, narrowed to tf32",
     .narrows = contraction_narrows,
     .accepts = accepts_tf32,
     .build = build_tf32,
     .load = cuda_load,
     .run = cuda_run,
-    .may_alias = may_alias,
+    .may_alias = contraction_may_alias,
     .release = cuda_release,
 };

@@ -50,7 +50,19 @@ static int find_reader(const struct graph *graph, const struct block_scale_dequa
     return is_one && op_of(graph->nodes[value->read_by[0]].op) == &matmul_op ? value->read_by[0] : -1;
 }
 
-/* The region without its weights. A region of nothing else is judged by the product that it shall grow to. */
+int weight_product_companions(const struct graph *graph, int node, int *nodes) {
+    const struct node *product = &graph->nodes[node];
+    for (int i = 0; op_of(product->op) == &matmul_op && i < product->operand_count; i++) {
+        int producer = graph->values[product->operands[i]].producer;
+        if (!product->is_output[i] && producer >= 0 && op_of(graph->nodes[producer].op) == &block_scale_dequantize_op) {
+            nodes[0] = producer;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The region without its weights. */
 static weftStatus_t find_rest(struct weight_product *w, const struct region *region) {
     const struct node *node = find_weights(region);
     if (!node)
@@ -64,12 +76,13 @@ static weftStatus_t find_rest(struct weight_product *w, const struct region *reg
     for (int i = 0; i < region->count && count < DIGITS_MAX; i++)
         if (region_node(region, i) != node)
             w->nodes[count++] = region->nodes[i];
-    if (region->count == 1)
-        w->nodes[count++] = reader;
+    if (!region_has(region, reader))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is multiplied in the same kernel, or not here.",
+             descriptor_label(node->op));
     if (count < region->count - 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
              DIGITS_MAX - 1);
-    w->rest = (struct region){region->graph, count, w->nodes};
+    w->rest = (struct region){.graph = region->graph, .count = count, .nodes = w->nodes};
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -292,18 +305,12 @@ static void print_structure(struct kernel_print *print, const struct weight_only
     print_number(print, w->p.w_row, "w_row");
 }
 
-weftStatus_t weight_product_build_alone(struct step *step, const struct device *device,
-                                        const struct knob_choices *knobs, struct arena *arena) {
-    return cuda_block_scale.build(step, device, knobs, arena);
-}
-
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
+    (void)knobs;
     struct weight_only w;
     struct cuda_step *state;
     struct kernel_print print;
-    if (step->region.count == 1)
-        return weight_product_build_alone(step, device, knobs, arena);
     TRY(analyse(&w, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
@@ -328,6 +335,7 @@ const struct family cuda_weight_only = {
     .name = "cuda.weight_only",
     .doc = "a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations behind it",
     .accepts = accepts,
+    .companions = weight_product_companions,
     .build = build,
     .load = cuda_load,
     .run = cuda_run,

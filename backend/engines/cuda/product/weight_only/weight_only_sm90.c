@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise
-   operations behind. Fewer rows are the weight-only family's, whose warps each multiply what they read; for more the weights
-   are dequantised in memory, where that is predicted to be faster. */
+   operations behind. The weight-only family's warps each multiply what they read, which is faster for fewer rows; for more it
+   pays to dequantise the weights in memory. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
@@ -121,28 +121,9 @@ static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The least time of others: the family of few rows, or a product of weights that were dequantised in memory. */
-static double seconds_of_others(const struct weight_only_sm90 *w, const struct region *region,
-                                const struct device *device) {
-    double best = INFINITY, other, product;
-    const struct graph *graph = region->graph;
-    const struct region weights = {graph, 1, &graph->values[graph_find_value(graph, w->p.weights->y)].producer};
-    if (cuda_weight_only.accepts(region, device, &other) == WEFT_STATUS_SUCCESS)
-        best = other;
-    if (cuda_block_scale.accepts(&weights, device, &other) == WEFT_STATUS_SUCCESS &&
-        cuda_hopper.accepts(&w->p.rest, device, &product) == WEFT_STATUS_SUCCESS && other + product < best)
-        best = other + product;
-    status_clear();
-    return best;
-}
-
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct weight_only_sm90 w;
     TRY(analyse(&w, region, device, NULL));
-    double other = seconds_of_others(&w, region, device);
-    if (other < w.seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: predicted to be slower here, %.3g us, than elsewhere, %.3g us.",
-             descriptor_label(w.p.c.node->op), w.seconds * 1e6, other * 1e6);
     *seconds = w.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -230,8 +211,6 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                           struct arena *arena) {
     struct weight_only_sm90 w;
     struct cuda_step *state;
-    if (step->region.count == 1)
-        return weight_product_build_alone(step, device, knobs, arena);
     TRY(analyse(&w, &step->region, device, knobs));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
@@ -256,6 +235,7 @@ const struct family cuda_weight_only_sm90 = {
     .doc = "some hundred rows times weights of 4 or 8 bits with a scale per block, and pointwise operations, on Hopper",
     .knobs = knobs,
     .accepts = accepts,
+    .companions = weight_product_companions,
     .build = build,
     .load = cuda_load,
     .run = cuda_run,

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Families of an engine asked about a region, and their prices compared. */
+#include "engines/engine.h"
+
+weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
+                          const struct device *device, bool (*may)(const struct family *family)) {
+    weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED;
+    *best = (struct offer){0};
+    for (int f = 0; engine && engine->families[f]; f++) {
+        const struct family *family = engine->families[f];
+        double seconds;
+        if (family->combines || !engine_uses(engine, family) || (may && !may(family)))
+            continue;
+        status = family->accepts(region, device, &seconds);
+        if (!status && (!best->family || seconds < best->seconds))
+            *best = (struct offer){family, seconds};
+    }
+    return best->family ? WEFT_STATUS_SUCCESS : status;
+}
