@@ -4,16 +4,8 @@
 
 namespace weft {
 
-DEVICE float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-DEVICE float reciprocal_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+DEVICE float exp2_approx(float x) { return ptx::ex2(x); }
+DEVICE float reciprocal_approx(float x) { return ptx::rcp(x); }
 
 using ::atan2;
 using ::ceil;
@@ -57,9 +49,7 @@ DEVICE double logistic_approx(double x) { return logistic(x); }
 DEVICE float at_least(float x, float least) {
     if constexpr (CHIP < 800)
         return x <= least ? least : x;
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-    return y;
+    return ptx::max_nan(x, least);
 }
 
 /* 1 - 2 / (1 + e^2x); near 0, where that cancels, the series. */

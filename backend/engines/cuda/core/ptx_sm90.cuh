@@ -2,6 +2,10 @@
    copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed with the tile's width. Addresses
    in shared memory are 32 bits wide. */
 
+#pragma once
+
+#include "core/ptx_mma.cuh"
+
 struct alignas(64) tensor_map {
     u64 words[16];
 }; /* made on the host */
@@ -17,7 +21,7 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+using ptx::shared_address;
 DEVICE bool elect_one() {
     u32 chosen;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
@@ -38,14 +42,19 @@ DEVICE void arrive_expecting(u32 barrier, u32 bytes) {
 DEVICE void arrive(u32 barrier, u32 count = 1) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
+/* In the shared memory of block `rank` of the cluster what lies at `address` in this one's. */
+DEVICE u32 peer_address(u32 address, u32 rank) {
+    u32 r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
 /* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma read
-   is over at mma_wait. */
+   is over at mma_wait. Two instructions, so that the address takes no register before and behind. */
 DEVICE void arrive_at_peer(u32 barrier, u32 rank) {
-    asm volatile(
-        "{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::
-            "r"(barrier),
-        "r"(rank)
-        : "memory");
+    asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
 }
 DEVICE bool try_wait(u32 barrier, u32 phase) {
     u32 done;
@@ -60,24 +69,34 @@ DEVICE void wait(u32 barrier, u32 phase) {
     }
 } /* try_wait sleeps in hardware */
 
+/* The same as one loop of two instructions, which the compiler leaves as it is. */
+DEVICE void wait_in_place(u32 barrier, u32 phase) {
+    asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra AGAIN;\n}" ::"r"(barrier),
+                 "r"(phase)
+                 : "memory");
+}
+
 /* ---- Clusters, named barriers, registers, launches that overlap ---- */
 
 /* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole device. */
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 DEVICE void arrive_threads(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-DEVICE void sync_threads(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void sync_threads(u32 id, u32 threads) { ptx::bar_sync(id, threads); }
 template <u32 COUNT> DEVICE void shrink_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 template <u32 COUNT> DEVICE void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous_kernel() { ptx::griddepcontrol_wait(); }
+DEVICE void let_next_kernel_start() { ptx::griddepcontrol_launch_dependents(); }
 
 /* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where zeros are ---- */
 
@@ -197,19 +216,8 @@ DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
 }
 
 /* The same blocks, read. */
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
+DEVICE void load_matrices(u32 (&r)[4], u32 address) { ldmatrix_x4(r, address); }
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) { ldmatrix_x4_trans(r, address); }
 
 /* The same blocks turned over: each lane holds two of a column. */
 DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
@@ -266,18 +274,21 @@ DEVICE void store_words_of_many(u32 address, const words &r) {
                  : "memory");
 }
 
-/* Shared memory of another block of the cluster, where a barrier counts the bytes that come. */
-DEVICE u32 peer_address(u32 address, u32 rank) {
-    u32 r;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
-    return r;
-}
+/* Shared memory of another block of the cluster, by its peer_address; there a barrier counts the bytes that come. */
 DEVICE void send_to_peer(u32 address, u32 barrier, const words &r) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
             address),
         "r"(barrier), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
         : "memory");
+}
+DEVICE void send_word_to_peer(u32 address, u32 barrier, u32 word) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(word),
+                 "r"(barrier)
+                 : "memory");
+}
+DEVICE void store_at_peer(u32 address, u32 word) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 DEVICE words load_words_of_peer(u32 address) {
     words r;

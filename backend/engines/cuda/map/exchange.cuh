@@ -4,11 +4,7 @@
 
 /* Four of the eight bytes of two words, each named by a digit, the lowest first. Spelled out, because the compiler makes
    shifts of what it sees through. */
-template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) {
-    u32 picked;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(a), "r"(b), "n"(DIGITS));
-    return picked;
-}
+template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) { return ptx::prmt(a, b, DIGITS); }
 
 /* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
 DEVICE void turn_words(u32 (&w)[2]) {

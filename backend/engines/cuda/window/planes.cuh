@@ -91,14 +91,12 @@ DEVICE void await_planes() {
 
 /* Words of shared memory at once: left to itself, the compiler may take them apart, and lanes meet in banks. */
 template <int COUNT> DEVICE chunk<COUNT * 4> load_words(const u32 *p) {
-    const u32 at = (u32)__cvta_generic_to_shared(p);
+    const u32 at = ptx::shared_address(p);
     chunk<COUNT * 4> r;
     if constexpr (COUNT == 4)
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3])
-                     : "r"(at));
+        ptx::ld_shared_v4(r.words, at);
     else
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "r"(at));
+        ptx::ld_shared_v2(r.words, at);
     return r;
 }
 

@@ -8,7 +8,7 @@
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
 DEVICE float larger(float a, float b) {
     if constexpr (PROPAGATES_NAN && CHIP >= 800)
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+        a = ptx::max_nan(a, b);
     else
         a = PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmaxf(a, b);
     return a;
@@ -20,33 +20,20 @@ struct pair {
 };
 DEVICE pair larger(pair a, pair b) {
     if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN)
-        asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_nan_bf16x2(a.bits, b.bits)};
     else if constexpr (same<x_t, bf16>::value)
-        asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_bf16x2(a.bits, b.bits)};
     else if constexpr (PROPAGATES_NAN)
-        asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_nan_f16x2(a.bits, b.bits)};
     else
-        asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
-    return a;
+        return pair{ptx::max_f16x2(a.bits, b.bits)};
 }
 
 /* All bits of each half where it is above its neighbour's, or one of them is NaN; where it is NaN. */
 DEVICE u32 exceeds(pair a, pair b) {
-    u32 mask;
-    if constexpr (same<x_t, bf16>::value)
-        asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
-    else
-        asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
-    return mask;
+    return same<x_t, bf16>::value ? ptx::set_gtu_bf16x2(a.bits, b.bits) : ptx::set_gtu_f16x2(a.bits, b.bits);
 }
-DEVICE u32 is_nan(pair a) {
-    u32 mask;
-    if constexpr (same<x_t, bf16>::value)
-        asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
-    else
-        asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
-    return mask;
-}
+DEVICE u32 is_nan(pair a) { return same<x_t, bf16>::value ? ptx::set_nan_bf16x2(a.bits) : ptx::set_nan_f16x2(a.bits); }
 
 /* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the second one. */
 template <class T> DEVICE float half_of(u32 pair, int e) {
@@ -189,7 +176,7 @@ template <> struct padding_of<float> {
 /* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one another. */
 DEVICE u32 mask_of(bool is_set) {
     u32 mask = is_set ? ~0u : 0;
-    asm("" : "+r"(mask));
+    ptx::hide(mask);
     return mask;
 }
 

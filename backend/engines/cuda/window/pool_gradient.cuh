@@ -20,31 +20,21 @@ constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >=
 
 DEVICE u32 add_pair(u32 a, u32 b) {
     if constexpr (IS_BF16)
-        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(0x3f803f80u), "r"(b));
+        return ptx::fma_bf16x2(a, 0x3f803f80u, b); /* a * 1 + b */
     else
-        asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
+        return ptx::add_f16x2(a, b);
 }
 
 /* All bits of each half where two numbers are the same: those below 2^10 compare as halves do. */
-DEVICE u32 mask_of_same(u32 a, u32 b) {
-    u32 mask;
-    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
-    return mask;
-}
+DEVICE u32 mask_of_same(u32 a, u32 b) { return ptx::set_eq_f16x2(a, b); }
 
 /* Adds a pair to two sums, each where the numbers are the same; the first one is taken as it is. */
 template <class M> DEVICE void add_where_same(M &low, M &high, u32 pair, u32 a, u32 b, bool is_first) {
-    if (is_first) {
-        asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, "
-            "0f00000000, q;\n}"
-            : "=f"(low), "=f"(high)
-            : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
-        return;
-    }
-    asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\n@p add.f32 %0, %0, %4;\n@q add.f32 %1, %1, %5;\n}"
-        : "+f"(low), "+f"(high)
-        : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
+    const auto half = [&](int e) { return half_of<x_t>(pair, e); };
+    if (is_first)
+        ptx::select_where_equal(low, high, a, b, half);
+    else
+        ptx::add_where_equal(low, high, a, b, half);
 }
 
 /* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words. */
