@@ -1,6 +1,6 @@
-/* async: copies from global to shared memory that pass by the registers, sm_80 and newer. A thread groups its copies with
-   commit_copies; await_copies returns when at most PENDING of its latest groups are still under way. Other threads see
-   what was copied after the next barrier. */
+/* async: copies from global to shared memory that pass by the registers, sm_80 and newer. A thread groups its copies
+   with commit_copies; await_copies returns when at most PENDING of its latest groups are still under way. Other threads
+   see what was copied after the next barrier. */
 
 /* 4, 8 or 16 bytes, both sides aligned to as many; zeros when not `take`, and nothing is read. */
 template <int BYTES> DEVICE void copy_async(void *shared, const void *global, bool take) {

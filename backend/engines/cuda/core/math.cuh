@@ -1,6 +1,6 @@
-/* math: the functions that formulas call, faster than the built-in ones in float and within 3 units of the last place of
-   a float around 1; double keeps the built-in ones. Printed code stands in their namespace, so
-   that an unqualified call finds them first. */
+/* math: the functions that formulas call, faster than the built-in ones in float and within 3 units of the last place
+   of a float around 1; double keeps the built-in ones. Printed code stands in their namespace, so that an unqualified
+   call finds them first. */
 
 namespace weft {
 
@@ -32,8 +32,9 @@ DEVICE float exp(float x) {
 }
 DEVICE double exp(double x) { return ::exp(x); }
 
-/* 1 / (1 + e^-x), with e^-x as above but for its range: the sum with 1 and its reciprocal have none. Measured (H200, 3x3 of
-   64 filters on 32x56x56): 13 us, with x * logistic(x) behind 18; written with exp and /, three times the instructions, 28. */
+/* 1 / (1 + e^-x), with e^-x as above but for its range: the sum with 1 and its reciprocal have none. Measured (H200,
+   3x3 of 64 filters on 32x56x56): 13 us, with x * logistic(x) behind 18; written with exp and /, three times the
+   instructions, 28. */
 DEVICE float logistic(float x) {
     float high = x * -1.44269504f;
     float low = fmaf(x, -1.92596299e-8f, fmaf(x, -1.44269504f, -high));

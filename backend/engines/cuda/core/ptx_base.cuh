@@ -148,8 +148,8 @@ DEVICE u32 set_eq_f16x2(u32 a, u32 b) {
     asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
     return mask;
 }
-/* Two instructions each, as the predicates of a pair cannot leave the text: half(0) and half(1) where the halves of a and b
-   are equal, else 0; and added to what is there. */
+/* Two instructions each, as the predicates of a pair cannot leave the text: half(0) and half(1) where the halves of a
+   and b are equal, else 0; and added to what is there. */
 template <class F> DEVICE void select_where_equal(float &low, float &high, u32 a, u32 b, const F &half) {
     asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, "
         "0f00000000, q;\n}"
@@ -249,7 +249,8 @@ DEVICE u32 atom_add(u32 *p, u32 x) {
     return before;
 }
 
-/* ---- Copies from global to shared memory past the registers, sm_80; of BYTES or 16, the first `bytes`, then zeros ---- */
+/* ---- Copies from global to shared memory past the registers, sm_80; of BYTES or 16, the first `bytes`, then zeros
+   ---- */
 
 /* .ca: by way of the first-level cache; .cg: past it. */
 template <int BYTES> DEVICE void cp_async_ca(u32 to, const void *p, u32 bytes) {

@@ -1,5 +1,5 @@
-/* ptx_mma: products of one warp by its tensor core, c += a * b, and the loads that bring their factors from shared memory.
-   Which lane has what, and what the types are: mma.cuh. */
+/* ptx_mma: products of one warp by its tensor core, c += a * b, and the loads that bring their factors from shared
+   memory. Which lane has what, and what the types are: mma.cuh. */
 
 #pragma once
 

@@ -1,6 +1,6 @@
-/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared memory, bulk tensor
-   copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed with the tile's width. Addresses
-   in shared memory are 32 bits wide. */
+/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared
+   memory, bulk tensor copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed
+   with the tile's width. Addresses in shared memory are 32 bits wide. */
 
 #pragma once
 
@@ -48,8 +48,8 @@ DEVICE u32 peer_address(u32 address, u32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
 }
-/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma read
-   is over at mma_wait. Two instructions, so that the address takes no register before and behind. */
+/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma
+   read is over at mma_wait. Two instructions, so that the address takes no register before and behind. */
 DEVICE void arrive_at_peer(u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(barrier),
@@ -79,7 +79,8 @@ DEVICE void wait_in_place(u32 barrier, u32 phase) {
 
 /* ---- Clusters, named barriers, registers, launches that overlap ---- */
 
-/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole device. */
+/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole
+   device. */
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -98,7 +99,8 @@ template <u32 COUNT> DEVICE void grow_registers() { asm volatile("setmaxnreg.inc
 DEVICE void wait_for_previous_kernel() { ptx::griddepcontrol_wait(); }
 DEVICE void let_next_kernel_start() { ptx::griddepcontrol_launch_dependents(); }
 
-/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where zeros are ---- */
+/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where
+   zeros are ---- */
 
 DEVICE void prefetch_map(const tensor_map &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
@@ -157,7 +159,8 @@ DEVICE void share_box(u16 peers, u32 dst, const tensor_map &map, u32 barrier, i3
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(peers)
                  : "memory");
 }
-/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h). */
+/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h).
+   */
 DEVICE void load_pixels(u32 dst, const tensor_map &map, u32 barrier, i32 c, i32 w, i32 h, i32 n, i32 tap_w, i32 tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
                  "%4, %5, %6}], [%2], {%7, %8};" ::"r"(dst),
@@ -208,7 +211,8 @@ DEVICE void publish_to_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 } /* what threads stored, before TMA reads it */
 
-/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l / 8. */
+/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l
+   / 8. */
 DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -324,15 +328,16 @@ template <int PENDING> DEVICE void mma_wait() {
 DEVICE void settle(float &r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void settle(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void settle(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
-/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch: this one, which is
-   hardly ever taken. */
+/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch:
+   this one, which is hardly ever taken. */
 DEVICE void stay_in_order() {
     asm volatile("{ .reg .pred p; .reg .u32 now; again: mov.u32 now, %clock; setp.eq.u32 p, now, 0; @p bra again; }" ::
                      : "memory");
 }
 
-/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with
-   `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any row. */
+/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or,
+   with `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any
+   row. */
 DEVICE u64 operand(u32 address, u32 slab) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (u64)(1024 >> 4) << 32;
     return SWIZZLE_128B | EIGHT_ROWS | (u64)((slab ? slab : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;

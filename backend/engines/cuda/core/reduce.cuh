@@ -230,8 +230,8 @@ DEVICE float weight(float score, float shift) {
 }
 DEVICE double weight(double score, double shift) { return score == shift ? 1.0 : ::exp(score - shift); }
 
-/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share. Whoever
-   finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
+/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share.
+   Whoever finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
 DEVICE float brief_weight(float score, float shift) {
     return exp2_approx(fminf(fmaf(score, 1.44269504f, shift * -1.44269504f), 0.0f));
 }
@@ -263,7 +263,8 @@ template <class A, bool IS_BRIEF> struct weights {
     }
 };
 
-/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it. */
+/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it.
+   */
 template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
 DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
     A most = x.number;

@@ -1,5 +1,5 @@
-/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and of
-   several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
+/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and
+   of several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
 
 #include "core/ptx_sm90.cuh"
 
@@ -173,8 +173,8 @@ template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
 DEVICE u64 policy_to_leave() { return ptx::createpolicy_evict_first(); }
 DEVICE u64 policy_to_stay() { return ptx::createpolicy_evict_last(); }
 
-/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what the
-   others did before. */
+/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what
+   the others did before. */
 DEVICE bool is_last(u32 *arrived, u32 count) {
     return ptx::atom_inc_shared(ptx::shared_address(arrived), count - 1) == count - 1;
 }
@@ -197,8 +197,8 @@ DEVICE void copy_bulk(void *shared, const void *p, u32 bytes, u64 *arrival) {
         load_bytes(shared_address(shared), p, bytes, shared_address(arrival));
 }
 
-/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way to
-   memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
+/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way
+   to memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
 DEVICE void loads_before_copies() { publish_to_async_proxy(); }
 
 /* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
@@ -256,7 +256,8 @@ DEVICE void await_cluster() {
 DEVICE void await_launch_before() { ptx::griddepcontrol_wait(); }
 DEVICE void allow_launch_after() { ptx::griddepcontrol_launch_dependents(); }
 
-/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so. */
+/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so.
+   */
 enum { AT_ONCE, WHEN_BEGUN, WHEN_DONE };
 template <int LETS_NEXT> DEVICE void begin_launch() {
     if constexpr (CHIP >= 900) {

@@ -77,8 +77,8 @@ DEVICE float to_float(e8m0 x) {
     return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23);
 }
 
-/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on every
-   chip, subnormals included. */
+/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on
+   every chip, subnormals included. */
 DEVICE float to_float(e4m3 x) {
     u32 magnitude = x.bits & 0x7f, sign = (u32)(x.bits & 0x80) << 24;
     float y = __uint_as_float(magnitude << 20) * 1.329227995784916e36f; /* 2^120 */
@@ -308,8 +308,8 @@ template <class A> struct same<A, A> {
 
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
-/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for a read of what is
-   not made yet, and serialises the products. */
+/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for
+   a read of what is not made yet, and serialises the products. */
 template <class T> DEVICE u32 rounded_pair(float low, float high);
 template <> DEVICE u32 rounded_pair<bf16>(float low, float high) { return ptx::cvt_bf16x2(high, low); }
 template <> DEVICE u32 rounded_pair<f16>(float low, float high) { return ptx::cvt_f16x2(high, low); }
