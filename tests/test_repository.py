@@ -114,6 +114,38 @@ def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+# Functions whose text is more than one instruction: a predicate, a label, or a register that is to live no
+# longer, cannot leave it.
+COMPOUNDS = {"elect_one", "try_wait", "wait_in_place", "arrive_at_peer", "stay_in_order"}
+COMPOUNDS |= {"select_where_equal", "add_where_equal"}
+# They print the product of a warpgroup, which names each register of a tile; and embed files.
+PRINTERS = {"product/hopper/print.c", "attention/hopper/print.c", "core/sources.c"}
+
+
+def compounds(text: str) -> set[str]:
+    """The functions of a device file whose text has more than one instruction, declarations of registers
+    included."""
+    found, name = set(), ""
+    function = r"^(?:template <[^>]*> )?DEVICE \w+ (\w+)\("
+    inline = r'asm(?: volatile)?\(\s*((?:"[^"]*"\s*)+)'
+    for match in re.finditer(f"{function}|{inline}", text, re.MULTILINE):
+        name = match[1] or name
+        if match[2] and match[2].count(";") > 1:
+            found.add(name)
+    return found
+
+
+def test_machine_instructions_lie_in_one_place_one_a_function() -> None:
+    folder = ROOT / "backend/engines/cuda"
+    texts = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.*")}
+    code = {name: re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL) for name, text in texts.items()}
+    files = {f"core/ptx_{part}.cuh" for part in ("base", "mma", "sm90")}
+    assert {name for name, text in code.items() if re.search(r"\basm\b|__asm__", text)} == files | PRINTERS
+    assert set.union(*(compounds(code[name]) for name in files)) == COMPOUNDS
+    two = 'DEVICE void f() { asm("a;"); }\nDEVICE void g() {\n  asm volatile("a;"\n "b;" ::); }'
+    assert compounds(two) == {"g"}
+
+
 def test_sizes_report_runs() -> None:
     assert "longest functions" in run(sys.executable, "tools/sizes.py")
 

@@ -211,7 +211,7 @@ DEVICE void sync_group(int group) {
     if constexpr (ROW_WARPS == 1)
         __syncwarp();
     else
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
+        ptx::bar_sync(1 + group, GROUP);
 }
 
 /* ---- Multiplying ---- */

@@ -187,9 +187,7 @@ DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x
 DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) != 0x7ff00000u; }
 
 /* A word of shared memory that several threads may store at once, all the same. */
-DEVICE void store_same(int *to, int value) {
-    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(to)), "r"(value) : "memory");
-}
+DEVICE void store_same(int *to, int value) { ptx::st_relaxed_shared(ptx::shared_address(to), value); }
 
 /* Rows that are taken as they are. */
 struct no_scales {};

@@ -14,20 +14,14 @@ DEVICE int score_column(int j) { return 8 * j + lane() % 4 * 2; }
 template <class S> struct two_of;
 template <> struct two_of<f16> {
     static DEVICE u32 number(float low, float high) {
-        u32 y;
         if constexpr (HAS_K16)
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+            return ptx::cvt_f16x2(high, low);
         else
-            y = (u32)from<f16>::number(low).bits | (u32)from<f16>::number(high).bits << 16;
-        return y;
+            return (u32)from<f16>::number(low).bits | (u32)from<f16>::number(high).bits << 16;
     }
 };
 template <> struct two_of<bf16> {
-    static DEVICE u32 number(float low, float high) {
-        u32 y;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        return y;
-    }
+    static DEVICE u32 number(float low, float high) { return ptx::cvt_bf16x2(high, low); }
 };
 
 template <class S> struct warp_tiles {

@@ -1,4 +1,5 @@
-/* chunks: elements that are only moved, 16 bytes at a time, by address in global memory. `element` has the size of their type. */
+/* chunks: elements that are only moved, 16 bytes at a time, by address in global memory. `element` has the size of
+   their type. */
 
 /* An element into a chunk, whose bytes are 0 there. */
 template <int BYTES> DEVICE void put_element(chunk<BYTES> &to, int e, element x) {
@@ -19,8 +20,8 @@ template <int BYTES> DEVICE element element_of(const chunk<BYTES> &r, int e) {
         return (element)((u64)r.words[e * 2 + 1] << 32 | r.words[e * 2]);
 }
 
-/* A place in a row of one of several packed memories: its address, how many elements of its row there are from it on, and
-   where the memory begins and ends. */
+/* A place in a row of one of several packed memories: its address, how many elements of its row there are from it on,
+   and where the memory begins and ends. */
 struct piece {
     u64 at;
     i64 left;

@@ -1,16 +1,15 @@
-/* overlap: the start of a kernel while the one before it ends, which hides most of a short kernel's launch. Chips before
-   sm_90 have no such thing, and start kernels one after the other. */
+/* overlap: the start of a kernel while the one before it ends, which hides most of a short kernel's launch. Chips
+   before sm_90 have no such thing, and start kernels one after the other. */
 
-/* Asks for memory that will be read, in units of 16 bytes, before what writes it may have ended: all writing goes through the second
-   cache, so what waits there is never old. One thread of a block asks for all of it; asked one by one, lines come late. */
-DEVICE void expect(const void *p, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((u64)p), "r"(bytes) : "memory");
-}
+/* Asks for memory that will be read, in units of 16 bytes, before what writes it may have ended: all writing goes
+   through the second cache, so what waits there is never old. One thread of a block asks for all of it; asked one by
+   one, lines come late. */
+DEVICE void expect(const void *p, u32 bytes) { ptx::prefetch_l2(p, bytes); }
 
 /* Waits for what the kernel before has written, then lets the next one start, which waits here in turn. */
 DEVICE void begin_overlapped() {
     if constexpr (CHIP >= 900) {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+        ptx::griddepcontrol_wait();
+        ptx::griddepcontrol_launch_dependents();
     }
 }

@@ -1,19 +1,11 @@
-/* math: the functions that formulas call, faster than the built-in ones in float and within 3 units of the last place of
-   a float around 1; double keeps the built-in ones. Printed code stands in their namespace, so
-   that an unqualified call finds them first. */
+/* math: the functions that formulas call, faster than the built-in ones in float and within 3 units of the last place
+   of a float around 1; double keeps the built-in ones. Printed code stands in their namespace, so that an unqualified
+   call finds them first. */
 
 namespace weft {
 
-DEVICE float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-DEVICE float reciprocal_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+DEVICE float exp2_approx(float x) { return ptx::ex2(x); }
+DEVICE float reciprocal_approx(float x) { return ptx::rcp(x); }
 
 using ::atan2;
 using ::ceil;
@@ -40,8 +32,9 @@ DEVICE float exp(float x) {
 }
 DEVICE double exp(double x) { return ::exp(x); }
 
-/* 1 / (1 + e^-x), with e^-x as above but for its range: the sum with 1 and its reciprocal have none. Measured (H200, 3x3 of
-   64 filters on 32x56x56): 13 us, with x * logistic(x) behind 18; written with exp and /, three times the instructions, 28. */
+/* 1 / (1 + e^-x), with e^-x as above but for its range: the sum with 1 and its reciprocal have none. Measured (H200,
+   3x3 of 64 filters on 32x56x56): 13 us, with x * logistic(x) behind 18; written with exp and /, three times the
+   instructions, 28. */
 DEVICE float logistic(float x) {
     float high = x * -1.44269504f;
     float low = fmaf(x, -1.92596299e-8f, fmaf(x, -1.44269504f, -high));
@@ -57,9 +50,7 @@ DEVICE double logistic_approx(double x) { return logistic(x); }
 DEVICE float at_least(float x, float least) {
     if constexpr (CHIP < 800)
         return x <= least ? least : x;
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-    return y;
+    return ptx::max_nan(x, least);
 }
 
 /* 1 - 2 / (1 + e^2x); near 0, where that cancels, the series. */

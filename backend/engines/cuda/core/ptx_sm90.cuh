@@ -1,6 +1,10 @@
-/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared memory, bulk tensor
-   copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed with the tile's width. Addresses
-   in shared memory are 32 bits wide. */
+/* ptx_sm90: the instructions that only Hopper has, one per function, named after what it does: barriers in shared
+   memory, bulk tensor copies (TMA), clusters, and the asynchronous tensor core product (wgmma), whose text is printed
+   with the tile's width. Addresses in shared memory are 32 bits wide. */
+
+#pragma once
+
+#include "core/ptx_mma.cuh"
 
 struct alignas(64) tensor_map {
     u64 words[16];
@@ -17,7 +21,7 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+using ptx::shared_address;
 DEVICE bool elect_one() {
     u32 chosen;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
@@ -38,14 +42,19 @@ DEVICE void arrive_expecting(u32 barrier, u32 bytes) {
 DEVICE void arrive(u32 barrier, u32 count = 1) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma read
-   is over at mma_wait. */
+/* In the shared memory of block `rank` of the cluster what lies at `address` in this one's. */
+DEVICE u32 peer_address(u32 address, u32 rank) {
+    u32 r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+/* Without .release.cluster, which would put a fence before every arrival and halve the speed of a product; what wgmma
+   read is over at mma_wait. Two instructions, so that the address takes no register before and behind. */
 DEVICE void arrive_at_peer(u32 barrier, u32 rank) {
-    asm volatile(
-        "{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::
-            "r"(barrier),
-        "r"(rank)
-        : "memory");
+    asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
 }
 DEVICE bool try_wait(u32 barrier, u32 phase) {
     u32 done;
@@ -60,26 +69,38 @@ DEVICE void wait(u32 barrier, u32 phase) {
     }
 } /* try_wait sleeps in hardware */
 
+/* The same as one loop of two instructions, which the compiler leaves as it is. */
+DEVICE void wait_in_place(u32 barrier, u32 phase) {
+    asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra AGAIN;\n}" ::"r"(barrier),
+                 "r"(phase)
+                 : "memory");
+}
+
 /* ---- Clusters, named barriers, registers, launches that overlap ---- */
 
-/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole device. */
+/* Relaxed is enough to publish barriers after barrier_init_fence; a releasing arrival costs a fence of the whole
+   device. */
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 DEVICE void arrive_threads(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-DEVICE void sync_threads(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void sync_threads(u32 id, u32 threads) { ptx::bar_sync(id, threads); }
 template <u32 COUNT> DEVICE void shrink_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 template <u32 COUNT> DEVICE void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous_kernel() { ptx::griddepcontrol_wait(); }
+DEVICE void let_next_kernel_start() { ptx::griddepcontrol_launch_dependents(); }
 
-/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where zeros are ---- */
+/* ---- TMA: copies of boxes; coordinates are element indices, innermost first, and may lie outside the tensor, where
+   zeros are ---- */
 
 DEVICE void prefetch_map(const tensor_map &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
@@ -138,7 +159,8 @@ DEVICE void share_box(u16 peers, u32 dst, const tensor_map &map, u32 barrier, i3
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(peers)
                  : "memory");
 }
-/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h). */
+/* Rows of a convolution: pixels from (w, h, n) on in the order of the map's positions, each read at (+tap_w, +tap_h).
+   */
 DEVICE void load_pixels(u32 dst, const tensor_map &map, u32 barrier, i32 c, i32 w, i32 h, i32 n, i32 tap_w, i32 tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
                  "%4, %5, %6}], [%2], {%7, %8};" ::"r"(dst),
@@ -189,7 +211,8 @@ DEVICE void publish_to_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 } /* what threads stored, before TMA reads it */
 
-/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l / 8. */
+/* Four blocks of 8 x 8 halves, of which each lane holds two of a row; lane l gives the address of row l % 8 of block l
+   / 8. */
 DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -197,19 +220,8 @@ DEVICE void store_matrices(u32 address, const u32 (&r)[4]) {
 }
 
 /* The same blocks, read. */
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
+DEVICE void load_matrices(u32 (&r)[4], u32 address) { ldmatrix_x4(r, address); }
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) { ldmatrix_x4_trans(r, address); }
 
 /* The same blocks turned over: each lane holds two of a column. */
 DEVICE void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
@@ -266,18 +278,21 @@ DEVICE void store_words_of_many(u32 address, const words &r) {
                  : "memory");
 }
 
-/* Shared memory of another block of the cluster, where a barrier counts the bytes that come. */
-DEVICE u32 peer_address(u32 address, u32 rank) {
-    u32 r;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
-    return r;
-}
+/* Shared memory of another block of the cluster, by its peer_address; there a barrier counts the bytes that come. */
 DEVICE void send_to_peer(u32 address, u32 barrier, const words &r) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
             address),
         "r"(barrier), "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
         : "memory");
+}
+DEVICE void send_word_to_peer(u32 address, u32 barrier, u32 word) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(word),
+                 "r"(barrier)
+                 : "memory");
+}
+DEVICE void store_at_peer(u32 address, u32 word) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 DEVICE words load_words_of_peer(u32 address) {
     words r;
@@ -313,15 +328,16 @@ template <int PENDING> DEVICE void mma_wait() {
 DEVICE void settle(float &r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void settle(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void settle(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
-/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch: this one, which is
-   hardly ever taken. */
+/* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch:
+   this one, which is hardly ever taken. */
 DEVICE void stay_in_order() {
     asm volatile("{ .reg .pred p; .reg .u32 now; again: mov.u32 now, %clock; setp.eq.u32 p, now, 0; @p bra again; }" ::
                      : "memory");
 }
 
-/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or, with
-   `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any row. */
+/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or,
+   with `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any
+   row. */
 DEVICE u64 operand(u32 address, u32 slab) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (u64)(1024 >> 4) << 32;
     return SWIZZLE_128B | EIGHT_ROWS | (u64)((slab ? slab : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;

@@ -115,17 +115,13 @@ template <class A> DEVICE A larger(A a, A b) { return a > b || a != a ? a : b; }
 template <> DEVICE float larger(float a, float b) {
     if constexpr (CHIP < 800)
         return a > b || a != a ? a : b;
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
+    return ptx::max_nan(a, b);
 }
 template <class A> DEVICE A smaller(A a, A b) { return a < b || a != a ? a : b; }
 template <> DEVICE float smaller(float a, float b) {
     if constexpr (CHIP < 800)
         return a < b || a != a ? a : b;
-    float y;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
+    return ptx::min_nan(a, b);
 }
 
 template <class A> struct largest {
@@ -159,11 +155,7 @@ template <class A> struct least {
 /* ---- Mean and squared deviations ---- */
 
 /* 1 / sqrt(x), and part / whole where that need not be exact to the last bit. */
-DEVICE float inverse_root(float x) {
-    float y;
-    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+DEVICE float inverse_root(float x) { return ptx::rsqrt(x); }
 DEVICE double inverse_root(double x) { return 1 / ::sqrt(x); }
 DEVICE float share(float part, float whole) { return part * reciprocal_approx(whole); }
 DEVICE double share(double part, double whole) { return part / whole; }
@@ -238,8 +230,8 @@ DEVICE float weight(float score, float shift) {
 }
 DEVICE double weight(double score, double shift) { return score == shift ? 1.0 : ::exp(score - shift); }
 
-/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share. Whoever
-   finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
+/* The same to 20 bits near the maximum, for results of 16 bits, up to a factor that all weights of a shift share.
+   Whoever finds the largest score knows of NaN; here infinity minus itself is, and counts as 0. */
 DEVICE float brief_weight(float score, float shift) {
     return exp2_approx(fminf(fmaf(score, 1.44269504f, shift * -1.44269504f), 0.0f));
 }
@@ -271,7 +263,8 @@ template <class A, bool IS_BRIEF> struct weights {
     }
 };
 
-/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it. */
+/* As for other totals, but with one exponential for each lane: the largest score first, then the sums relative to it.
+   */
 template <class P, int FIRST, int LAST, class A, bool IS_BRIEF>
 DEVICE weights<A, IS_BRIEF> reduce_lanes(weights<A, IS_BRIEF> x) {
     A most = x.number;

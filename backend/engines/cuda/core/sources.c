@@ -49,6 +49,8 @@
     FILE(core_math, "core/math.cuh", "core/math.cuh")                                                                  \
     FILE(core_mma, "core/mma.cuh", "core/mma.cuh")                                                                     \
     FILE(core_philox, "core/philox.cuh", "core/philox.cuh")                                                            \
+    FILE(core_ptx_base, "core/ptx_base.cuh", "core/ptx_base.cuh")                                                      \
+    FILE(core_ptx_mma, "core/ptx_mma.cuh", "core/ptx_mma.cuh")                                                         \
     FILE(core_ptx_sm90, "core/ptx_sm90.cuh", "core/ptx_sm90.cuh")                                                      \
     FILE(core_reduce, "core/reduce.cuh", "core/reduce.cuh")                                                            \
     FILE(core_stream, "core/stream.cuh", "core/stream.cuh")                                                            \

@@ -1,5 +1,7 @@
-/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and of
-   several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
+/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and
+   of several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
+
+#include "core/ptx_sm90.cuh"
 
 namespace weft {
 
@@ -9,16 +11,10 @@ struct alignas(16) words4 {
 
 DEVICE words4 load_words(const void *p) {
     words4 w;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
-                 : "l"(p));
+    ptx::ld_global_no_allocate_v4(w.at, p);
     return w;
 }
-DEVICE void store_words(void *p, const words4 &w) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.at[0]), "r"(w.at[1]),
-                 "r"(w.at[2]), "r"(w.at[3])
-                 : "memory");
-}
+DEVICE void store_words(void *p, const words4 &w) { ptx::st_global_no_allocate_v4(p, w.at); }
 
 /* A run in registers as it lies in memory, in whole words. Where elements were taken apart as they are loaded, a thread
    would wait for them there; this waits where at() is called. */
@@ -125,7 +121,7 @@ template <class T, int N> struct raw {
     DEVICE void forget() {
 #pragma unroll
         for (int w = 0; w < WORDS; w++)
-            asm volatile("" : "+r"(words[w]));
+            ptx::forget(words[w]);
     }
 };
 
@@ -154,9 +150,7 @@ template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) {
         both.elements = r;
 #pragma unroll
         for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
-            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((words4 *)p + i), "r"(both.words[i].at[0]),
-                         "r"(both.words[i].at[1]), "r"(both.words[i].at[2]), "r"(both.words[i].at[3])
-                         : "memory");
+            ptx::st_global_cs_v4((words4 *)p + i, both.words[i].at);
     } else {
         store_run<T, N>(p, r);
     }
@@ -165,9 +159,7 @@ template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) {
 /* ---- Barriers ---- */
 
 /* Waits for `threads` threads, whole warps, that name the same barrier, 1 .. 15. */
-DEVICE void team_barrier(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
+DEVICE void team_barrier(int barrier, int threads) { ptx::bar_sync(barrier, threads); }
 
 /* Copies to shared memory that pass by the registers, 16 bytes at a time where there are as many. */
 template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
@@ -178,86 +170,46 @@ template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
 }
 
 /* How long the second cache keeps what a copy reads (sm_80 on): what is not read again leaves first. */
-DEVICE u64 policy_to_leave() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-DEVICE u64 policy_to_stay() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
+DEVICE u64 policy_to_leave() { return ptx::createpolicy_evict_first(); }
+DEVICE u64 policy_to_stay() { return ptx::createpolicy_evict_last(); }
 
-/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what the
-   others did before. */
+/* Whether a thread is the last of `count` to come by, after which the count in shared memory is 0 again; it sees what
+   the others did before. */
 DEVICE bool is_last(u32 *arrived, u32 count) {
-    u32 before;
-    asm volatile("atom.acq_rel.cta.shared.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "r"((u32)__cvta_generic_to_shared(arrived)), "r"(count - 1)
-                 : "memory");
-    return before == count - 1;
+    return ptx::atom_inc_shared(ptx::shared_address(arrived), count - 1) == count - 1;
 }
 
 /* ---- Copies by the copy engine (sm_90 on) ---- */
 
 /* One thread makes an arrival of `count` threads; all threads may use it after the next barrier. */
 DEVICE void make_arrival(u64 *arrival, int count = 1) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(
-                     (u32)__cvta_generic_to_shared(arrival)),
-                 "r"(count)
-                 : "memory");
+    barrier_init(shared_address(arrival), count);
+    barrier_init_fence();
 }
 
 /* Those that wait see what the thread stored before. */
-DEVICE void count_arrival(u64 *arrival) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(arrival)) : "memory");
-}
+DEVICE void count_arrival(u64 *arrival) { arrive(shared_address(arrival)); }
 
 /* One thread announces how many bytes arrive next, and then copies them; both sides are multiples of 16 bytes. */
-DEVICE void expect_bytes(u64 *arrival, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(arrival)),
-                 "r"(bytes)
-                 : "memory");
-}
+DEVICE void expect_bytes(u64 *arrival, u32 bytes) { arrive_expecting(shared_address(arrival), bytes); }
 DEVICE void copy_bulk(void *shared, const void *p, u32 bytes, u64 *arrival) {
-    if (bytes == 0)
-        return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     (u32)__cvta_generic_to_shared(shared)),
-                 "l"(p), "r"(bytes), "r"((u32)__cvta_generic_to_shared(arrival))
-                 : "memory");
+    if (bytes > 0)
+        load_bytes(shared_address(shared), p, bytes, shared_address(arrival));
 }
 
-/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way to
-   memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
-DEVICE void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* What this thread has loaded from shared memory is in its registers before the copy engine, which goes by another way
+   to memory, may be let at the same place: neither __syncwarp nor an arrival waits for loads that are under way. */
+DEVICE void loads_before_copies() { publish_to_async_proxy(); }
 
 /* Every thread waits until the bytes of this turn (0, 1, 0, ...) are there, and sees them. */
-DEVICE void await_arrival(u64 *arrival, u32 turn) {
-    asm volatile("{\n.reg .pred there;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra AGAIN;\n}" ::"r"((u32)__cvta_generic_to_shared(arrival)),
-                 "r"(turn)
-                 : "memory");
-}
+DEVICE void await_arrival(u64 *arrival, u32 turn) { wait_in_place(shared_address(arrival), turn); }
 
 /* ---- Blocks that run at once ---- */
 
 /* Adds to a counter what other blocks wait for; they see what was written before. */
-DEVICE void add_released(u32 *counter, u32 number) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(number) : "memory");
-}
-DEVICE u32 load_acquired(const u32 *counter) {
-    u32 number;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(counter) : "memory");
-    return number;
-}
-DEVICE u32 fetch_and_add(u32 *counter, u32 number) {
-    u32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(number) : "memory");
-    return before;
-}
+DEVICE void add_released(u32 *counter, u32 number) { ptx::red_release_add(counter, number); }
+DEVICE u32 load_acquired(const u32 *counter) { return ptx::ld_acquire(counter); }
+DEVICE u32 fetch_and_add(u32 *counter, u32 number) { return ptx::atom_add(counter, number); }
 
 /* ---- Clusters of blocks (sm_90 on) ---- */
 
@@ -268,11 +220,10 @@ template <class T> DEVICE void store_to_peer(T *shared, int peer, const T &numbe
         T number;
     } both;
     both.number = number;
-    u32 at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
+    const u32 at = peer_address(shared_address(shared), peer);
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
-        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(both.words[i]) : "memory");
+        store_at_peer(at + 4 * i, both.words[i]);
 }
 
 /* The same, and no barrier after it: the arrival of that block counts the bytes, for those that wait there. */
@@ -282,34 +233,31 @@ template <class T> DEVICE void send_to_peer(T *shared, u64 *arrival, int peer, c
         T number;
     } both;
     both.number = number;
-    u32 at, counts;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(shared)), "r"(peer));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"((u32)__cvta_generic_to_shared(arrival)), "r"(peer));
+    const u32 at = peer_address(shared_address(shared), peer), counts = peer_address(shared_address(arrival), peer);
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(T) / 4); i++)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at + 4 * i),
-                     "r"(both.words[i]), "r"(counts)
-                     : "memory");
+        send_word_to_peer(at + 4 * i, counts, both.words[i]);
 }
 
 /* All threads of all blocks arrive, wait for the others, and then see what these had written before they arrived. The
    threads of a warp do both together. */
 DEVICE void arrive_at_cluster() {
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    cluster_arrive();
 }
 DEVICE void await_cluster() {
     __syncwarp();
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();
 }
 
 /* ---- Launches that overlap (sm_90 on) ---- */
 
 /* Until the launch before has ended and its memory is seen; the one after may start, and waits likewise. */
-DEVICE void await_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void allow_launch_after() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void await_launch_before() { ptx::griddepcontrol_wait(); }
+DEVICE void allow_launch_after() { ptx::griddepcontrol_launch_dependents(); }
 
-/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so. */
+/* The same, as a launch begins. The one after may start at once, or when this one begins to work, or when it says so.
+   */
 enum { AT_ONCE, WHEN_BEGUN, WHEN_DONE };
 template <int LETS_NEXT> DEVICE void begin_launch() {
     if constexpr (CHIP >= 900) {

@@ -15,6 +15,8 @@ using u64 = unsigned long long;
 
 constexpr int CHIP = __CUDA_ARCH__; /* 900 for sm_90: whether an instruction exists */
 
+#include "core/ptx_base.cuh"
+
 struct f16 {
     u16 bits;
 };
@@ -56,24 +58,12 @@ struct bool1 {
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(double x) { return (float)x; }
-DEVICE float to_float(f16 x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-    return y;
-}
+DEVICE float to_float(f16 x) { return ptx::cvt_f32_f16(x.bits); }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 /* The same, but not before it is used: what is read ahead would take twice the registers. */
-DEVICE float to_float_late(bf16 x) {
-    float y;
-    asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits));
-    return y;
-}
+DEVICE float to_float_late(bf16 x) { return ptx::mov_pair(0, x.bits); }
 /* Of two in a word, which stays whole until then: apart, each would be cut out of what was read. */
-DEVICE float to_float_late(u32 pair, int e) {
-    u32 y;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(pair), "r"(e ? 0x3244 : 0x1044));
-    return __uint_as_float(y);
-}
+DEVICE float to_float_late(u32 pair, int e) { return __uint_as_float(ptx::prmt(pair, 0, e ? 0x3244 : 0x1044)); }
 DEVICE float to_float(i8 x) { return (float)x; }
 DEVICE float to_float(u8 x) { return (float)x; }
 DEVICE float to_float(i32 x) { return (float)x; }
@@ -87,8 +77,8 @@ DEVICE float to_float(e8m0 x) {
     return __uint_as_float(x.bits == 0 ? 1u << 22 : x.bits == 255 ? 0x7fc00000u : (u32)x.bits << 23);
 }
 
-/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on every
-   chip, subnormals included. */
+/* fp8 by shifting exponent and fraction into float's places and scaling away the difference of the biases: right on
+   every chip, subnormals included. */
 DEVICE float to_float(e4m3 x) {
     u32 magnitude = x.bits & 0x7f, sign = (u32)(x.bits & 0x80) << 24;
     float y = __uint_as_float(magnitude << 20) * 1.329227995784916e36f; /* 2^120 */
@@ -171,26 +161,15 @@ template <> struct from<double> {
     template <class A> static DEVICE double number(A x) { return (double)x; }
 };
 template <> struct from<f16> {
-    static DEVICE f16 number(float x) {
-        f16 y;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-        return y;
-    }
-    static DEVICE f16 number(double x) {
-        f16 y;
-        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
-        return y;
-    }
+    static DEVICE f16 number(float x) { return f16{ptx::cvt_f16(x)}; }
+    static DEVICE f16 number(double x) { return f16{ptx::cvt_f16(x)}; }
     static DEVICE f16 number(i64 x) { return number((double)x); }
 };
 /* Where chips convert in one instruction, the assembler joins those of neighbours to one of two numbers. */
 template <> struct from<bf16> {
     static DEVICE bf16 number(float x) {
-        if constexpr (CHIP >= 800) {
-            bf16 y;
-            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-            return y;
-        }
+        if constexpr (CHIP >= 800)
+            return bf16{ptx::cvt_bf16(x)};
         u32 bits = __float_as_uint(x);
         if (x != x)
             return bf16{(u16)(bits >> 16 | 0x40)};
@@ -208,20 +187,14 @@ template <> struct from<bf16> {
     }
 };
 template <> struct from<tf32> {
-    static DEVICE tf32 number(float x) {
-        tf32 y;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y.bits) : "f"(x));
-        return y;
-    }
+    static DEVICE tf32 number(float x) { return tf32{ptx::cvt_tf32(x)}; }
 };
 template <> struct from<e4m3> {
     template <class A> static DEVICE e4m3 number(A x) { return e4m3{pack_fp8((double)x, 3, 7, 0x7e, 0x7f)}; }
     static DEVICE e4m3 number(float x) {
         if constexpr (CHIP < 890)
             return number((double)x);
-        u16 y;
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
-        return e4m3{(u8)y};
+        return e4m3{(u8)ptx::cvt_e4m3x2(0.0f, x)};
     }
 };
 template <> struct from<e5m2> {
@@ -229,9 +202,7 @@ template <> struct from<e5m2> {
     static DEVICE e5m2 number(float x) {
         if constexpr (CHIP < 890)
             return number((double)x);
-        u16 y;
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
-        return e5m2{(u8)y};
+        return e5m2{(u8)ptx::cvt_e5m2x2(0.0f, x)};
     }
 };
 /* An exponent alone: no zero and no sign; half way between two powers the upper one is even. */
@@ -340,19 +311,11 @@ template <class A> struct same<A, A> {
 
 /* The value that storage of type T keeps of an arithmetic value. */
 template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::number(x)); }
-/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for a read of what is
-   not made yet, and serialises the products. */
+/* In pairs: conversions of one number are slow, and where it is one of wgmma's sums, ptxas takes one there and back for
+   a read of what is not made yet, and serialises the products. */
 template <class T> DEVICE u32 rounded_pair(float low, float high);
-template <> DEVICE u32 rounded_pair<bf16>(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-template <> DEVICE u32 rounded_pair<f16>(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
+template <> DEVICE u32 rounded_pair<bf16>(float low, float high) { return ptx::cvt_bf16x2(high, low); }
+template <> DEVICE u32 rounded_pair<f16>(float low, float high) { return ptx::cvt_f16x2(high, low); }
 template <> DEVICE float rounded<bf16, float>(float x) {
     if constexpr (CHIP < 800)
         return to_float(from<bf16>::number(x));
@@ -414,19 +377,16 @@ template <class T, int N> DEVICE void copy_run(run<T, N> &to, const run<T, N> &r
 template <int BYTES> DEVICE chunk<BYTES> load_global(u64 p) {
     chunk<BYTES> r;
     if constexpr (BYTES == 16)
-        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3])
-                     : "l"(p));
+        ptx::ld_global_v4(r.words, p);
     else
-        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "l"(p));
+        ptx::ld_global_v2(r.words, p);
     return r;
 }
 template <int BYTES> DEVICE void store_global(u64 p, const chunk<BYTES> &r) {
     if constexpr (BYTES == 16)
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.words[0]), "r"(r.words[1]),
-                     "r"(r.words[2]), "r"(r.words[3]));
+        ptx::st_global_v4(p, r.words);
     else
-        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.words[0]), "r"(r.words[1]));
+        ptx::st_global_v2(p, r.words);
 }
 template <class T, int N> DEVICE void store_global(T *p, const run<T, N> &r) {
     constexpr int BYTES = sizeof r % 16 == 0 ? 16 : (int)sizeof r;

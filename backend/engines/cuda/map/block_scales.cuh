@@ -1,8 +1,9 @@
-/* block_scales: the scales of blocks of elements                                                            any chip, any type
-   Formula   scale = a / MOST, a a block's largest finite magnitude; rounded up to a power of two where IS_POWER; at most SCALE_MOST
+/* block_scales: the scales of blocks of elements                                                     any chip, any type
+   Formula   scale = a / MOST, a a block's largest finite magnitude; rounded up to a power of two where IS_POWER; at
+             most SCALE_MOST
    Tile      LANES threads share a block, neighbours take neighbouring elements; no element: a is 0
-   Params    THREADS LANES IS_POWER MOST SCALE_MOST x_t scale_t math_t position, and begin_block(): where a block's first element
-             and its scale lie, and how many elements it has */
+   Params    THREADS LANES IS_POWER MOST SCALE_MOST x_t scale_t math_t position, and begin_block(): where a block's
+             first element and its scale lie, and how many elements it has */
 
 #include "core/dependent_launch.cuh"
 

@@ -1,14 +1,11 @@
 /* exchange: a tile that is read along one dim ("axis") and taken along another ("last"), through shared memory.
-   Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them without
-   conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no bank. */
+   Rows follow the last dim, the axis lies along a row. Rows are an odd number of words, so that loads write them
+   without conflicts, and each RUN of rows starts one word later, so that lanes, which take rows RUN apart, meet in no
+   bank. */
 
-/* Four of the eight bytes of two words, each named by a digit, the lowest first. Spelled out, because the compiler makes
-   shifts of what it sees through. */
-template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) {
-    u32 picked;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(a), "r"(b), "n"(DIGITS));
-    return picked;
-}
+/* Four of the eight bytes of two words, each named by a digit, the lowest first. Spelled out, because the compiler
+   makes shifts of what it sees through. */
+template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) { return ptx::prmt(a, b, DIGITS); }
 
 /* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
 DEVICE void turn_words(u32 (&w)[2]) {
@@ -25,7 +22,8 @@ DEVICE void turn_words(u32 (&w)[4]) {
     w[3] = pick_bytes<0x7632>(c, d);
 }
 
-/* A run as it is read, in whole words where it fills such: the compiler takes runs of bytes apart where it copies them. */
+/* A run as it is read, in whole words where it fills such: the compiler takes runs of bytes apart where it copies them.
+   */
 template <class T, int N, bool HAS_WORDS = sizeof(run<T, N>) % 4 == 0> struct read_run {
     using type = chunk<(int)sizeof(run<T, N>)>;
 };

@@ -1,9 +1,9 @@
-/* join: packed tensors side by side in a packed one                                                any chip, types of whole bytes
+/* join: packed tensors side by side in a packed one                                      any chip, types of whole bytes
    Formula   row r of y is row r of each source, one after another
-   Tile      a thread takes UNROLL chunks of EACH elements of y, THREADS chunks apart, persistent over the rest; loads before stores:
-             y is written once and in order, whatever the lengths of rows are
-   Memory    where rows are whole chunks (IS_ALIGNED), a chunk is one load; else what two aligned loads hold, shifted. Chunks in
-             which two rows meet, and those at the ends of a source, are copied by elements
+   Tile      a thread takes UNROLL chunks of EACH elements of y, THREADS chunks apart, persistent over the rest; loads
+             before stores: y is written once and in order, whatever the lengths of rows are
+   Memory    where rows are whole chunks (IS_ALIGNED), a chunk is one load; else what two aligned loads hold, shifted.
+             Chunks in which two rows meet, and those at the ends of a source, are copied by elements
    Tried     several shifted chunks of a thread at once (10 % slower for 4)
    Params    element, which has a type's size, EACH THREADS UNROLL IS_ALIGNED position, and find(), printed */
 

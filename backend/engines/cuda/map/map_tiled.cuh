@@ -1,13 +1,15 @@
-/* map_tile: a sweep over tiles of one index space, for operands that lie across the result's memory order      any chip, any type
+/* map_tile: map.cuh in tiles, for operands that lie across the result's memory order                 any chip, any type
    Formula   as map.cuh: compute(), printed, evaluates the nodes on a run of RUN neighbours and stores the results
-   Tile      TILE_AXIS x TILE_LAST places: staged operands are read along the axis, results are written along the last dim
+   Tile      TILE_AXIS x TILE_LAST places: staged operands are read along the axis, results are written along the last
+             dim
    Pipeline  stage_inputs | take_inputs, load_inputs, compute: blocks of one multiprocessor overlap each other's halves
-   Memory    one exchange per staged operand, of which a thread takes GROUP neighbours along the axis at a time, a word of
-             the narrowest: they become parts of as many runs
-   Tried     two runs of a thread at once (4 blocks fit where 5 do: 3 to 7 % slower), 6 blocks (spills); other orders of tiles where
-             four dims turn around (nothing)
+   Memory    one exchange per staged operand, of which a thread takes GROUP neighbours along the axis at a time, a word
+             of the narrowest: they become parts of as many runs
+   Tried     two runs of a thread at once (4 blocks fit where 5 do: 3 to 7 % slower), 6 blocks (spills); other orders of
+             tiles where four dims turn around (nothing)
    Limits    RUN divides the last extent, and the width of each staged load the axis
-   Params    RUN GROUP THREADS BLOCKS TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(), compute(), printed */
+   Params    RUN GROUP THREADS BLOCKS TILE_AXIS TILE_LAST, and locate(), stage_inputs(), take_inputs(), load_inputs(),
+             compute(), printed */
 
 #include "core/dependent_launch.cuh"
 

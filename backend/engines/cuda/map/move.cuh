@@ -1,8 +1,10 @@
-/* move: elements copied to other places, converted where the types differ                                  any chip, any type
-   Formula   a part is one copy: from() and to(), printed, give the addresses of a position; copy_parts(), printed, deals out the blocks
-   Tile      a thread takes UNROLL runs of RUN neighbours, THREADS runs apart, persistent over the rest; loads before stores
-   Limits    RUN is what strides, extents and alignment of both sides allow, 16 bytes at most; where no run fills bytes, a thread
-             takes bytes of what is written and finds the positions in them
+/* move: elements copied to other places, converted where the types differ                            any chip, any type
+   Formula   a part is one copy: from() and to(), printed, give the addresses of a position; copy_parts(), printed,
+             deals out the blocks
+   Tile      a thread takes UNROLL runs of RUN neighbours, THREADS runs apart, persistent over the rest; loads before
+             stores
+   Limits    RUN is what strides, extents and alignment of both sides allow, 16 bytes at most; where no run fills bytes,
+             a thread takes bytes of what is written and finds the positions in them
    Params    THREADS UNROLL, and of each part from_t to_t RUN position find() */
 
 #include "core/dependent_launch.cuh"

@@ -1,18 +1,23 @@
-/* turn: a copy between memories that lie along different dims, wherever their rows begin                  any chip, types of whole bytes
-   Formula   to(axis, last) = from(axis, last): "axis" is the dim along which `from` lies in memory, "last" the one of `to`
-   Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16 bytes: rows of
-             `from` keep their phase, where in its first chunk a row begins, in shared memory; a sector of `to`, 32 bytes, belongs
-             to the tile in which it begins, which therefore reads HALO rows more. A block takes one tile, blocks overlap their halves
-   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and short rows of `from` follow
-             one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of `to` do (IS_FLAT_TO), elements lie
-             as `to` has them, and leave as whole chunks
-   Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the last dim
-   Tried     a place between every 8 rows, as where no row shifts, for tiles that are one row of `to` or shift there (addresses: 10 % slower);
-             lines of 128 bytes that belong to one tile (a third more rows to read: slower); tiles of 32 KB (fewer blocks: slower);
-             blocks of 256 threads (tiles of as many bytes a thread: 1 to 5 % slower); rows as `from` has them for a flat `to`, too, whose
-             chunks are then put together element by element (7x7 images: 15.4 us for 14.1, three channels of float: 189 for 75)
-   Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside of chunks)
-             IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_place(), to_place(), along_axis(), along_last(), printed */
+/* turn: a copy between memories that lie along different dims                            any chip, types of whole bytes
+   Formula   to(axis, last) = from(axis, last): "axis" is the dim along which `from` lies in memory, "last" the one of
+             `to`
+   Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16
+             bytes: rows of `from` keep their phase, where in its first chunk a row begins, in shared memory; a sector
+             of `to`, 32 bytes, belongs to the tile in which it begins, which therefore reads HALO rows more. A block
+             takes one tile, blocks overlap their halves
+   Memory    rows as `from` has them, an odd number of words apart; where the tile holds all of the axis and short rows
+             of `from` follow one another (IS_FLAT_FROM), they are one; where it holds all of the last dim and rows of
+             `to` do (IS_FLAT_TO), elements lie as `to` has them, and leave as whole chunks
+   Limits    TILE_LAST is a multiple of a chunk unless IS_FLAT_TO, and of a sector where there are more tiles along the
+             last dim
+   Tried     a place between every 8 rows, as where no row shifts, for tiles that are one row of `to` or shift there
+             (addresses: 10 % slower); lines of 128 bytes that belong to one tile (a third more rows to read: slower);
+             tiles of 32 KB (fewer blocks: slower); blocks of 256 threads (tiles of as many bytes a thread: 1 to 5 %
+             slower); rows as `from` has them for a flat `to`, too, whose chunks are then put together element by
+             element (7x7 images: 15.4 us for 14.1, three channels of float: 189 for 75)
+   Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside
+             of chunks) IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_place(), to_place(), along_axis(),
+             along_last(), printed */
 
 #include "core/dependent_launch.cuh"
 
@@ -68,8 +73,8 @@ DEVICE int wrapped_by(int axis) {
 /* Whether chunks may lie in their rows in part: what else lies in them would be put elsewhere. */
 constexpr bool HAS_PARTS = SHIFTS_FROM || IS_FLAT_FROM || TILE_AXIS % EACH;
 
-/* Puts a chunk into the tile at place `to`. It begins at element `axis` of its row, of which those before 0 and from `length` on are not
-   ours. */
+/* Puts a chunk into the tile at place `to`. It begins at element `axis` of its row, of which those before 0 and from
+   `length` on are not ours. */
 DEVICE void put_chunk(u32 *tile, const chunk<16> &in, int to, int axis, int length) {
     if constexpr (!IS_FLAT_TO) {
 #pragma unroll

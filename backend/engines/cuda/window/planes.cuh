@@ -1,8 +1,8 @@
-/* planes: parts of images that lie in memory as planes, in shared memory with padding around them. Rows of shared memory begin at
-   chunks of 16 bytes. */
+/* planes: parts of images that lie in memory as planes, in shared memory with padding around them. Rows of shared
+   memory begin at chunks of 16 bytes. */
 
-/* Fills a tile: FILL elements at once, or (SHIFTS) what two aligned chunks of memory hold of them, where rows begin anywhere. A thread
-   stays in its column, and goes down by as many rows as the threads hold. */
+/* Fills a tile: FILL elements at once, or (SHIFTS) what two aligned chunks of memory hold of them, where rows begin
+   anywhere. A thread stays in its column, and goes down by as many rows as the threads hold. */
 template <class T, int FILL, bool SHIFTS> struct plane_reader {
     using filling = chunk<FILL *(int)sizeof(T)>;
     static constexpr int AT_ONCE = 4;
@@ -91,14 +91,12 @@ DEVICE void await_planes() {
 
 /* Words of shared memory at once: left to itself, the compiler may take them apart, and lanes meet in banks. */
 template <int COUNT> DEVICE chunk<COUNT * 4> load_words(const u32 *p) {
-    const u32 at = (u32)__cvta_generic_to_shared(p);
+    const u32 at = ptx::shared_address(p);
     chunk<COUNT * 4> r;
     if constexpr (COUNT == 4)
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r.words[0]), "=r"(r.words[1]), "=r"(r.words[2]), "=r"(r.words[3])
-                     : "r"(at));
+        ptx::ld_shared_v4(r.words, at);
     else
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.words[0]), "=r"(r.words[1]) : "r"(at));
+        ptx::ld_shared_v2(r.words, at);
     return r;
 }
 
@@ -110,7 +108,8 @@ template <int COUNT, int ALL> DEVICE void take_words(u32 (&in)[ALL], const u32 *
             in[first + i] = r.words[i];
 }
 
-/* COUNT neighbours in a row of shared memory, the first of them PHASE after `row`, which begins at a multiple of VECTOR elements. */
+/* COUNT neighbours in a row of shared memory, the first of them PHASE after `row`, which begins at a multiple of VECTOR
+   elements. */
 template <int VECTOR, int PHASE, int COUNT, class T> DEVICE void take_row(T (&out)[COUNT], const T *row) {
     constexpr int SIZE = (int)sizeof(T), FIRST = PHASE * SIZE / 4, ALL = ((PHASE + COUNT) * SIZE + 3) / 4,
                   WIDEST = VECTOR * SIZE / 4;

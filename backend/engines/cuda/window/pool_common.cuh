@@ -1,6 +1,7 @@
-/* pool: windows of a patch of neighbouring positions at once. Steps and taps are constants, so each element of x that the
-   patch sees is loaded once, and loads wait for no branch: at the edges, places outside are loaded from the nearest one
-   inside and replaced by what padding reads. Rows come first, then rows are combined: the first of the largest stays the first. */
+/* pool: windows of a patch of neighbouring positions at once. Steps and taps are constants, so each element of x that
+   the patch sees is loaded once, and loads wait for no branch: at the edges, places outside are loaded from the nearest
+   one inside and replaced by what padding reads. Rows come first, then rows are combined: the first of the largest
+   stays the first. */
 
 #include "core/dependent_launch.cuh"
 
@@ -8,7 +9,7 @@
 DEVICE double larger(double a, double b) { return PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmax(a, b); }
 DEVICE float larger(float a, float b) {
     if constexpr (PROPAGATES_NAN && CHIP >= 800)
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+        a = ptx::max_nan(a, b);
     else
         a = PROPAGATES_NAN ? a != a || a > b ? a : b : ::fmaxf(a, b);
     return a;
@@ -20,35 +21,23 @@ struct pair {
 };
 DEVICE pair larger(pair a, pair b) {
     if constexpr (same<x_t, bf16>::value && PROPAGATES_NAN)
-        asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_nan_bf16x2(a.bits, b.bits)};
     else if constexpr (same<x_t, bf16>::value)
-        asm("max.bf16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_bf16x2(a.bits, b.bits)};
     else if constexpr (PROPAGATES_NAN)
-        asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
+        return pair{ptx::max_nan_f16x2(a.bits, b.bits)};
     else
-        asm("max.f16x2 %0, %0, %1;" : "+r"(a.bits) : "r"(b.bits));
-    return a;
+        return pair{ptx::max_f16x2(a.bits, b.bits)};
 }
 
 /* All bits of each half where it is above its neighbour's, or one of them is NaN; where it is NaN. */
 DEVICE u32 exceeds(pair a, pair b) {
-    u32 mask;
-    if constexpr (same<x_t, bf16>::value)
-        asm("set.gtu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
-    else
-        asm("set.gtu.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a.bits), "r"(b.bits));
-    return mask;
+    return same<x_t, bf16>::value ? ptx::set_gtu_bf16x2(a.bits, b.bits) : ptx::set_gtu_f16x2(a.bits, b.bits);
 }
-DEVICE u32 is_nan(pair a) {
-    u32 mask;
-    if constexpr (same<x_t, bf16>::value)
-        asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
-    else
-        asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(a.bits));
-    return mask;
-}
+DEVICE u32 is_nan(pair a) { return same<x_t, bf16>::value ? ptx::set_nan_bf16x2(a.bits) : ptx::set_nan_f16x2(a.bits); }
 
-/* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the second one. */
+/* One of two neighbouring halves, taken out of their word: out of elements, the compiler would take two steps for the
+   second one. */
 template <class T> DEVICE float half_of(u32 pair, int e) {
     return same<T, bf16>::value ? __uint_as_float(e ? pair & 0xffff0000u : pair << 16)
                                 : to_float(f16{(u16)(pair >> e * 16)});
@@ -63,8 +52,8 @@ template <class T> struct taken_from { /* what runs hold as numbers of the arith
     }
 };
 
-/* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a window
-   has to beat: a NaN where it never wins, else -infinity. */
+/* What windows are made of: numbers of the arithmetic, or pairs as they lie in memory. none() is what no number of a
+   window has to beat: a NaN where it never wins, else -infinity. */
 template <bool PAIRED> struct units {
     using type = math_t;
     static constexpr int COUNT = RUN;
@@ -104,8 +93,8 @@ using unit_t = made_of::type;
 constexpr int UNITS = made_of::COUNT;
 DEVICE unit_t padding() { return IS_MAXIMUM && SKIPS_PADDING ? made_of::none() : unit_t{}; }
 
-/* What windows combine: a channel's best or sum, and the number of the best among the taps; a pair has two such numbers in
-   a word, of which that of a NaN is the last one's: correct_numbers() finds the first. */
+/* What windows combine: a channel's best or sum, and the number of the best among the taps; a pair has two such numbers
+   in a word, of which that of a NaN is the last one's: correct_numbers() finds the first. */
 struct found {
     unit_t value[UNITS];
     i32 where[UNITS];
@@ -157,8 +146,8 @@ template <int FROM, int UNTIL, int COUNT> DEVICE void add_values(found &sum, con
             sum.take(e, values[i][e], 0);
 }
 
-/* What padding reads, as it lies in memory: zeros, or what never wins, four bytes of it. Where the nearest element inside
-   changes no maximum, it stands for padding; a few types have no number that never wins. */
+/* What padding reads, as it lies in memory: zeros, or what never wins, four bytes of it. Where the nearest element
+   inside changes no maximum, it stands for padding; a few types have no number that never wins. */
 constexpr bool PADS_ZEROS = !IS_MAXIMUM || !SKIPS_PADDING,
                REPEATS_EDGES = IS_MAXIMUM && SKIPS_PADDING && !WANTS_WHERE && !MAY_BE_EMPTY;
 template <class T> struct padding_of {
@@ -186,10 +175,11 @@ template <> struct padding_of<float> {
     static constexpr u32 WORD = PADS_ZEROS ? 0 : PROPAGATES_NAN ? 0xff800000u : 0x7fffffffu;
 };
 
-/* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one another. */
+/* All bits, or none. The compiler is not told which two: it would ask before each load, and loads would wait for one
+   another. */
 DEVICE u32 mask_of(bool is_set) {
     u32 mask = is_set ? ~0u : 0;
-    asm("" : "+r"(mask));
+    ptx::hide(mask);
     return mask;
 }
 
@@ -282,8 +272,9 @@ DEVICE bool lies_inside(const axis &a, length_t o, int count) {
     return first >= 0 && first + count <= a.x;
 }
 
-/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. Where no edge is near,
-   a path of its own asks for none; where lanes go along rows, some of a warp are always near the ends of these. */
+/* The windows of ROWS x COLUMNS positions from `o` on; x is the image's first element of these channels. Where no edge
+   is near, a path of its own asks for none; where lanes go along rows, some of a warp are always near the ends of
+   these. */
 template <int ROWS, int COLUMNS, bool GOES_ALONG_ROWS = false> struct patch {
     static constexpr int HEIGHT = (ROWS - 1) * STEP1 + TAPS1, WIDTH = (COLUMNS - 1) * STEP2 + TAPS2;
     found at[ROWS][COLUMNS];

@@ -1,5 +1,6 @@
-/* pool_gradient: what windows of a maximum or mean give back to a patch of SIDE1 x SIDE2 elements of dx, RUN channels of each. Steps and
-   taps are constants, so that which tap of which position meets which element is known to the compiler. */
+/* pool_gradient: what windows of a maximum or mean give back to a patch of SIDE1 x SIDE2 elements of dx, RUN channels
+   of each. Steps and taps are constants, so that which tap of which position meets which element is known to the
+   compiler. */
 
 constexpr int SIDE1 = PATCH1 * STEP1, SIDE2 = PATCH2 * STEP2;
 /* Positions before the patch's own that reach it, and all that do. */
@@ -11,8 +12,8 @@ constexpr DEVICE int windows_over(int e, int taps, int step) {
     return e % step < taps ? (taps - 1 - e % step) / step + 1 : 0;
 }
 
-/* Gradients of maxima of 16 bits stay in pairs as they lie in memory: numbers are compared two at once, and two elements have a sum
-   that rounds as it would by way of floats. Where more windows meet, sums are floats. */
+/* Gradients of maxima of 16 bits stay in pairs as they lie in memory: numbers are compared two at once, and two
+   elements have a sum that rounds as it would by way of floats. Where more windows meet, sums are floats. */
 constexpr int PAIRS = (RUN + 1) / 2;
 constexpr bool IS_BF16 = same<x_t, bf16>::value, IS_HALF = IS_BF16 || same<x_t, f16>::value;
 constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >= 800 && IS_HALF &&
@@ -20,34 +21,25 @@ constexpr bool KEEPS_PAIRS = IS_MAXIMUM && TAPS0 == 1 && RUN % 2 == 0 && CHIP >=
 
 DEVICE u32 add_pair(u32 a, u32 b) {
     if constexpr (IS_BF16)
-        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(0x3f803f80u), "r"(b));
+        return ptx::fma_bf16x2(a, 0x3f803f80u, b); /* a * 1 + b */
     else
-        asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
+        return ptx::add_f16x2(a, b);
 }
 
 /* All bits of each half where two numbers are the same: those below 2^10 compare as halves do. */
-DEVICE u32 mask_of_same(u32 a, u32 b) {
-    u32 mask;
-    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
-    return mask;
-}
+DEVICE u32 mask_of_same(u32 a, u32 b) { return ptx::set_eq_f16x2(a, b); }
 
 /* Adds a pair to two sums, each where the numbers are the same; the first one is taken as it is. */
 template <class M> DEVICE void add_where_same(M &low, M &high, u32 pair, u32 a, u32 b, bool is_first) {
-    if (is_first) {
-        asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\nselp.f32 %0, %4, 0f00000000, p;\nselp.f32 %1, %5, "
-            "0f00000000, q;\n}"
-            : "=f"(low), "=f"(high)
-            : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
-        return;
-    }
-    asm("{\n.reg .pred p, q;\nsetp.eq.f16x2 p|q, %2, %3;\n@p add.f32 %0, %0, %4;\n@q add.f32 %1, %1, %5;\n}"
-        : "+f"(low), "+f"(high)
-        : "r"(a), "r"(b), "f"(half_of<x_t>(pair, 0)), "f"(half_of<x_t>(pair, 1)));
+    const auto half = [&](int e) { return half_of<x_t>(pair, e); };
+    if (is_first)
+        ptx::select_where_equal(low, high, a, b, half);
+    else
+        ptx::add_where_equal(low, high, a, b, half);
 }
 
-/* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words. */
+/* The numbers of RUN maxima, in pairs: 16 bits each, and what is no tap's number stays none. Bytes are loaded as words.
+   */
 template <class T> DEVICE void load_pairs(u32 (&pairs)[PAIRS], const T *from) {
     if constexpr (sizeof(T) == 1 && RUN % 4 == 0) {
         const run<u32, (RUN + 3) / 4> words = load_run<u32, (RUN + 3) / 4>((const u32 *)from);
@@ -94,7 +86,8 @@ struct gathered {
     }
 };
 
-/* What a position gives back: gradients as they lie in memory, and the numbers of its maxima, in pairs or one by one. */
+/* What a position gives back: gradients as they lie in memory, and the numbers of its maxima, in pairs or one by one.
+   */
 struct given {
     run<y_t, RUN> dy;
     u32 pairs[PAIRS];
@@ -120,8 +113,8 @@ struct given {
     }
 };
 
-/* Adds what position (k1, k2) of those that reach the patch gives back; its mean counts `counted` taps, of which those that meet the
-   patch begin at number `plane_tap`. */
+/* Adds what position (k1, k2) of those that reach the patch gives back; its mean counts `counted` taps, of which those
+   that meet the patch begin at number `plane_tap`. */
 DEVICE void add_given(gathered &all, const given &from, length_t counted, int plane_tap, int k1, int k2) {
     math_t back[RUN];
 #pragma unroll

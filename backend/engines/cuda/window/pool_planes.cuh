@@ -1,17 +1,18 @@
-/* pool_planes: pool.cuh for images that lie in memory as planes (NCHW)                               any type, sm_75 and up
+/* pool_planes: pool.cuh for images that lie in memory as planes (NCHW)                           any type, sm_75 and up
    Formula   as pool.cuh
-   Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory. Where rows are
-             whole words (IS_STRETCH), a tile is one stretch of memory (window/segment.cuh): rows outside the image are read from a row
-             of padding, and elements beside it are replaced. Other tiles have padding around them, so that no window asks where
-             an edge is (window/planes.cuh). A thread makes RUN positions side by side of PATCH1 rows. A block takes one tile; blocks of
-             one multiprocessor overlap their halves
+   Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory.
+             Where rows are whole words (IS_STRETCH), a tile is one stretch of memory (window/segment.cuh): rows outside
+             the image are read from a row of padding, and elements beside it are replaced. Other tiles have padding
+             around them, so that no window asks where an edge is (window/planes.cuh). A thread makes RUN positions side
+             by side of PATCH1 rows. A block takes one tile; blocks of one multiprocessor overlap their halves
    Limits    x is packed; every window sees more than padding; padding has a number
-   Tried     padding around all tiles (3x3 steps of one: maxima 35 us for 31, means 37 for 31; of two: 67 for 60), whose chunks cost 40
-             instructions each; eight positions side by side where windows go one by one (maxima 3 us more, means 13); asking ahead
-             for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3 to 16 us more); seven rows of positions for four
-             (3x3 steps of one: 4 us more); means that share what two windows sum (nothing)
-   Params    as pool.cuh, and EXPECTS LINE IS_STRETCH OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE (window/planes.cuh), GRAIN; RUN
-             counts positions, PATCH2 is 1 */
+   Tried     padding around all tiles (3x3 steps of one: maxima 35 us for 31, means 37 for 31; of two: 67 for 60), whose
+             chunks cost 40 instructions each; eight positions side by side where windows go one by one (maxima 3 us
+             more, means 13); asking ahead for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3
+             to 16 us more); seven rows of positions for four (3x3 steps of one: 4 us more); means that share what two
+             windows sum (nothing)
+   Params    as pool.cuh, and EXPECTS LINE IS_STRETCH OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE
+             (window/planes.cuh), GRAIN; RUN counts positions, PATCH2 is 1 */
 
 #include "window/planes.cuh"
 #include "window/pool_results.cuh"
@@ -21,7 +22,8 @@ extern __shared__ __align__(128) u8 shared[];
 
 constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1, WIDTH = (RUN - 1) * STEP2 + TAPS2;
 
-/* Replaces elements beside the image, where rows lie as they do in memory: the first LEFT_OUT and those from RIGHT_IN on may be. */
+/* Replaces elements beside the image, where rows lie as they do in memory: the first LEFT_OUT and those from RIGHT_IN
+   on may be. */
 struct edges {
     length_t first, end; /* column of the first element, and how many there are */
     DEVICE x_t of(const x_t &x, int i) const {
@@ -54,7 +56,8 @@ DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
     find_in_row<true, true>(row, taps, all, ~0u);
 }
 
-/* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`; rows outside are read from `outside`. */
+/* The windows of PATCH1 rows of positions from `o` on, the first of which begins at `from`; rows outside are read from
+   `outside`. */
 DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const length_t (&o)[3], const x_t *from,
                          u32 pitch, const x_t *outside) {
     const length_t top = first_of(axes[1], o[1]);

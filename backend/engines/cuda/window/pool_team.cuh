@@ -1,7 +1,8 @@
-/* pool_team: pool.cuh for few large windows, such as those of whole images                            any type, any strides, sm_75 and up
+/* pool_team: pool.cuh for few large windows, such as those of whole images          any type, any strides, sm_75 and up
    Formula   as pool.cuh
-   Tile      a warp makes 32 runs of RUN channels, neighbours in memory, of one row of taps; TAPS1 warps make a window, and the first
-             of them puts their parts together. So each thread loads TAPS2 runs at once, and there are enough threads
+   Tile      a warp makes 32 runs of RUN channels, neighbours in memory, of one row of taps; TAPS1 warps make a window,
+             and the first of them puts their parts together. So each thread loads TAPS2 runs at once, and there are
+             enough threads
    Limits    windows of one plane
    Params    as pool.cuh; PATCH1 and PATCH2 are 1, THREADS is 32 TAPS1 */
 
@@ -46,7 +47,8 @@ DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3],
     find_in_row<false, false>(row, loaded, columns, row_mask);
 }
 
-/* Asks for what a warp reads first, where it is one stretch per tap. A template, so that what was not printed is not looked up. */
+/* Asks for what a warp reads first, where it is one stretch per tap. A template, so that what was not printed is not
+   looked up. */
 template <class P> DEVICE void expect_row(const P &p, const axis (&axes)[3], const place &to, int lane, length_t t) {
     const length_t row = first_of(axes[1], to.at[1]) + t, column = first_of(axes[2], to.at[2]) + lane;
     if (lane < TAPS2 && is_inside(axes[1], row) && is_inside(axes[2], column))

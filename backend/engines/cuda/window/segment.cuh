@@ -1,6 +1,6 @@
-/* stretch: elements side by side in memory on their way to shared memory, in whole chunks of 16 bytes, with what else lies in
-   their chunks. They come to lie as far from the start of a LINE as they do in memory, so that lines are copied whole: where they lie
-   elsewhere, the copy engine takes longer (3x3 maxima of planes: 72 us for 60). */
+/* stretch: elements side by side in memory on their way to shared memory, in whole chunks of 16 bytes, with what else
+   lies in their chunks. They come to lie as far from the start of a LINE as they do in memory, so that lines are copied
+   whole: where they lie elsewhere, the copy engine takes longer (3x3 maxima of planes: 72 us for 60). */
 
 /* How far from the start of a line an element lies. */
 template <class T> DEVICE int phase_of(const T *p) { return (int)((u64)p % LINE / sizeof(T)); }
@@ -23,7 +23,8 @@ DEVICE void begin_stretches(u64 *arrival, int count) {
     __syncthreads();
 }
 
-/* All threads copy; on Hopper the copy engine does, as copies by threads cost as much as the arithmetic of a small window. */
+/* All threads copy; on Hopper the copy engine does, as copies by threads cost as much as the arithmetic of a small
+   window. */
 template <class T> DEVICE void fill_stretch(T *to, const T *from, int count, u64 *arrival) {
     const chunks_of<T> chunks(from, count);
     u8 *const target = (u8 *)(to - chunks.lead);

@@ -1,9 +1,11 @@
-/* window: y[n,c,o] = the maximum, mean or weighted sum of a window of x                           any type, any strides, sm_75 and up
-   Formula   window/geometry.cuh says which elements; the mode is constants, so that small windows unroll and load all at once
-   Tile      a thread makes RUN channels of one position; threads go along memory, so that windows of a block overlap in the first cache
+/* window: y[n,c,o] = the maximum, mean or weighted sum of a window of x             any type, any strides, sm_75 and up
+   Formula   window/geometry.cuh says which elements; the mode is constants, so that small windows unroll and load all
+             at once
+   Tile      a thread makes RUN channels of one position; threads go along memory, so that windows of a block overlap in
+             the first cache
    Limits    RUN above 1 where channels lie side by side
-   Params    RUN THREADS TAPS0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING PROPAGATES_NAN HAS_Y HAS_INDEX
-             HAS_OLD math_t length_t index x_t y_t index_t, and locate(), printed */
+   Params    RUN THREADS TAPS0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING
+             PROPAGATES_NAN HAS_Y HAS_INDEX HAS_OLD math_t length_t index x_t y_t index_t, and locate(), printed */
 
 /* Every mode but the maximum. Taps of weight 0 are not read, and a mean of nothing is 0. */
 struct weighted {

@@ -1,7 +1,9 @@
-/* window_bwd: dx[n,c,i] = sum of dy[n,c,o] by the weight that x[n,c,i] has in y[n,c,o]           any type, any strides, sm_75 and up
-   Formula   gathers: the positions o whose windows reach i form a box, and what i weighs in o is a product over the axes; for a maximum dy
-             counts where the window's maximum is i, as the index says or as x shows
-   Tile      a thread makes RUN channels of one element of dx, adding in the order of memory: every run gives the same bits
+/* window_bwd: dx[n,c,i] = sum of dy[n,c,o] by the weight that x[n,c,i] has in y[n,c,o]           any type, any strides,
+   sm_75 and up
+   Formula   gathers: the positions o whose windows reach i form a box, and what i weighs in o is a product over the
+             axes; for a maximum dy counts where the window's maximum is i, as the index says or as x shows
+   Tile      a thread makes RUN channels of one element of dx, adding in the order of memory: every run gives the same
+             bits
    Limits    RUN above 1 where channels lie side by side
    Params    as window.cuh, and HAS_SAVED saved_t */
 
@@ -43,7 +45,8 @@ template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3
     return same;
 }
 
-/* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up. */
+/* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up.
+   */
 template <class P>
 DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], const place &at, const length_t (&o)[3],
                         const run<y_t, RUN> &dy) {

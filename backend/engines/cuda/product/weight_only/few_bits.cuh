@@ -6,22 +6,10 @@
                factors have it: join() makes such pairs of neighbours */
 
 /* In pairs: x y + z, rounded once. */
-DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) {
-    u32 r;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
-    return r;
-}
-DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) {
-    u32 r;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
-    return r;
-}
+DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
+DEVICE u32 multiply_add(u32 x, u32 y, u32 z, bf16) { return ptx::fma_bf16x2(x, y, z); }
 /* x & y ^ z. */
-DEVICE u32 mask_turn(u32 x, u32 y, u32 z) {
-    u32 r;
-    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
-    return r;
-}
+DEVICE u32 mask_turn(u32 x, u32 y, u32 z) { return ptx::lop3<0x6a>(x, y, z); }
 
 template <class F> struct pair_numbers;
 template <> struct pair_numbers<f16> {

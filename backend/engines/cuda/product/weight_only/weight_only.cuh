@@ -46,7 +46,7 @@ DEVICE chunk<16> *a_slot(int stage, int slot) {
 /* What the warps side by side brought of A is there for all of them, and all have read what they read before. */
 DEVICE void meet() {
     if constexpr (WARPS_ACROSS > 1 && STAGES_A)
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / 32 / WARPS_ACROSS), "n"(WARPS_ACROSS * 32) : "memory");
+        ptx::bar_sync(1 + threadIdx.x / 32 / WARPS_ACROSS, WARPS_ACROSS * 32);
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
