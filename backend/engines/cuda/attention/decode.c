@@ -37,12 +37,30 @@ static int tile_warps(const struct decode_tile *t) { return t->row_warps * t->ke
 
 /* ---- Planning ---- */
 
+static int64_t key_bytes(const struct decode *d) { return dtype_bytes((weftDataType_t)d->c->a->k->type, 1); }
+
+static bool has_row_scales(const struct decode *d) {
+    const struct attention *a = d->c->a;
+    return attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_ROWS ||
+           attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS;
+}
+
+/* Slices of half the bytes are twice as many. */
+static int stages_of(const struct decode *d, const struct decode_tile *t) {
+    return key_bytes(d) == 1 ? 2 * t->stages : t->stages;
+}
+
+/* Of keys, values and their scales. */
+static int64_t slice_bytes(const struct decode *d, const struct decode_tile *t) {
+    int64_t row = (d->depth.padded + d->value_depth.padded) * key_bytes(d) + 2 * RUN_BYTES;
+    return t->keys * row + (has_row_scales(d) ? t->keys * 8 : 16);
+}
+
 static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
-    int64_t rings =
-        (int64_t)t->key_groups * t->stages * t->keys * (depth + values) * 2 + (t->heads > 1 ? 16 : rows * depth * 2);
+    int64_t rings = t->key_groups * stages_of(d, t) * slice_bytes(d, t) + (t->heads > 1 ? 16 : rows * depth * 2);
     int64_t sums = t->key_groups * rows * (values + 2) * 4;
-    return round_up(max64(rings, sums) + (int64_t)t->key_groups * t->stages * (t->keys * 4 + 8), 16);
+    return round_up(max64(rings, sums) + (int64_t)t->key_groups * stages_of(d, t) * (t->keys * 4 + 8), 16);
 }
 
 /* Rows of half a tile or less are another tile's. */
@@ -113,6 +131,10 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
     d->rows = d->group * c->queries;
     d->depth = attention_depth_of(c->depth, DEPTH_MOST);
     d->value_depth = attention_depth_of(c->value_depth, DEPTH_MOST);
+    if (key_bytes(d) == 1) { /* products take 32 columns at once */
+        d->depth.padded = round_up(d->depth.padded, 32);
+        d->value_depth.padded = round_up(d->value_depth.padded, 32);
+    }
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT && !c->forward->o->is_virtual ? 2 : 1;
     if (!choose_tile(d, knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE)))
         return refuse(c, "the smallest tile of few queries takes more shared memory than there is");
@@ -127,14 +149,36 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
 
 /* ---- Accepting ---- */
 
+static bool is_byte(int32_t type) {
+    return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_INT8;
+}
+
 static weftStatus_t check_operand(const struct cuda_attention *c, const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
-    if (type != c->arithmetic->staged || attention_run(tensor) * dtype_bytes(type, 1) < RUN_BYTES)
+    bool is_served = type == c->arithmetic->staged || is_byte(type);
+    if (!is_served || attention_run(tensor) * dtype_bytes(type, 1) < RUN_BYTES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s is not of type %s with rows side by side in memory of whole %d bytes; the portable attention "
-             "family takes it.",
+             "%s: %s is not of type %s, FP8 or INT8 with rows side by side in memory of whole %d bytes; the portable "
+             "attention family takes it.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              c->arithmetic->staged_name, RUN_BYTES);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Scales that lie side by side with their rows are copied as they are. */
+static weftStatus_t check_scales(const struct cuda_attention *c) {
+    const struct attention *a = c->a;
+    const struct cuda_properties *cuda = &c->device->cuda;
+    bool k_is_byte = is_byte(a->k->type), v_is_byte = is_byte(a->v->type);
+    if (k_is_byte != v_is_byte)
+        return refuse(c, "decoding wants k and v both of 8 bits, or neither");
+    if (k_is_byte && cuda->major * 10 + cuda->minor < 89)
+        return refuse(c, "decoding multiplies k and v of 8 bits on compute capability 8.9 or newer");
+    if (!k_is_byte && (a->descale_k || a->descale_v))
+        return refuse(c, "decoding multiplies k and v of 8 bits by scales, no others");
+    if ((a->descale_k && a->descale_k->type != WEFT_DATA_FLOAT) ||
+        (a->descale_v && a->descale_v->type != WEFT_DATA_FLOAT))
+        return refuse(c, "decoding wants scales of k and v of type FLOAT");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -145,8 +189,7 @@ static weftStatus_t check_decode(const struct cuda_attention *c) {
         return refuse(c, "there are more than 64 queries");
     if (!c->has_async || !c->arithmetic->is_mma)
         return refuse(c, "decoding multiplies f16 or bf16 on compute capability 8.0 or newer");
-    if (attention_is_scaled(c))
-        return refuse(c, "decoding multiplies by no scales of operands");
+    TRY(check_scales(c));
     if (c->a->dropout_probability > 0 || attention_wants(c, c->forward->rng_dump))
         return refuse(c, "decoding drops no weights");
     if (c->key_heads != c->value_heads)
@@ -173,7 +216,7 @@ static double predict(const struct decode *d) {
     double rows = (double)(d->row_tiles * tile_rows(d->tile)), columns = (double)(c->depth + c->value_depth);
     double rate = PRODUCTS_PER_CLOCK * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double computing = heads * rows * keys * columns / rate;
-    double moving = heads * keys * columns * c->arithmetic->bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
+    double moving = heads * keys * columns * (double)key_bytes(d) / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
     return START_SECONDS + (d->splits > 1 ? MERGE_SECONDS : 0) + (moving > computing ? moving : computing);
 }
 
@@ -187,17 +230,26 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---- */
 
+/* What weights are rounded to. f16 has more digits, but not the range of weights times scales of values. */
+static const char *weight_name(const struct decode *d) {
+    const struct attention *a = d->c->a;
+    if (key_bytes(d) > 1)
+        return d->c->arithmetic->staged_name;
+    return attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS ? "bf16" : "f16";
+}
+
 static void print_tile(struct kernel_print *print, const struct decode *d) {
     print_constant(print, "WARPS", tile_warps(d->tile));
     print_constant(print, "ROW_WARPS", d->tile->row_warps);
     print_constant(print, "KEY_GROUPS", d->tile->key_groups);
     print_constant(print, "KEYS", d->tile->keys);
-    print_constant(print, "STAGES", d->tile->stages);
+    print_constant(print, "STAGES", stages_of(d, d->tile));
     print_constant(print, "HEADS", d->tile->heads);
     print_constant(print, "LOADER", d->loader);
     print_constant(print, "DEPTH", d->depth.padded);
     print_constant(print, "VALUES", d->value_depth.padded);
     print_constant(print, "PARTS", d->parts);
+    text_add(&print->constants, "using weight_t = %s;\n", weight_name(d));
     print_constant(print, "IS_HELD", d->depth.padded <= 128);
     print_constant(print, "IS_SPLIT", d->splits > 1);
     print_constant(print, "CTAS", d->ctas);
@@ -242,11 +294,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = predict(&d);
+    TRY(attention_build_amax_clear(&c, state, arena));
     TRY(build_main(step, &d, &state->kernels[state->count++], arena));
     if (d.splits > 1)
         TRY(attention_build_merge(&c, d.splits, &state->kernels[state->count++], arena));
     return arena_print(arena, &step->detail, "%s, %d rows, %d groups of warps with %d slices of %d keys, %lld splits",
-                       c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, d.tile->stages, d.tile->keys,
+                       c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), d.tile->keys,
                        (long long)d.splits);
 }
 

@@ -18,6 +18,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "core/philox.cuh"
 #include "core/ptx_sm90.cuh"
 #include "attention/warp_tiles.cuh"
+#include "attention/byte_tiles.cuh"
 #include "attention/scores.cuh"
 #include "attention/online_softmax.cuh"
 #include "attention/epilogue.cuh"
@@ -28,9 +29,17 @@ constexpr int ROWS = ROW_WARPS * 16, N = KEYS / 8, GROUP = ROW_WARPS * 32, SHARE
 static_assert(WARPS == ROW_WARPS * KEY_GROUPS && KEYS % 16 == 0 && STAGES >= 2 && KEY_GROUPS % HEADS == 0,
               "products go by 16 keys, and one slice is loaded while another is used");
 
+/* Keys and values of 8 bits stay so until they are multiplied: keys in staged_t, values in weight_t. */
+constexpr bool IS_BYTES = sizeof(k_t) == 1, HAS_ROW_SCALES = K_SCALES == 2 || V_SCALES == 2;
+static_assert(sizeof(k_t) == sizeof(v_t) && (IS_BYTES || (same<k_t, staged_t>::value && same<v_t, staged_t>::value)),
+              "keys and values are multiplied as they lie, or have 8 bits both");
+constexpr int ROW_PAD = 16 / sizeof(k_t);
+using byte_products = byte_tiles<staged_t, weight_t>;
+
 struct alignas(16) slice {
-    staged_t k[KEYS * (DEPTH + PAD)];  // [KEYS, DEPTH]
-    staged_t v[KEYS * (VALUES + PAD)]; // [KEYS, VALUES]
+    k_t k[KEYS * (DEPTH + ROW_PAD)];             // [KEYS, DEPTH]
+    v_t v[KEYS * (VALUES + ROW_PAD)];            // [KEYS, VALUES]
+    float scales[HAS_ROW_SCALES ? 2 * KEYS : 4]; // of keys, then of values
 };
 struct alignas(16) partial_sums {
     float o[ROWS][VALUES + PAD];
@@ -50,7 +59,6 @@ struct alignas(16) memory {
 static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
 
 using query_carrier = carrier<ROWS, DEPTH, Q_RUN, q_t>;
-using value_carrier = carrier<KEYS, VALUES, V_RUN, v_t, GROUP>;
 
 /* ---- Where a CTA is ---- */
 
@@ -84,13 +92,25 @@ template <class P> DEVICE row_place row_of(const P &a, i64 key_head, int row) {
 
 template <class P>
 DEVICE void load_queries(const P &a, const position &at, i64 key_head, const lengths &used, staged_t *to) {
-    query_carrier::bring(to, a.q, (int)a.depth, a.q_column, [&](int i) -> const q_t * {
+    const auto place = [&](int i) -> const q_t * {
         if (at.first + i >= a.rows)
             return nullptr;
         const row_place row = row_of(a, key_head, at.first + i);
         return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row
                                         : nullptr;
-    });
+    };
+    if constexpr (!IS_BYTES && Q_SCALES != 2)
+        query_carrier::bring(to, a.q, (int)a.depth, a.q_column, place);
+    else
+        for (int i = threadIdx.x; i < ROWS * DEPTH; i += THREADS) {
+            const int row = i / DEPTH, column = i % DEPTH;
+            const q_t *from = place(row);
+            sum_t x = from && column < a.depth ? as<sum_t>::of(from[column * a.q_column]) : 0;
+            if constexpr (Q_SCALES == 2)
+                if (from)
+                    x *= query_scale_of(a, at.batch, row_of(a, key_head, at.first + row).head);
+            to[row * (DEPTH + PAD) + (IS_BYTES ? byte_place(column) : column)] = ::from<staged_t>::number(x);
+        }
 }
 
 DEVICE void copy_row(void *to, const void *from, bool take) {
@@ -194,8 +214,8 @@ template <class P> struct bulk_loader {
             place += page * page_step;
         if (lane() == 0)
             arrive_expecting(shared_address(arrived), all_bytes);
-        const u32 dst = is_value ? shared_address(to.v + lane() % KEYS * (VALUES + PAD))
-                                 : shared_address(to.k + lane() % KEYS * (DEPTH + PAD));
+        const u32 dst = is_value ? shared_address(to.v + lane() % KEYS * (VALUES + ROW_PAD))
+                                 : shared_address(to.k + lane() % KEYS * (DEPTH + ROW_PAD));
         if constexpr (LOADER == 2)
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
                          "%2, [%3], %4;" ::"r"(dst),
@@ -206,6 +226,24 @@ template <class P> struct bulk_loader {
     }
 };
 constexpr bool IS_BULK = LOADER == 1 || LOADER == 2;
+
+/* The scales of a slice's rows, a lane for each. */
+template <class P, class T>
+DEVICE void load_scales(const P &a, float *to, const span &keys, i64 batch, i64 key_head, int first, T page) {
+    const int key = first + lane() % KEYS;
+    const bool is_value = lane() >= KEYS, is_there = keys.has(key);
+    const float *from = nullptr;
+    if constexpr (K_SCALES == 2)
+        if (!is_value)
+            from = a.descale_k + (K_PAGE ? page : batch) * a.descale_k_batch + key_head * a.descale_k_head +
+                   (K_PAGE ? key % max(K_PAGE, 1) : key) * a.descale_k_row;
+    if constexpr (V_SCALES == 2)
+        if (is_value)
+            from = a.descale_v + (V_PAGE ? page : batch) * a.descale_v_batch + key_head * a.descale_v_head +
+                   (V_PAGE ? key % max(V_PAGE, 1) : key) * a.descale_v_row;
+    if (from)
+        copy_async<4>(to + lane(), from, is_there);
+}
 
 DEVICE void sync_group(int group) {
     if constexpr (ROW_WARPS == 1)
@@ -229,12 +267,31 @@ DEVICE void clear_rows(const P &a, const position &at, i64 key_head, const lengt
     }
 }
 
+template <class Q, class T> DEVICE void multiply_keys(sum_t (&s)[1][N][4], const Q &q, const T *k) {
+    if constexpr (sizeof(T) == 1)
+        byte_products::scores<DEPTH>(s, q, k);
+    else
+        tiles::scores(s, q, k);
+}
+template <class W, class T> DEVICE void multiply_values(sum_t (&o)[1][VALUES / 8][4], const W &weights, const T *v) {
+    if constexpr (sizeof(T) == 1)
+        byte_products::results<VALUES, PARTS>(o, weights, v);
+    else
+        tiles::results<VALUES + PAD, VALUES>(o, weights, v);
+}
+
 /* One slice into the rows' sums. IS_WHOLE: every row sees every key. */
 template <bool IS_WHOLE, class P, class Q>
 DEVICE void add_slice(const P &a, const Q &q, const slice &from, int first, const int *spoiled, sum_t scale,
                       row_state &rows, sum_t (&o)[1][VALUES / 8][4]) {
     sum_t s[1][N][4] = {};
-    tiles::scores(s, q, from.k);
+    multiply_keys(s, q, from.k);
+    if constexpr (K_SCALES == 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[0][j][e] *= from.scales[score_column(j) + e % 2];
     score_tile(a, rows.own, first, IS_WHOLE, scale, s[0]);
     sum_t spoil[2];
     if constexpr (!IS_WHOLE)
@@ -246,9 +303,15 @@ DEVICE void add_slice(const P &a, const Q &q, const slice &from, int first, cons
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 o[0][j][e] += spoil[e / 2];
-    tiles::weights<1, N, PARTS> weights;
+    if constexpr (V_SCALES == 2) /* a weight of 0 stays 0 where the scale is not a number */
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[0][j][e] = s[0][j][e] == 0 ? 0 : s[0][j][e] * from.scales[KEYS + score_column(j) + e % 2];
+    typename warp_tiles<weight_t>::weights<1, N, PARTS> weights;
     weights.set(s, nullptr);
-    tiles::results<VALUES + PAD, VALUES>(o, weights, from.v);
+    multiply_values(o, weights, from.v);
 }
 
 /* ---- Storing ---- */
@@ -260,16 +323,23 @@ DEVICE void keep_sums(partial_sums &to, int first, row_state &rows, const sum_t 
         const sum_t sum = row_sum(rows.sum[h]);
         if (lane() % 4 == 0)
             to.maximum[row] = rows.maximum[h], to.sum[row] = sum;
+        if constexpr (IS_BYTES)
 #pragma unroll
-        for (int j = 0; j < VALUES / 8; j++)
-            store_run<float, 2>(&to.o[row][tiles::result_column(j)], run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
+            for (int j = 0; j < VALUES / 8; j += 2)
+                store_run<float, 4>(
+                    &to.o[row][8 * j + lane() % 4 * 4],
+                    run<float, 4>{{o[j][2 * h], o[j + 1][2 * h], o[j][2 * h + 1], o[j + 1][2 * h + 1]}});
+        else
+#pragma unroll
+            for (int j = 0; j < VALUES / 8; j++)
+                store_run<float, 2>(&to.o[row][tiles::result_column(j)], run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
     }
 }
 
 /* A warp joins the groups' sums of a row, in their order. */
 template <class P>
 DEVICE void store_row(const P &a, const position &at, i64 key_head, const lengths &used, const partial_sums *sums,
-                      int row) {
+                      int row, largest &amax) {
     const row_place to = row_of(a, key_head, at.first + row);
     sum_t maximum = unseen(), sum = 0, weights[SHARES];
 #pragma unroll
@@ -282,9 +352,11 @@ DEVICE void store_row(const P &a, const position &at, i64 key_head, const length
     }
     const i64 line = at.split * a.lines + (at.batch * a.heads + to.head) * a.queries + to.query;
     sum_t factor = 1;
-    if constexpr (!IS_SPLIT)
+    if constexpr (!IS_SPLIT) {
         factor = end_row(a, at.batch, to.head, to.query, used, maximum, sum, lane() == 0);
-    else if (lane() == 0)
+        amax.note_row(factor);
+        factor *= value_scale_of(a, at.batch, to.head);
+    } else if (lane() == 0)
         a.split_most[line] = maximum, a.split_sum[line] = sum;
 #pragma unroll
     for (int column = 2 * lane(); column < VALUES; column += 64) {
@@ -294,12 +366,15 @@ DEVICE void store_row(const P &a, const position &at, i64 key_head, const length
             const run<float, 2> some = load_run<float, 2>(&sums[g * HEADS].o[row][column]);
             o.at[0] += some.at[0] * weights[g], o.at[1] += some.at[1] * weights[g];
         }
+        const sum_t scaled = factor * result_scale_of(a);
+        if constexpr (!IS_SPLIT)
+            amax.note(o.at[0] * factor), amax.note(o.at[1] * factor);
         if constexpr (IS_SPLIT)
             store_two<VALUES_ARE_EVEN>(a.split_o + line * a.value_depth, 1, column, (int)a.value_depth, o.at[0],
                                        o.at[1]);
         else if constexpr (HAS_O)
             store_two<O_IS_PAIR>(a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row, a.o_column,
-                                 column, (int)a.value_depth, o.at[0] * factor, o.at[1] * factor);
+                                 column, (int)a.value_depth, o.at[0] * scaled, o.at[1] * scaled);
     }
 }
 
@@ -333,12 +408,13 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     const slice_pages<P> pages{a, at.batch, keys};
     const auto load_slice = [&](int i, int stage, int pages) {
         slice &to = shared.slices[group][stage];
+        if constexpr (HAS_ROW_SCALES)
+            if (i < until && warp % ROW_WARPS == 0)
+                load_scales(a, to.scales, keys, at.batch, key_head, i * KEYS, pages);
         if constexpr (IS_BULK) {
             if (i < until && warp % ROW_WARPS == 0)
                 load_rows.load(to, &shared.arrived[group][stage], keys, i * KEYS, pages);
-            return;
-        }
-        if (i < until) {
+        } else if (i < until) {
             load_keys.load(to.k, keys, i * KEYS, pages, 0);
             load_values.load(to.v, keys, i * KEYS, pages, KEYS);
         }
@@ -348,7 +424,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     static_assert(HEADS == 1 || (IS_HELD && ROWS * (DEPTH + PAD) * sizeof(staged_t) <= sizeof(slice)),
                   "queries leave their slice at once");
     const auto queries_of = [&](int head) -> staged_t * {
-        return HEADS > 1 ? shared.slices[head][STAGES - 1].k : shared.q;
+        return HEADS > 1 ? (staged_t *)&shared.slices[head][STAGES - 1] : shared.q;
     };
     if (from < until)
         for (int h = 0; h < HEADS; h++)
@@ -365,10 +441,10 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     row_state rows;
     clear_rows(a, at, key_head, used, at.first + first_row, rows);
     sum_t o[1][VALUES / 8][4] = {};
-    const sum_t scale = in_units(scale_of(a));
+    const sum_t scale = in_units(score_scale_of(a, at.batch, key_head * a.key_share));
     for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS)
         (&shared.spoiled[0][0][0])[i] = -1;
-    await_copies<IS_BULK ? 0 : STAGES - 1>();
+    await_copies<STAGES - 1>();
     __syncthreads();
     tiles::rows<DEPTH, 1, IS_HELD> q;
     q.point(queries_of(head) + first_row * (DEPTH + PAD));
@@ -393,10 +469,10 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
         const bool is_whole = !MAY_HIDE && common.covers(i * KEYS, (i + 1) * KEYS);
         if constexpr (IS_BULK)
             wait(shared_address(&shared.arrived[group][stage]), phase);
-        else
+        if constexpr (!IS_BULK || HAS_ROW_SCALES)
             await_copies<STAGES - 2>();
         if (!is_whole)
-            value_carrier::clear_spoiled(now.v, spoiled, i * KEYS);
+            clear_non_finite<KEYS, VALUES, ROW_PAD, V_RUN, GROUP>(now.v, spoiled, i * KEYS);
         if constexpr (IS_BULK)
             publish_to_async_proxy();
         sync_group(group);
@@ -412,9 +488,11 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     __syncthreads();
     keep_sums(shared.sums[group], first_row, rows, o[0]);
     __syncthreads();
+    largest amax{};
     for (int i = warp; i < HEADS * ROWS; i += WARPS)
         if (at.first + i / HEADS < a.rows)
-            store_row(a, at, at.key_head + i % HEADS, used, shared.sums + i % HEADS, i / HEADS);
+            store_row(a, at, at.key_head + i % HEADS, used, shared.sums + i % HEADS, i / HEADS, amax);
+    amax.store(a);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS) attention_decode(const __grid_constant__ arguments a) {
