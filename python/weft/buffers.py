@@ -529,7 +529,8 @@ def _numpy_address(value: Any) -> int:
 
 
 def _numpy_state(value: Any) -> object:
-    return value.flags.writeable  # its memory stays while a weak reference to it is held
+    """What may change in place; its memory stays while a weak reference to it is held."""
+    return value.flags.writeable, value.dtype, value.strides
 
 
 def _torch_form(value: Any) -> tuple[Any, ...]:
@@ -538,6 +539,11 @@ def _torch_form(value: Any) -> tuple[Any, ...]:
     except RuntimeError:  # a tensor without strides
         _refuse_lazy(value)
         raise
+
+
+def _torch_state(value: Any) -> object:
+    """What may change in place, by t_(), set_() or requires_grad_()."""
+    return value.data_ptr(), value.stride(), value.requires_grad
 
 
 def device_of(value: Any) -> int | None:
@@ -559,7 +565,7 @@ def _add_reader(kind: type) -> Callable[..., Memory]:
         reader = _no_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
         reader = _torch_memory
-        add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, torch.Tensor.data_ptr))
+        add_quick_kind(kind, QuickKind(_torch_form, torch.Tensor.data_ptr, _torch_state))
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         reader = _numpy_memory
         if kind is numpy.ndarray:  # what others tell of themselves is not asked

@@ -785,10 +785,12 @@ class Graph(Sugar):
 
         Args:
             variant_pack: memory of each tensor that is not virtual: tensor, uid or name to array or address.
-                Arrays must be on the graph's device, of the tensor's type and large enough; their shapes are
-                not looked at. An array that was checked is not checked again in later runs; nothing is
-                checked of addresses. A BOOLEAN tensor has 1 bit per element: arrays of bool are
-                BYTE_BOOLEAN.
+                Arrays must be on the graph's device, of the tensor's type and large enough. One whose
+                elements lie side by side in row-major order is memory alone: it holds the tensor's elements
+                in the order of the tensor's strides, whatever the array's dims. Any other must have the
+                tensor's dims and strides. An array that was checked is checked again in later runs only if
+                it was changed in place; nothing is checked of addresses. A BOOLEAN tensor has 1 bit per
+                element: arrays of bool are BYTE_BOOLEAN.
             workspace: get_workspace_size() bytes; default the thread's own.
             handle: whose stream to run on; default the graph's, or the current stream of torch or CuPy when
                 none was set on it.

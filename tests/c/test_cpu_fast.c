@@ -414,7 +414,7 @@ static bool check_random_map(void) {
             options.math = chance(50) ? WEFT_DATA_INT32 : WEFT_DATA_BOOLEAN;
         else if (chance(15))
             options.math = WEFT_DATA_DOUBLE;
-        if (chance(20))
+        if (chance(20) && dtype_is_float(options.math))
             options.alpha1 = 0.5, options.alpha2 = -2;
         results[i] = make_random_tensor(&model, rank, dims, random_type(), i + 1 < count && chance(70));
         add_pointwise(&model, mode, x, b, t, results[i], &options);

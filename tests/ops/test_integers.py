@@ -62,6 +62,15 @@ def test_products_and_choices() -> None:
     checks.check(select, {"a": LEFT, "b": RIGHT}, chosen)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i64", "bool8"])
+def test_a_mask_is_set_where_it_is_not_zero(dtype: str) -> None:
+    mask = np.array([0, 1, 0.25, -0.25, 0, 2**62, -1, 0])
+    mask = mask.astype(TYPES[dtype]) if dtype in TYPES else checks.narrow(mask, dtype)
+    want = np.where(mask.astype("f8") != 0, LEFT, RIGHT)
+    select = lambda g, a, b, t: g.binary_select(a, b, t)  # noqa: E731
+    checks.check(select, {"a": LEFT, "b": RIGHT, "t": mask}, want)
+
+
 def test_what_lies_between_keeps_64_bits() -> None:
     checks.check(lambda g, a, b: g.sub(g.add(a, b), b), {"a": LEFT[:3], "b": RIGHT[:3]}, LEFT[:3])
     a, b = np.array([[2**31 - 1, -(2**31)]], np.int32), np.array([[2**31 - 1, 2**31 - 1]], np.int32)

@@ -353,6 +353,42 @@ def test_an_array_that_fitted_is_measured_again_for_a_larger_shape() -> None:
         g.execute({x: other, y: arrays[1]})
 
 
+def test_an_array_that_was_checked_and_changed_in_place_is_checked_again() -> None:
+    """By what NumPy and torch let change without a new object: strides, byte order, whether it may be written
+    and whether it has a gradient."""
+    torch = pytest.importorskip("torch")
+
+    def turn(array: Any) -> None:
+        array.t_()
+
+    def swap(array: Any) -> None:
+        array.dtype = array.dtype.newbyteorder()
+
+    def lock(array: Any) -> None:
+        array.flags.writeable = False
+
+    def track(array: Any) -> None:
+        array.requires_grad_()
+
+    x, y = "input 'x' (uid 1)", "output 'y' (uid 2)"
+    changes: Any = (
+        (torch.ones(2, 2), turn, 0, f"{x} has strides [2, 1], its buffer [1, 2] for dims [2, 2]."),
+        (np.ones((2, 2), "f4"), swap, 0, f"{x}: the array's bytes are not in this machine's order."),
+        (np.ones((2, 2), "f4"), lock, 1, f"{y} is written, its buffer is read-only."),
+        (torch.ones(2, 2), track, 0, f"the tensor of {x} requires grad,"),
+    )
+    for array, change, i, message in changes:
+        g, *tensors = doubled(dims=[2, 2])
+        pack = dict(zip(tensors, (np.ones((2, 2), "f4"), np.ones((2, 2), "f4")), strict=True))
+        pack[tensors[i]] = array
+        for _ in range(3):
+            g.execute(pack)
+        change(array)
+        for _ in range(2):
+            with pytest.raises(weft.BadParameterError, match="^execute: " + re.escape(message)):
+                g.execute(pack)
+
+
 def test_the_same_shapes_with_other_strides() -> None:
     """Each way of stepping through the same memory is a plan of its own."""
     g, x, y = doubled(dims=[4], is_override_shape_enabled=True)

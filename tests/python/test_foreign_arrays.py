@@ -7,8 +7,10 @@ import array
 import ctypes
 import gc
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,44 @@ def test_dlpack_tells_what_is_read_only() -> None:
         g.execute({x: np.ones(6, "f4"), y: Exports(locked)})
     assert not buffers.describe(Exports(locked)).is_writable
     assert g.plan(x=Exports(locked)).tolist() == [0] * 6
+
+
+class JaxArray(Says):
+    """Of a class that the module jax names, with the interface of arrays."""
+
+
+class JaxCapsules:
+    """The same seen through DLPack alone, by a producer that knows no flag for what is read-only."""
+
+    def __init__(self) -> None:
+        self.memory = np.ones(6, "f4")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self) -> Any:
+        return self.memory.__dlpack__()
+
+
+@pytest.mark.parametrize("kind", [JaxArray, JaxCapsules])
+def test_arrays_of_jax_are_read_and_never_written(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """JAX promises that its arrays do not change."""
+    g, x, y = doubled()
+    plain = np.zeros(6, "f4")
+    g.execute({x: plain, y: kind()})  # without JAX such an object is as good as another
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=kind))
+    array = kind()
+    g.execute({x: array, y: plain})
+    assert plain.tolist() == g.plan(x=array).tolist() == [2] * 6
+    message = r"output 'y' \(uid 2\) is written, its buffer is read-only\. Give a writable array\."
+    for way in (
+        lambda: g.execute({x: plain, y: array}),
+        lambda: g.plan(x=plain, out={"y": array}),
+        lambda: g.plan.bind(x=plain, out={"y": array}),
+    ):
+        with pytest.raises(weft.BadParameterError, match=message):
+            way()
+    assert array.memory.tolist() == [1] * 6
 
 
 def test_the_workspace_is_not_written_into_a_read_only_array() -> None:

@@ -381,7 +381,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         } else if (exact) {
             view_store_int(&y, index,
                            evaluate_int(view_load_int(&x, index), b.data ? view_load_int(&b, index) : 0,
-                                        t.data ? view_load_int(&t, index) : 0));
+                                        t.data && view_load(&t, index) != 0));
         } else {
             double dy = b.data ? op->alpha2 * view_load(&b, index) : 0;
             view_store(&y, index,

@@ -65,6 +65,13 @@ static void print_operand(struct text *code, const char *type, const char *name,
     text_add(code, ";");
 }
 
+/* Whether a mask is set: a fraction is, too, which integer arithmetic would round to 0. */
+static void print_mask(struct text *code, const struct graph *graph, const struct tensor *mask) {
+    weftDataType_t stored = (weftDataType_t)mask->type;
+    const char *type = stored == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(stored) ? "float" : "i64";
+    text_add(code, " const i64 t = as<%s>::of(v%d) != 0;", type, graph_find_value(graph, mask));
+}
+
 /* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. */
 static const char *narrower_type(const struct tensor *tensor, const char *type) {
     weftDataType_t stored = (weftDataType_t)tensor->type;
@@ -100,7 +107,10 @@ static void print_scope(struct text *code, const struct graph *graph, const stru
     const char *type = formula_type(op);
     print_operand(code, type, "x", graph, operands.x, op->alpha1);
     print_operand(code, type, mode->form == FORM_BACKWARD ? "dy" : "b", graph, operands.b, op->alpha2);
-    print_operand(code, type, "t", graph, operands.t, 1);
+    if (operands.t && strcmp(type, "i64") == 0)
+        print_mask(code, graph, operands.t);
+    else
+        print_operand(code, type, "t", graph, operands.t, 1);
     print_parameters(code, type, formula, p);
     if (strstr(formula, "C("))
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);

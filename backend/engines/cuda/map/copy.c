@@ -60,7 +60,10 @@ static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, i
     struct tensor *tensors[OPERANDS_MAX] = {NULL};
     for (int k = 0; k < count - 1; k++)
         tensors[k] = &small->tensors[operands[k]];
-    small->modes[n] = (struct pointwise){.mode = (int32_t)mode, .math = WEFT_DATA_FLOAT, .axis = axis};
+    small->modes[n] = (struct pointwise){.base = {.schema = &pointwise_schema, .set_rows = ~UINT64_C(0)},
+                                         .mode = (int32_t)mode,
+                                         .math = WEFT_DATA_FLOAT,
+                                         .axis = axis};
     small->ops[n] = (struct pointwise_op){.base.schema = &pointwise_op.schema,
                                           .pw = &small->modes[n],
                                           .x = tensors[0],
