@@ -30,6 +30,7 @@ import weft  # noqa: E402
 from weft import buffers, dtypes  # noqa: E402
 
 RUNS = 3  # of each case: what one leaves in counters and caches, the next one finds
+ONE = np.full((1, 1, 1, 1), 3, "i4")
 TRAINING = weft.norm_forward_phase.TRAINING
 
 
@@ -646,6 +647,7 @@ CASES = {
         "forward",
         "attention",
         attention(
+            dims=(2, 70, 96, 60),
             attn_scale=lambda t: t(1, 1, 1, 1, dtype="f32", low=0.1),
             bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
         ),
@@ -689,6 +691,37 @@ CASES = {
     ),
     "attention on Hopper, heads of 256": Case(
         "forward_sm90", "attention_hopper", attention(dims=(1, 70, 150, 256), use_causal_mask=True)
+    ),
+    "attention on Hopper, bias": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(dims=(2, 70, 150, 64), attn_scale=0.1, bias=lambda t: t(1, 2, 70, 150)),
+    ),
+    "attention on Hopper, bias of odd rows": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 70, 151, 128),
+            attn_scale=0.1,
+            bias=lambda t: t(2, 1, 1, 151, dtype="f32"),
+            use_alibi_mask=True,
+            use_causal_mask=True,
+        ),
+    ),
+    "attention on Hopper, mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(dims=(2, 70, 150, 128), attn_scale=0.1, bias=lambda t: t(1, 2, 70, 150, dtype="bool8")),
+    ),
+    "attention on Hopper, modified": Case("forward_sm90", "attention_hopper", modified_attention(64)),
+    "attention on Hopper, dropout": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 70, 150, 64),
+            attn_scale=0.1,
+            dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
+        ),
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
     "attention gradient on Hopper": Case(

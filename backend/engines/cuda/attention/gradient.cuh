@@ -243,7 +243,8 @@ struct scaled_products {
 template <class P>
 DEVICE void carry_back(const P &a, const scaled_products &products, const own_row (&own)[2], int first,
                        sum_t (&g)[N][4]) {
-    products.carry(own, first, g, [&](const own_row &row, int query, int key, sum_t product, sum_t ds) {
-        return modified_gradient(a, row.batch, row.head, query, key, product, ds);
-    });
+    if constexpr (HAS_MODIFIER)
+        products.carry(own, first, g, [&](const own_row &row, int query, int key, sum_t product, sum_t ds) {
+            return modified_gradient(a, row.batch, row.head, query, key, product, ds);
+        });
 }

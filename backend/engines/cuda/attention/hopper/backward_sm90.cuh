@@ -34,9 +34,8 @@
              each block starting at another block of queries, so that none add to one tile at once: within noise
              a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
 
-#include "core/philox.cuh"
 #include "attention/alibi.cuh"
-#include "attention/dropout.cuh"
+#include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
 
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
@@ -363,58 +362,7 @@ DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &o
     }
 }
 
-/* Bit 4c + e of word c / 8: whether dropout keeps the element. */
 constexpr int KEPT_WORDS = BLOCK_PASS / 64;
-
-/* Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws for element w. */
-DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 key, i32 query) {
-    const u32 w = lane_index() / 4 % 4;
-    const u32 drawn =
-        keep_bits(luck, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
-    u32 bits = 0;
-#pragma unroll
-    for (u32 e = 0; e < 4; ++e)
-        bits |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> w & 1) << e;
-    return bits;
-}
-/* Two lanes share the words of both their rows: the even one draws for the upper row. */
-DEVICE u32 kept_of_queries(const chance &luck, u64 line, u64 words_per_query, i32 query, i32 key) {
-    const u32 odd = lane_index() & 1;
-    const u32 drawn = keep_bits(luck, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
-    const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
-    return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
-}
-template <class P>
-DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, i32 head, i32 own, i32 pass) {
-    const chance luck = chance_of(p);
-    const u64 words_per_query = (u64)(p.keys + 3) / 4;
-    const u64 line = (u64)(w.batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
-    const tile_place at;
-#pragma unroll
-    for (int i = 0; i < KEPT_WORDS; ++i) {
-        kept[i] = 0;
-#pragma unroll 2 /* more would take registers that there are not */
-        for (int c = 0; c < 8; ++c) {
-            const i32 row = own + at.row, column = pass + at.column + 64 * i + 8 * c;
-            const u32 bits = OWN_IS_KEY ? kept_of_keys(luck, line, words_per_query, row, column)
-                                        : kept_of_queries(luck, line, words_per_query, row, column);
-            kept[i] |= bits << 4 * c;
-        }
-    }
-}
-DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int i) { return !HAS_DROPOUT || (kept[i / 32] >> i % 32 & 1); }
-template <class P> DEVICE float growth_of(const P &p) {
-    if constexpr (HAS_DROPOUT)
-        return (float)__longlong_as_double(p.growth);
-    else
-        return 1.0f;
-}
-/* Pairs of weights, without those that are dropped. */
-DEVICE void drop_weights(u32 (&weights)[BLOCK_PASS / 4], const u32 (&kept)[KEPT_WORDS]) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_PASS / 4; ++i)
-        weights[i] &= (is_kept(kept, 2 * i) ? 0xffffu : 0u) | (is_kept(kept, 2 * i + 1) ? 0xffff0000u : 0u);
-}
 
 /* Of HALF own rows, and BLOCK_PASS that pass. */
 DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
@@ -547,6 +495,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head; /* of queries */
     float slope2 = slope2_of(p, head);
     const float growth = growth_of(p);
+    const tile_place at;
     const auto advance = [&] {
         pass += BLOCK_PASS;
         if (pass == w.last * BLOCK_PASS) {
@@ -604,7 +553,9 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
         if constexpr (HAS_DROPOUT)
-            find_kept(kept, p, w, head, own, pass);
+#pragma unroll
+            for (int i = 0; i < KEPT_WORDS; ++i)
+                kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, head, own + at.row, pass + at.column + 64 * i);
         mma_wait<0>();
         if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
             settle_all(weights);
@@ -613,7 +564,9 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         settle_all(dp);
         make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
         if constexpr (HAS_DROPOUT)
-            drop_weights(weights, kept);
+#pragma unroll
+            for (int k = 0; k < BLOCK_PASS / 4; ++k)
+                drop_pair(weights[k], kept, 2 * k);
         if constexpr (OWN_IS_KEY) {
             mma_fence();
             add_second(sum.second, weights, second);
