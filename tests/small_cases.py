@@ -300,15 +300,21 @@ def attention_dropout(t: Maker) -> None:
     t.out(dump, dtype="f32")
 
 
-def all_gradients(t: Maker) -> None:
-    q, k, v, o, d_o = (t(2, 2, 70, 64) for _ in range(5))
+def all_gradients(t: Maker, width: int = 64) -> None:
+    q, k, v, o, d_o = (t(2, 2, 70, width) for _ in range(5))
     bias, sink = t(1, 2, 70, 70), t(1, 2, 1, 1, dtype="f32")
     more = {"dBias": t.g.tensor(name="dBias"), "dSink_token": t.g.tensor(name="dSink")}
-    stats = t(2, 2, 70, 1, dtype="f32", low=3)
-    for grad in t.g._sdpa_bwd(q, k, v, o, d_o, stats, bias=bias, sink_token=sink, **more):
+    stats = t(2, 2, 70, 1, dtype="f32", low=9)
+    scale = {"attn_scale_value": 1 / 32}
+    for grad in t.g._sdpa_bwd(q, k, v, o, d_o, stats, bias=bias, sink_token=sink, **scale, **more):
         t.out(grad)
     t.out(more["dBias"])
     t.out(more["dSink_token"], dtype="f32")
+
+
+def wide_gradients(t: Maker) -> None:
+    """Rows of 120 bytes, which Hopper's copy engine does not take."""
+    all_gradients(t, 60)
 
 
 def soft_cap(g: Any, s: Any) -> Any:
@@ -763,6 +769,29 @@ CASES = {
         ),
         engine="cuda.unordered",
     ),
+    "attention gradient on Hopper, bias": Case(
+        "backward_sm90 backward_bias", "attention_hopper", all_gradients
+    ),
+    "attention gradient on Hopper, mask": Case(
+        "backward_sm90",
+        "attention_hopper",
+        attention_gradient_of_boxes(
+            128,
+            "bf16",
+            bias=lambda t: t(2, 1, 200, 150, dtype="bool8"),
+            use_alibi_mask=True,
+            use_causal_mask=True,
+        ),
+    ),
+    "attention gradient on Hopper, modified": Case(
+        "backward_sm90 backward_bias", "attention_hopper", modified_attention_gradient(64, False)
+    ),
+    "attention gradient on Hopper, unordered mask": Case(
+        "backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        attention_gradient_of_boxes(64, "f16", bias=lambda t: t(1, 4, 200, 150, dtype="f16")),
+        "cuda.unordered",
+    ),
     "attention, modified": Case("forward", "attention", modified_attention()),
     "attention gradient, modified": Case(
         "backward backward_bias", "attention", modified_attention_gradient(60, False)
@@ -771,7 +800,7 @@ CASES = {
         "backward", "attention", modified_attention_gradient(60, True)
     ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
-    "attention gradient, all": Case("backward backward_bias backward_sink", "attention", all_gradients),
+    "attention gradient, all": Case("backward backward_bias backward_sink", "attention", wide_gradients),
     # rows and channels
     "layer norm": Case("rows", "rows", norm("fwd", 70, 96)),
     "layer norm of long rows": Case("rows_pipelined", "rows", norm("fwd", 3, 65536)),

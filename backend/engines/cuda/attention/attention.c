@@ -145,16 +145,20 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
+double attention_predict_flops(const struct cuda_attention *c, double flops) {
+    const struct cuda_properties *cuda = &c->device->cuda;
+    double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
+    return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
+}
+
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
-    double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
-    rate *= c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4);
     double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY),
-           computing = op_flops(node->op) * again / rate;
+           computing = attention_predict_flops(c, op_flops(node->op) * again);
     return START_SECONDS + (moving > computing ? moving : computing);
 }
 

@@ -24,7 +24,7 @@ static const double RASTER_BYTES = 24e6;      /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
-   the products, at most so many find registers. */
+   the products, at most so many find registers, and dropout is two. */
 static const struct forward_tile {
     int terms;
     int depth, value_depth; /* most */
@@ -32,11 +32,11 @@ static const struct forward_tile {
     bool ping_pong;
 } tiles[] = {
     {0, 64, 64, 128, 3, 4, 0, 160, 32, false}, {1, 64, 64, 128, 2, 3, 0, 232, 40, true},
-    {4, 64, 64, 96, 2, 3, 0, 232, 40, true},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true},
-    {4, 128, 128, 96, 2, 2, 0, 232, 40, true}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true},
-    {4, 192, 128, 96, 2, 2, 1, 232, 40, true}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true},
-    {4, 192, 192, 64, 2, 2, 1, 232, 40, true}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true},
-    {4, 256, 256, 48, 2, 2, 2, 232, 40, true},
+    {5, 64, 64, 96, 2, 3, 0, 232, 40, true},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true},
+    {5, 128, 128, 96, 2, 2, 0, 232, 40, true}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true},
+    {5, 192, 128, 96, 2, 2, 1, 232, 40, true}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true},
+    {5, 192, 192, 64, 2, 2, 1, 232, 40, true}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true},
+    {5, 256, 256, 48, 2, 2, 2, 232, 40, true},
 };
 
 struct forward {
@@ -122,7 +122,8 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     *f = (struct forward){.c = c, .op = c->forward, .tile = tiles};
     f->depth = (int)round_up(c->depth, 16);
     f->value_depth = (int)round_up(c->value_depth, 16);
-    int terms = (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + (c->a->dropout_probability > 0);
+    int terms =
+        (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
     while (f->tile->depth < f->depth || f->tile->value_depth < f->value_depth || f->tile->terms < terms)
         f->tile++;
     f->o_stages = f->tile->o_stages == 0 && slabs(f->value_depth) > slabs(f->depth) ? 1 : f->tile->o_stages;

@@ -225,7 +225,7 @@ DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32
     for (int h = 0; h < 2; ++h) {
         const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
         const i32 query = min(row, (i32)a.queries - 1);
-        const i64 bias = bias_row(a, t.batch, t.head, query, false);
+        const bias_offset bias = bias_row(a, t.batch, t.head, query, false);
         const float distance = (float)(column - row);
 #pragma unroll
         for (int j = 0; j < BLOCK_K / 8; ++j) {
@@ -236,7 +236,7 @@ DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32
             for (int e = 0; e < 2; ++e) {
                 const i32 key = min(column + 8 * j + e, last_key);
                 if constexpr (BIAS != 0 && !BIAS_IS_PAIR)
-                    pair[e] = bias_at(a, bias + key * a.bias_key);
+                    pair[e] = bias_at<false>(a, bias, key);
                 float &x = s[4 * j + 2 * h + e];
                 x = score_of(a, t.batch, t.head, query, key, x * scale, pair[e]);
                 if constexpr (HAS_ALIBI)

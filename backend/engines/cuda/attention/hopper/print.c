@@ -82,6 +82,7 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
     print_constant(print, "BIAS_IS_PAIR",
                    bias && cuda_type_name((weftDataType_t)bias->type) && bias->dims.at[3] == c->keys &&
                        attention_run(bias) % 2 == 0);
+    print_constant(print, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < INT32_MAX);
     if (bias)
         attention_print_tensor(print, c, bias, "bias", axes);
     else

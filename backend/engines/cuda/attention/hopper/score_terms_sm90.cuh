@@ -1,7 +1,7 @@
 /* score_terms: what makes scores of scaled products, for the kernels of sm_90: a score modifier, a bias or a boolean mask,
    ALiBi. Scores are natural then, and -inf hides a key. Operands are read from memory (L2), element by element, or two
    neighbouring keys at a time.
-   Demands HAS_MODIFIER BIAS BIAS_IS_PAIR HAS_ALIBI. Functions are templates on the arguments, so that what was not printed
+   Demands HAS_MODIFIER BIAS BIAS_IS_PAIR BIAS_IS_NEAR HAS_ALIBI. Functions are templates on the arguments, so that what was not printed
    is not looked up. */
 
 #include "attention/alibi.cuh"
@@ -17,21 +17,32 @@ template <class P> DEVICE float slope_of(const P &a, i32 head) {
     return slope;
 }
 
+/* Elements from the bias's first one. */
+template <bool IS_NEAR> struct offset_of_bias {
+    using type = i32;
+};
+template <> struct offset_of_bias<false> {
+    using type = i64;
+};
+using bias_offset = offset_of_bias<BIAS_IS_NEAR>::type;
+
 /* Where the bias of a query, or of a key, begins. */
-template <class P> DEVICE i64 bias_row(const P &a, i32 batch, i32 head, i32 index, bool is_key) {
+template <class P> DEVICE bias_offset bias_row(const P &a, i32 batch, i32 head, i32 index, bool is_key) {
     if constexpr (BIAS != 0)
-        return batch * a.bias_batch + head * a.bias_head + index * (is_key ? a.bias_key : a.bias_query);
+        return (bias_offset)(batch * a.bias_batch + head * a.bias_head + index * (is_key ? a.bias_key : a.bias_query));
     else
         return 0;
 }
-template <class P> DEVICE float bias_at(const P &a, i64 offset) {
+/* Of an element of such a row. */
+template <bool ROW_IS_KEY, class P> DEVICE float bias_at(const P &a, bias_offset row, i32 index) {
     if constexpr (BIAS != 0)
-        return to_float(load_run<bias_t, 1>(a.bias + offset).at[0]);
+        return to_float(
+            load_run<bias_t, 1>(a.bias + (row + index * (bias_offset)(ROW_IS_KEY ? a.bias_query : a.bias_key))).at[0]);
     else
         return 0.0f;
 }
 /* Of two neighbouring keys: an even one and the next; both are there. */
-template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, i64 offset) {
+template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias_offset offset) {
     if constexpr (BIAS != 0 && BIAS_IS_PAIR) {
         const run<bias_t, 2> two = load_run<bias_t, 2>(a.bias + offset);
         pair[0] = to_float(two.at[0]), pair[1] = to_float(two.at[1]);
