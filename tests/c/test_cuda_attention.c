@@ -458,11 +458,6 @@ static void odd_strides(struct model *m) {
     add(m, forward_of(&c));
 }
 
-static void biased(struct model *m) {
-    struct attention_case c = {"biased", BF16, BF16, BF16, 1, 1, 1, 1, 64, 64, 64, 64, .bias = {1, 1, 64, 64}};
-    add(m, forward_of(&c));
-}
-
 static void decode(struct model *m) {
     struct attention_case c = {"decode", BF16, BF16, 0, 4, 32, 8, 8, 1, 32768, 128, 128, .dropout = 0};
     add(m, forward_of(&c));
@@ -479,8 +474,6 @@ static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, odd_strides,
      "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
      "wants them."},
-    {&cuda_attention_hopper, biased,
-     "sdpa_fwd: Hopper's forward kernel adds no bias; the portable attention family takes it."},
     {&cuda_attention_hopper, paged,
      "sdpa_fwd: Hopper's forward kernel reads no pages; the portable attention family takes it."},
     {&cuda_attention_hopper, decode,

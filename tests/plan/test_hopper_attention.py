@@ -21,6 +21,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "causal": CAUSAL,
     "window": {**CAUSAL, "diagonal_band_left_bound": 1024},
     "padding": {**CAUSAL, "lengths": True, "stats": True, "diagonal_alignment": BOTTOM_RIGHT},
+    "bias": {"bias": ((1, 4, 2000, 2000), "bf16")},
+    "bias of odd rows": {**CAUSAL, "bias": ((2, 1, 1, 2000), "f32"), "use_alibi_mask": True},
+    "mask": {"bias": ((2, 1, 2000, 2000), "bool8"), "stats": True},
+    "modified": {**CAUSAL, "modified": True},
+    "dropout": {**CAUSAL, "dropout_probability": 0.1, "dropout_seed": ((1, 1, 1, 1), "i64")},
     "everything": {
         **CAUSAL,
         "diagonal_band_left_bound": 9,
@@ -30,6 +35,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "max": True,
     },
 }
+
+
+def soft_cap(g: weft.Graph, s: weft.Tensor) -> weft.Tensor:
+    return g.mul(g.tanh(g.mul(s, 1 / 50)), 50.0)
 
 
 def forward(
@@ -56,6 +65,12 @@ def forward(
             options[name] = g.tensor([batch, 1, 1, 1], data_type="i32")
     if options.pop("sink", False):
         options["sink_token"] = g.tensor([1, heads, 1, 1], data_type="f32")
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            options[name] = g.tensor(list(value[0]), data_type=value[1])
+    if options.pop("modified", False):
+        options |= g._modified_scores("a", {"q": q, "k": k}, soft_cap)
+        del options["subgraph_gradients"]
     more = {"score_max": g.tensor(name="max")} if options.pop("max", False) else {}
     made = g._sdpa_fwd(q, k, v, attn_scale_value=0.1, **options, **more)[:wanted]
     for tensor in (*made, *more.values()):
@@ -65,8 +80,12 @@ def forward(
     return step["family"], " ".join(each["reason"] for each in step["declined"])
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize(("depth", "value_depth"), DEPTHS)
+TERMS = ("bias", "bias of odd rows", "mask", "modified", "dropout")  # beside products, in tiles of their own
+VARIANTS = [(*depths, name) for name in OPTIONS if name not in TERMS for depths in DEPTHS]
+VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]
+
+
+@pytest.mark.parametrize(("depth", "value_depth", "name"), VARIANTS)
 def test_forward_variants(
     depth: int, value_depth: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +108,8 @@ def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"rng_dump": ((2, 4, 2000, 2000), "f32")}, "dumps no dropout mask"),
         ({"q_type": "f16"}, "has data type bf16, q f16; here all are f16 or all bf16"),
-        ({"use_alibi_mask": True}, "adds no ALiBi slopes"),
         ({"depth": 264}, "heads of up to 256"),
     ],
 )

@@ -82,7 +82,10 @@ def sink(g: weft.Graph) -> Any:
 
 NOT_BOXED = "does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them."
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"bias": bias}, "Hopper's backward kernel adds no bias"),
+    (
+        {"bias": bias, "dropout": drawn},
+        "dropout and a bias take more registers than there are beside the sums of dQ",
+    ),
     (
         {"dtype": "f16", "dropout": drawn},
         "dropout of f16 takes more registers than there are beside the sums of dQ",

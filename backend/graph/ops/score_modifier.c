@@ -4,6 +4,7 @@
 #include "graph/ops/score_modifier.h"
 #include "graph/ops/pointwise.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
@@ -47,6 +48,39 @@ void score_modifier_mark_dependent(const struct score_modifier *m, int source, b
 
 int score_modifier_source(const struct score_modifier *m, int64_t i) {
     return graph_find_uid(m->graph, m->gradient_uids.i64[i]);
+}
+
+static bool is_hiding(const struct tensor *tensor) {
+    return tensor->is_constant && dtype_load((weftDataType_t)tensor->type, tensor->constant, 0) == -INFINITY;
+}
+
+/* Whether a node whose x, or b, is a shifted score gives one. */
+static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
+    switch (op->pw->mode) {
+    case WEFT_POINTWISE_IDENTITY:
+        return op->alpha1 == 1;
+    case WEFT_POINTWISE_ADD:
+        return of_x != of_b && (of_x ? op->alpha1 : op->alpha2) == 1;
+    case WEFT_POINTWISE_SUB:
+        return of_x && !of_b && op->alpha1 == 1;
+    case WEFT_POINTWISE_BINARY_SELECT:
+        return (of_x ? op->alpha1 == 1 : is_hiding(op->x)) && (of_b ? op->alpha2 == 1 : is_hiding(op->b));
+    default:
+        return false;
+    }
+}
+
+bool score_modifier_is_shift(const struct score_modifier *m) {
+    bool dependent[SCORE_MODIFIER_VALUES_MAX], needed[SCORE_MODIFIER_VALUES_MAX];
+    score_modifier_mark_dependent(m, m->input, dependent);
+    score_modifier_mark_needed(m, m->output, needed);
+    for (int n = 0; n < m->graph->node_count; n++) {
+        const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
+        int x = value_of(m, operands.x), b = value_of(m, operands.b), out = value_of(m, operands.out);
+        if (dependent[out] && needed[out] && !keeps_shift(node_op(m, n), dependent[x], b >= 0 && dependent[b]))
+            return false;
+    }
+    return dependent[m->output];
 }
 
 /* ---- Resolving --------------------------------------------------------------------------------------------------- */

@@ -40,6 +40,9 @@ void score_modifier_mark_needed(const struct score_modifier *modifier, int value
 /* Marks the values whose derivative by `source` is not 0 everywhere. */
 void score_modifier_mark_dependent(const struct score_modifier *modifier, int source, bool *marks);
 
+/* Whether the modified score, where it is not -inf, is the score and something that does not depend on it. */
+bool score_modifier_is_shift(const struct score_modifier *modifier);
+
 /* ---- The reference: one score, at [batch, head, query, key] ---- */
 
 double score_modifier_apply(const struct score_modifier *modifier, const struct bindings *bindings,

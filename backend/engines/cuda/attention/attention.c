@@ -206,18 +206,22 @@ double attention_seen_share(const struct cuda_attention *c) {
     return pieces && c->keys ? (double)seen / ((double)pieces * (double)c->keys) : 1;
 }
 
+double attention_predict_flops(const struct cuda_attention *c, double flops) {
+    const struct cuda_properties *cuda = &c->device->cuda;
+    double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
+    return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
+}
+
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
-    double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
-    rate *= c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4);
     double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
-    double multiplying = op_flops(node->op) * attention_seen_share(c) * again / rate;
+    double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */

@@ -27,7 +27,8 @@ struct cuda_attention {
     const struct attention_arithmetic *arithmetic;
     bool has_k16, has_async; /* of sm_80: products of 16 halves, copies that pass by the registers */
     int64_t batches, heads, key_heads, value_heads, queries, keys, depth, value_depth;
-    int64_t lines; /* batches * heads * queries */
+    int64_t lines;   /* batches * heads * queries */
+    int64_t rows_at; /* where the workspace has the portable kernels' statistics of queries, in bytes */
 };
 
 /* 16 m_tiles rows per warp against `columns` of the other side at a time. */
@@ -50,6 +51,8 @@ int attention_query_scales(const struct cuda_attention *c, bool is_packed);
 int attention_key_scales(const struct tensor *scales, const struct tensor *table);
 /* Whether an operand or a result is multiplied by a scale, or a largest number is wanted. */
 bool attention_is_scaled(const struct cuda_attention *c);
+/* The seconds of so many operations in portable kernels. */
+double attention_predict_flops(const struct cuda_attention *c, double flops);
 
 /* How many columns of results a block can sum in registers. */
 int attention_most_columns(const struct cuda_attention *c, int parts);
@@ -126,5 +129,12 @@ weftStatus_t attention_forward_build(struct step *step, const struct cuda_attent
 weftStatus_t attention_backward_accepts(const struct cuda_attention *c);
 weftStatus_t attention_backward_build(struct step *step, const struct cuda_attention *c, struct cuda_step *state,
                                       struct arena *arena);
+
+/* The gradients of the bias and of the score modifier's operands, alone: whether somebody wants some, the seconds that
+   they take, and their kernels, which have the workspace from `workspace_at` on. */
+bool attention_backward_wants_biases(const struct cuda_attention *c);
+double attention_backward_predict_biases(const struct cuda_attention *c);
+weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,
+                                             struct cuda_step *state, struct arena *arena);
 
 #endif

@@ -88,8 +88,20 @@ static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
 }
 
-/* The passes that an operation takes: dK and dV together where one block can sum both. */
 enum { PASSES_MAX = 4 + SCORE_MODIFIER_GRADIENTS_MAX };
+
+/* The passes for gradients of the bias and of the score modifier's operands. */
+static void add_biases(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
+    if (attention_wants(c, c->backward->dbias))
+        passes[(*count)++] =
+            (struct pass){.makes_first = true, .is_bias = true, .operand = -1, .first = c->backward->dbias};
+    for (int64_t i = 0; i < c->a->modifier.gradients.count; i++)
+        if (attention_wants(c, c->a->modifier.gradients.tensors[i]))
+            passes[(*count)++] = (struct pass){
+                .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
+}
+
+/* The passes that an operation takes: dK and dV together where one block can sum both. */
 static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
@@ -107,12 +119,7 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
         passes[(*count)++] = (struct pass){.own_is_key = true, .makes_second = true, .second = op->dv};
     if (attention_wants(c, op->dq))
         passes[(*count)++] = (struct pass){.makes_first = true, .first = op->dq};
-    if (attention_wants(c, op->dbias))
-        passes[(*count)++] = (struct pass){.makes_first = true, .is_bias = true, .operand = -1, .first = op->dbias};
-    for (int64_t i = 0; i < c->a->modifier.gradients.count; i++)
-        if (attention_wants(c, c->a->modifier.gradients.tensors[i]))
-            passes[(*count)++] = (struct pass){
-                .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
+    add_biases(passes, count, c);
     for (int i = 0; i < *count; i++)
         TRY(plan_pass(&passes[i], c));
     return WEFT_STATUS_SUCCESS;
@@ -128,8 +135,8 @@ weftStatus_t attention_backward_accepts(const struct cuda_attention *c) {
 
 static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
     int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
-    print_scratch(print, c->arithmetic->sum_name, 0, "shifts");
-    print_scratch(print, c->arithmetic->sum_name, bytes, "dots");
+    print_scratch(print, c->arithmetic->sum_name, c->rows_at, "shifts");
+    print_scratch(print, c->arithmetic->sum_name, c->rows_at + bytes, "dots");
     return 2 * bytes;
 }
 
@@ -142,7 +149,7 @@ static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c
     attention_print_tensor(&print, c, c->backward->o, "o", NULL);
     attention_print_tensor(&print, c, c->backward->d_o, "d_o", NULL);
     attention_print_tensor(&print, c, c->backward->stats, "stats", NULL);
-    step->workspace_bytes = print_rows(&print, c);
+    step->workspace_bytes = c->rows_at + print_rows(&print, c);
     TRY(kernel_finish(&print, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
 }
@@ -278,4 +285,35 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
     return arena_print(arena, &step->detail, "%s, %d x %d tiles%s, %d in flight, %d passes", c->arithmetic->doc,
                        passes[0].tile->warps * passes[0].tile->m_tiles * 16, passes[0].tile->columns,
                        passes[0].is_sliced ? " in slices" : "", passes[0].tile->stages, count);
+}
+
+/* ---- For families that make the other gradients otherwise ---- */
+
+bool attention_backward_wants_biases(const struct cuda_attention *c) {
+    struct pass passes[PASSES_MAX];
+    int count = 0;
+    add_biases(passes, &count, c);
+    return count > 0;
+}
+
+double attention_backward_predict_biases(const struct cuda_attention *c) {
+    struct pass passes[PASSES_MAX];
+    int count = 0;
+    add_biases(passes, &count, c);
+    return count * attention_predict_flops(c, op_flops(region_node(c->region, 0)->op) * 2 / 5);
+}
+
+weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,
+                                             struct cuda_step *state, struct arena *arena) {
+    struct cuda_attention behind = *c;
+    struct pass passes[PASSES_MAX];
+    int count = 0;
+    behind.rows_at = workspace_at;
+    add_biases(passes, &count, &behind);
+    TRY(build_rows(step, &behind, &state->kernels[state->count++], arena));
+    for (int i = 0; i < count; i++) {
+        TRY(plan_pass(&passes[i], &behind));
+        TRY(build_bias(&behind, &passes[i], state, arena));
+    }
+    return WEFT_STATUS_SUCCESS;
 }

@@ -26,6 +26,7 @@
     FILE(attention_hopper_backward_sink_sm90, "attention/hopper/backward_sink_sm90.cuh",                               \
          "attention/hopper/backward_sink_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_sm90, "attention/hopper/backward_sm90.cuh", "attention/hopper/backward_sm90.cuh")   \
+    FILE(attention_hopper_dropout_sm90, "attention/hopper/dropout_sm90.cuh", "attention/hopper/dropout_sm90.cuh")      \
     FILE(attention_hopper_forward_counter_sm90, "attention/hopper/forward_counter_sm90.cuh",                           \
          "attention/hopper/forward_counter_sm90.cuh")                                                                  \
     FILE(attention_hopper_forward_epilogue_sm90, "attention/hopper/forward_epilogue_sm90.cuh",                         \
@@ -35,6 +36,8 @@
          "attention/hopper/forward_softmax_sm90.cuh")                                                                  \
     FILE(attention_hopper_forward_tiles_sm90, "attention/hopper/forward_tiles_sm90.cuh",                               \
          "attention/hopper/forward_tiles_sm90.cuh")                                                                    \
+    FILE(attention_hopper_score_terms_sm90, "attention/hopper/score_terms_sm90.cuh",                                   \
+         "attention/hopper/score_terms_sm90.cuh")                                                                      \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
     FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \
     FILE(attention_pages, "attention/pages.cuh", "attention/pages.cuh")                                                \

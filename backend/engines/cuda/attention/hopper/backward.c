@@ -24,15 +24,19 @@ static const double BLOCK_SECONDS = 6.5e-6; /* until a block's first products, a
 enum makes { MAKES_ALL, MAKES_KEYS, MAKES_QUERIES, PASSES };
 static const char *const pass_names[PASSES] = {"all gradients", "dK and dV", "dQ"};
 
-/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to. */
+/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to. has_slopes:
+   they suffice for those of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
+    bool has_slopes;
     int head, value_head, block_pass, stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, 64, 64, 128, 3, 216, 72},       {MAKES_ALL, 128, 128, 64, 3, 208, 88},
-    {MAKES_KEYS, 64, 64, 128, 4, 240, 24},      {MAKES_KEYS, 128, 128, 64, 4, 240, 24},
-    {MAKES_KEYS, 192, 128, 64, 3, 240, 24},     {MAKES_QUERIES, 64, 64, 128, 4, 240, 24},
-    {MAKES_QUERIES, 128, 128, 128, 2, 240, 24}, {MAKES_QUERIES, 192, 128, 64, 3, 240, 24},
+    {MAKES_ALL, false, 64, 64, 128, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 208, 88},
+    {MAKES_KEYS, false, 64, 64, 128, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 240, 24},
+    {MAKES_KEYS, true, 128, 128, 64, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 240, 24},
+    {MAKES_QUERIES, false, 64, 64, 128, 4, 240, 24},   {MAKES_QUERIES, true, 64, 64, 64, 4, 240, 24},
+    {MAKES_QUERIES, false, 128, 128, 128, 2, 240, 24}, {MAKES_QUERIES, true, 128, 128, 64, 4, 240, 24},
+    {MAKES_QUERIES, true, 192, 128, 64, 3, 240, 24},
 };
 
 /* The passes that an operation takes, and how statistics and sums lie: by blocks of queries. */
@@ -41,7 +45,7 @@ struct backward {
     const struct sdpa_bwd_op *op;
     const struct backward_tile *passes[2];
     int pass_count;
-    bool has_sums;
+    bool has_sums, has_slopes;
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
 };
@@ -54,10 +58,8 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
-    if (c->a->bias)
-        return refuse(c, "Hopper's backward kernel adds no bias");
-    if (c->a->modifier.graph)
-        return refuse(c, "Hopper's backward kernel takes no score modifier");
+    if (c->a->modifier.gradient_output >= 0)
+        return refuse(c, "Hopper's backward kernel derives the gradient of a score modifier, and here one is given");
     if (c->key_heads != c->value_heads)
         return refuse(c, "Hopper's backward kernel wants as many heads of k as of v");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
@@ -80,7 +82,8 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
 
 static weftStatus_t add_pass(struct backward *b, enum makes makes) {
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        if (tiles[i].makes == makes && tiles[i].head >= b->c->depth && tiles[i].value_head >= b->c->value_depth) {
+        if (tiles[i].makes == makes && tiles[i].has_slopes >= b->has_slopes && tiles[i].head >= b->c->depth &&
+            tiles[i].value_head >= b->c->value_depth) {
             b->passes[b->pass_count++] = &tiles[i];
             return WEFT_STATUS_SUCCESS;
         }
@@ -102,6 +105,8 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
     if (b->has_sums && b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF)
         return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
+    if (b->has_sums && b->c->a->dropout_probability > 0 && (b->c->a->bias || b->c->a->modifier.graph))
+        return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
     if (b->has_sums)
         return add_pass(b, MAKES_ALL);
     if (wants_k)
@@ -113,6 +118,7 @@ static weftStatus_t plan_passes(struct backward *b) {
 
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
     *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums};
+    b->has_slopes = c->a->modifier.graph && !score_modifier_is_shift(&c->a->modifier);
     TRY(check_features(c));
     TRY(check_operands(c));
     TRY(plan_passes(b));
@@ -256,7 +262,9 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_maps(&print, b, t);
     print_shared(&print, b);
     print_tile(&print, t);
-    print_constant(&print, "HAS_ALIBI", c->a->alibi);
+    print_constant(&print, "HAS_SLOPES", b->has_slopes);
+    attention_hopper_print_terms(&print, c);
+    attention_print_modifier_gradient(&print, c);
     attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");
     print_number(&print, own_heads, "own_heads");
@@ -291,6 +299,7 @@ static double predict(const struct backward *b) {
     for (int i = 0; i < b->pass_count; i++)
         seconds += flops * share_of(b->passes[i]) / rate +
                    BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
+    seconds += attention_backward_predict_biases(b->c);
     return seconds + 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
 }
 
@@ -313,6 +322,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     if (attention_wants(c, c->backward->dsink))
         TRY(build_sink(&b, &state->kernels[state->count++], arena));
     step->workspace_bytes = statistics_bytes(&b) + sums_bytes(&b);
+    if (attention_backward_wants_biases(c))
+        TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s, %d x %d tiles",
                        cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head,
                        pass_names[b.passes[0]->makes], b.pass_count > 1 ? ", then dQ" : "", BLOCK_OWN,

@@ -1,6 +1,7 @@
 /* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
    Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta)
              ALiBi adds slope (key - query) to the scores; dropout keeps some of P for dV, and of dP, times growth
+             a score modifier f and a bias make the score f(scale S) + bias, and dS is times f' (HAS_SLOPES: unless it is 1)
              dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
    Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
              of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
@@ -24,7 +25,7 @@
              are 0 (TMA)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES, those of the scores; printed products: multiply_scores(_first),
+             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES, those of scores, terms and dropout; printed products: multiply_scores(_first),
              multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
@@ -34,9 +35,8 @@
              each block starting at another block of queries, so that none add to one tile at once: within noise
              a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
 
-#include "core/philox.cuh"
-#include "attention/alibi.cuh"
-#include "attention/dropout.cuh"
+#include "attention/hopper/dropout_sm90.cuh"
+#include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
 
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
@@ -363,58 +363,54 @@ DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &o
     }
 }
 
-/* Bit 4c + e of word c / 8: whether dropout keeps the element. */
-constexpr int KEPT_WORDS = BLOCK_PASS / 64;
+/* Pairs of the score modifier's slopes, where there are any. */
+using slope_pairs = u32[HAS_SLOPES ? BLOCK_PASS / 4 : 1];
+constexpr bool HAS_SCORES = HAS_MODIFIER || BIAS != 0; /* made in natural units, element by element */
 
-/* Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws for element w. */
-DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 key, i32 query) {
-    const u32 w = lane_index() / 4 % 4;
-    const u32 drawn =
-        keep_bits(luck, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
-    u32 bits = 0;
-#pragma unroll
-    for (u32 e = 0; e < 4; ++e)
-        bits |= (__shfl_sync(~0u, drawn, (lane_index() & ~12u) | e << 2) >> w & 1) << e;
-    return bits;
-}
-/* Two lanes share the words of both their rows: the even one draws for the upper row. */
-DEVICE u32 kept_of_queries(const chance &luck, u64 line, u64 words_per_query, i32 query, i32 key) {
-    const u32 odd = lane_index() & 1;
-    const u32 drawn = keep_bits(luck, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
-    const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
-    return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
-}
+/* The same where a modifier or a bias joins. What is beyond the tensors reads the last element, and is masked, or has
+   statistics of +inf. head: of queries. */
 template <class P>
-DEVICE void find_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, i32 head, i32 own, i32 pass) {
-    const chance luck = chance_of(p);
-    const u64 words_per_query = (u64)(p.keys + 3) / 4;
-    const u64 line = (u64)(w.batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
+DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p, i32 batch, i32 head,
+                                   const statistics_of_rows &own_statistics, u32 s_lse2, float scale, float slope2,
+                                   i32 own, i32 pass) {
     const tile_place at;
+    const float distance = (float)(pass + at.column - own - at.row), growth = OWN_IS_KEY ? slope2 : -slope2;
+    const i32 last_row = (i32)(OWN_IS_KEY ? p.keys : p.queries) - 1,
+              last_column = (i32)(OWN_IS_KEY ? p.queries : p.keys) - 1;
+    i32 rows[2];
+    bias_offset bias[2];
 #pragma unroll
-    for (int i = 0; i < KEPT_WORDS; ++i) {
-        kept[i] = 0;
-#pragma unroll 2 /* more would take registers that there are not */
-        for (int c = 0; c < 8; ++c) {
-            const i32 row = own + at.row, column = pass + at.column + 64 * i + 8 * c;
-            const u32 bits = OWN_IS_KEY ? kept_of_keys(luck, line, words_per_query, row, column)
-                                        : kept_of_queries(luck, line, words_per_query, row, column);
-            kept[i] |= bits << 4 * c;
+    for (int h = 0; h < 2; ++h) {
+        rows[h] = min(own + at.row + 8 * h, last_row);
+        bias[h] = bias_row(p, batch, head, rows[h], OWN_IS_KEY);
+    }
+#pragma unroll
+    for (int c = 0; c < BLOCK_PASS / 8; ++c) {
+        float lse2[4], slope[4];
+        statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const i32 column = min(pass + at.column + 8 * c + e % 2, last_column);
+            const i32 query = OWN_IS_KEY ? column : rows[e / 2], key = OWN_IS_KEY ? rows[e / 2] : column;
+            const float scaled = s[4 * c + e] * scale;
+            const float score =
+                score_of(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
+            if constexpr (HAS_SLOPES)
+                slope[e] =
+                    score == minus_infinity() ? 0.0f : modified_gradient(p, batch, head, query, key, scaled, 1.0f);
+            float shift = lse2[e];
+            if constexpr (HAS_ALIBI)
+                shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
+            s[4 * c + e] = exp2_approx(score * 1.44269504f - shift);
         }
+        if constexpr (HAS_SLOPES)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                slopes[2 * c + h] = rounded_pair<in_t>(slope[2 * h], slope[2 * h + 1]);
     }
 }
-DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int i) { return !HAS_DROPOUT || (kept[i / 32] >> i % 32 & 1); }
-template <class P> DEVICE float growth_of(const P &p) {
-    if constexpr (HAS_DROPOUT)
-        return (float)__longlong_as_double(p.growth);
-    else
-        return 1.0f;
-}
-/* Pairs of weights, without those that are dropped. */
-DEVICE void drop_weights(u32 (&weights)[BLOCK_PASS / 4], const u32 (&kept)[KEPT_WORDS]) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_PASS / 4; ++i)
-        weights[i] &= (is_kept(kept, 2 * i) ? 0xffffu : 0u) | (is_kept(kept, 2 * i + 1) ? 0xffff0000u : 0u);
-}
+
+constexpr int KEPT_WORDS = BLOCK_PASS / 64;
 
 /* Of HALF own rows, and BLOCK_PASS that pass. */
 DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
@@ -438,8 +434,9 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32
 
 /* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP. */
 DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
-                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
-                                 const u32 (&kept)[KEPT_WORDS], float growth) {
+                                 const slope_pairs &slopes, const float (&dp)[BLOCK_PASS / 2],
+                                 const statistics_of_rows &own, u32 s_delta, const u32 (&kept)[KEPT_WORDS],
+                                 float growth) {
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float delta[4];
@@ -449,8 +446,13 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
             const int i = 4 * c + 2 * h;
-            ds[2 * c + h] = rounded_pair<in_t>(low_half(pair) * (grown(i) - delta[2 * h]),
-                                               high_half(pair) * (grown(i + 1) - delta[2 * h + 1]));
+            float low = low_half(pair) * (grown(i) - delta[2 * h]);
+            float high = high_half(pair) * (grown(i + 1) - delta[2 * h + 1]);
+            if constexpr (HAS_SLOPES) { /* which may be infinite where there is no weight */
+                low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
+                high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
+            }
+            ds[2 * c + h] = rounded_pair<in_t>(low, high);
         }
     }
 }
@@ -542,11 +544,13 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     const float scale2 = scale_of(p) * 1.44269504f;
     float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
     u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
+    slope_pairs slopes = {};
     i32 pass = w.first * BLOCK_PASS, stage = 0, phase = 0, i = 0;
     u32 kept[KEPT_WORDS] = {};
     i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head; /* of queries */
     float slope2 = slope2_of(p, head);
     const float growth = growth_of(p);
+    const tile_place at;
     const auto advance = [&] {
         pass += BLOCK_PASS;
         if (pass == w.last * BLOCK_PASS) {
@@ -593,7 +597,11 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         const u32 s_statistics = base + STATISTICS + stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         settle_all(s);
-        make_weights(s, statistics, s_statistics, scale2, slope2, own, pass);
+        if constexpr (HAS_SCORES)
+            make_weights_of_scores(s, slopes, p, w.batch, head, statistics, s_statistics, scale_of(p), slope2, own,
+                                   pass);
+        else
+            make_weights(s, statistics, s_statistics, scale2, slope2, own, pass);
         if (needs_mask(w, own, pass))
             mask_weights(s, w, own, pass);
 #pragma unroll
@@ -604,16 +612,22 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
         if constexpr (HAS_DROPOUT)
-            find_kept(kept, p, w, head, own, pass);
+#pragma unroll
+            for (int i = 0; i < KEPT_WORDS; ++i)
+                kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, head, own + at.row, pass + at.column + 64 * i);
         mma_wait<0>();
+        if constexpr (HAS_SLOPES)
+            settle_all(slopes);
         if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
             settle_all(weights);
             settle_all(kept);
         }
         settle_all(dp);
-        make_score_gradients(ds, weights, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
+        make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
         if constexpr (HAS_DROPOUT)
-            drop_weights(weights, kept);
+#pragma unroll
+            for (int k = 0; k < BLOCK_PASS / 4; ++k)
+                drop_pair(weights[k], kept, 2 * k);
         if constexpr (OWN_IS_KEY) {
             mma_fence();
             add_second(sum.second, weights, second);

@@ -24,15 +24,20 @@ static const double RASTER_BYTES = 24e6;      /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
-/* By the padded depths, narrowest first. Registers: what consumers and the producer move to. */
+/* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
+   the products, at most so many find registers, and dropout is two. */
 static const struct forward_tile {
+    int terms;
     int depth, value_depth; /* most */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
 } tiles[] = {
-    {64, 64, 128, 3, 4, 0, 160, 32, false},  {128, 128, 128, 2, 2, 0, 232, 40, true},
-    {192, 128, 128, 2, 2, 1, 232, 40, true}, {192, 192, 96, 2, 2, 1, 232, 40, true},
-    {256, 256, 64, 2, 2, 2, 232, 40, true},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false}, {1, 64, 64, 128, 2, 3, 0, 232, 40, true},
+    {5, 64, 64, 96, 2, 3, 0, 232, 40, true},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true},
+    {5, 128, 128, 96, 2, 2, 0, 232, 40, true}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true},
+    {5, 192, 128, 96, 2, 2, 1, 232, 40, true}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true},
+    {5, 192, 192, 64, 2, 2, 1, 232, 40, true}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true},
+    {5, 256, 256, 48, 2, 2, 2, 232, 40, true},
 };
 
 struct forward {
@@ -57,16 +62,10 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
         return refuse(c, "Hopper's forward kernel reads no pages");
-    if (c->a->bias)
-        return refuse(c, "Hopper's forward kernel adds no bias");
-    if (c->a->modifier.graph)
-        return refuse(c, "Hopper's forward kernel takes no score modifier");
     if (attention_is_scaled(c))
         return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
-    if (c->a->alibi)
-        return refuse(c, "Hopper's forward kernel adds no ALiBi slopes");
-    if (c->a->dropout_probability > 0 || attention_wants(c, op->rng_dump))
-        return refuse(c, "Hopper's forward kernel drops no weights");
+    if (attention_wants(c, op->rng_dump))
+        return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
         return refuse(c, "Hopper's forward kernel makes o, which is not wanted");
     if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
@@ -127,7 +126,9 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     *f = (struct forward){.c = c, .op = c->forward, .tile = tiles};
     f->depth = (int)round_up(c->depth, 16);
     f->value_depth = (int)round_up(c->value_depth, 16);
-    while (f->tile->depth < f->depth || f->tile->value_depth < f->value_depth)
+    int terms =
+        (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
+    while (f->tile->depth < f->depth || f->tile->value_depth < f->value_depth || f->tile->terms < terms)
         f->tile++;
     f->o_stages = f->tile->o_stages == 0 && slabs(f->value_depth) > slabs(f->depth) ? 1 : f->tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
@@ -227,6 +228,8 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     kernel_print_init(&print, f->c->region);
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
+    attention_hopper_print_terms(&print, f->c);
+    attention_print_dropout(&print, f->c);
     print_tile(&print, f);
     print_outputs(&print, f);
     print_schedule(&print, f);

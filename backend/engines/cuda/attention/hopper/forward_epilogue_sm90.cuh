@@ -34,12 +34,13 @@ DEVICE void store_tile(const arguments &a, const tile &t, const results &o, cons
                        u32 slab_bytes) {
     const u32 lane = lane_index(), slab_row = lane % 16;
     const i32 first = t.row + row;
-    float by[2];
+    float by[2]; /* what results are multiplied by */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first + (i32)lane / 4 + 8 * h;
         by[h] =
-            end_row(a, t, query, rows.maximum[h], sum_of_quad(rows.sum[h]), lane % 4 == 0 && query < (i32)a.queries);
+            end_row(a, t, query, rows.maximum[h], sum_of_quad(rows.sum[h]), lane % 4 == 0 && query < (i32)a.queries) *
+            growth_of(a);
     }
     if (!O_LEAVES_THROUGH_Q) {
         wait_stores_read<0>();

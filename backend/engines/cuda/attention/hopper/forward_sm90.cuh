@@ -11,10 +11,12 @@
              passes over blocks that its own queries do not see
    Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
    Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
-             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA)
+             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or modifier
+             hides is multiplied by 0
+   Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES, those of the scores and of outputs; printed products:
+             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout and outputs; printed products:
              multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
@@ -41,6 +43,8 @@ static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && V_SLABS <= QK_SLABS : Q_STAG
               "O fits where Q was, while the next Q is there; two tiles are known at a time");
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 
+#include "attention/hopper/dropout_sm90.cuh"
+#include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/forward_tiles_sm90.cuh"
 #include "attention/hopper/forward_softmax_sm90.cuh"
 #include "attention/hopper/forward_epilogue_sm90.cuh"
@@ -146,7 +150,7 @@ DEVICE u32 mn_major(u32 address, u32 slab_bytes) { return address >> 4 | slab_by
 
 struct consumer {
     u32 group;
-    float scale;          /* times log2(e) */
+    float scale;          /* of scores, times log2(e) */
     cursor<STAGES> block; /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;   /* the next tile */
     u32 parity;           /* of the next tile */
@@ -212,14 +216,59 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
+/* Products become natural scores. What is beyond the tensors reads the last element, and is masked afterwards. */
+template <class P>
+DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32 block, float slope) {
+    const float scale = scale_of(a);
+    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+        const i32 query = min(row, (i32)a.queries - 1);
+        const bias_offset bias = bias_row(a, t.batch, t.head, query, false);
+        const float distance = (float)(column - row);
+#pragma unroll
+        for (int j = 0; j < BLOCK_K / 8; ++j) {
+            float pair[2];
+            if constexpr (BIAS != 0 && BIAS_IS_PAIR)
+                load_bias_pair(pair, a, bias + min(column + 8 * j, last_key - 1));
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const i32 key = min(column + 8 * j + e, last_key);
+                if constexpr (BIAS != 0 && !BIAS_IS_PAIR)
+                    pair[e] = bias_at<false>(a, bias, key);
+                float &x = s[4 * j + 2 * h + e];
+                x = score_of(a, t.batch, t.head, query, key, x * scale, pair[e]);
+                if constexpr (HAS_ALIBI)
+                    x += slope * (distance + (8 * j + e));
+            }
+        }
+    }
+    settle_all(s);
+}
+
+/* Dropped weights become 0; their sums keep them. */
+template <class P> DEVICE void drop(weights &p, const P &a, const tile &t, i32 first_query, i32 block) {
+    const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
+    const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+#pragma unroll
+    for (int i = 0; HAS_DROPOUT && i < BLOCK_K; i += 64) {
+        u32 kept[] = {find_kept<false, 8>(a, t.batch, t.head, query, key + i)};
+        settle(kept[0]);
+#pragma unroll
+        for (int k = 0; k < 16 && i / 4 + k < BLOCK_K / 4; ++k)
+            drop_pair(p[i / 4 + k], kept, 2 * k);
+    }
+}
+
 /* Whether some query of the group does not see some key of the block. */
 DEVICE bool is_masked(const bounds &b, i32 first_query, i32 block) {
     const i32 last_query = first_query + GROUP_Q - 1;
     return b.last_key(first_query) < (block + 1) * BLOCK_K || (HAS_LEFT && last_query + b.low > block * BLOCK_K) ||
            (HAS_SEQ_LEN_Q && last_query >= b.queries);
 }
-/* `hidden_score` times the scale is -inf. */
-DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float hidden_score) {
+/* `hidden` times the scale is -inf. */
+DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float hidden) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
@@ -231,7 +280,7 @@ DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float h
 #pragma unroll
             for (int e = 0; e < 2; ++e)
                 if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first))
-                    s[4 * j + 2 * h + e] = hidden_score;
+                    s[4 * j + 2 * h + e] = hidden;
     }
     settle_all(s);
 }
@@ -270,7 +319,7 @@ DEVICE void release_queries(const consumer &c) {
 DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
     c.group = group, c.parity = 0;
-    c.scale = scale_of(a) * 1.44269504f;
+    c.scale = (HAS_TERMS ? 1.0f : scale_of(a)) * 1.44269504f;
     c.scale = c.scale == 0 ? 1e-45f : c.scale; /* 0 times what hides a score is not -inf */
     const float hidden_score = c.scale < 0 ? infinity() : -infinity();
     bool is_scored = false, holds_queries = false;
@@ -297,6 +346,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         start_rows(c.rows);
         const bounds b(a, t.queries, t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
+        const float slope = slope_of(a, t.head);
         bool is_first = true;
         i32 block = own.last - 1;
         if constexpr (HAS_SEQ_LEN_KV)
@@ -304,12 +354,15 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
 #pragma unroll 1
         for (;; --block) {
             release(k_empty(c.block.before().stage));
+            if constexpr (HAS_TERMS)
+                add_terms(c.s, a, t, first_query, block, slope);
             if (is_masked(b, first_query, block))
                 mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
             if (!is_first)
                 release(v_empty(c.block.before().before().stage));
             softmax(c.p, c.rows, c.o, c.s, c.scale, is_first);
+            drop(c.p, a, t, first_query, block);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
                 release_queries(c);
             if (block == own.first)

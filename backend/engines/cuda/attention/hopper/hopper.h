@@ -18,6 +18,9 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
 /* The scale, lengths, and which bounds hide something. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);
 
+/* What joins scaled products: ALiBi, the bias, the score modifier. */
+void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c);
+
 /* D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands: NAME(d, a, b). Those in shared memory are given
    by the low words of their descriptors: sums of 64 bits would take registers. is_fresh: what was in d is dead before,
    and the compiler may know it. */

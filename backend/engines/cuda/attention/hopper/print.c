@@ -74,6 +74,22 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
     print_length(print, c, a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", "HAS_SEQ_LEN_KV");
 }
 
+void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c) {
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    const struct tensor *bias = c->a->bias;
+    print_constant(print, "HAS_ALIBI", c->a->alibi);
+    print_constant(print, "BIAS", !bias ? 0 : dtype_is_boolean((weftDataType_t)bias->type) ? 2 : 1);
+    print_constant(print, "BIAS_IS_PAIR",
+                   bias && cuda_type_name((weftDataType_t)bias->type) && bias->dims.at[3] == c->keys &&
+                       attention_run(bias) % 2 == 0);
+    print_constant(print, "BIAS_IS_NEAR", !bias || tensor_bytes(bias) < INT32_MAX);
+    if (bias)
+        attention_print_tensor(print, c, bias, "bias", axes);
+    else
+        text_add(&print->constants, "using bias_t = float;\n"); /* the kernel's text names it */
+    attention_print_modifier(print, c);
+}
+
 void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
     bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
