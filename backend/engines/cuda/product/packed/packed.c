@@ -20,6 +20,9 @@ static const double COPY_SECONDS = 1.6e-6; /* until a product sees the end of on
 /* Who may multiply the copies. */
 typedef bool multiplier(const struct family *family);
 static bool multiplies(const struct family *family) { return family->wants_boxes && !family->narrows; }
+static bool copies(const struct family *family) {
+    return !family->wants_boxes && !family->narrows && !family->reorders;
+}
 static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
 /* The region with some of its wishes granted, a bit of `granted` for each. */
@@ -27,6 +30,7 @@ struct packing {
     struct wishes wishes;
     int granted;
     struct staged staged;
+    const struct family *copier[WISHES];
     double copying, seconds; /* of the copies, and of all */
 };
 
@@ -43,14 +47,14 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
                              const struct device *device, struct arena *arena) {
     const struct wish *wish = &packing->wishes.at[at];
     const struct staged_value *value = packing->staged.at;
-    struct step step = {.family = &cuda_map};
+    struct step step = {.family = packing->copier[at]};
     bool is_result = at == PACKED_RESULT;
     while (value->value != wish->value)
         value++;
     const struct staged_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0},
                                           {is_result ? COPY_FROM : COPY_TO, -1, value->scratch}};
     TRY(make_copy(&step.region, wish, is_result, arena));
-    TRY(cuda_map.build(&step, device, NULL, arena));
+    TRY(step.family->build(&step, device, NULL, arena));
     return staged_take(state, step.state, places, 2, 0, arena);
 }
 
@@ -77,16 +81,18 @@ static bool is_complete(const struct packing *packing) {
     return complete && alike && !(is_square && (packing->granted & both) == both);
 }
 
-/* What each copy takes; INFINITY: it cannot be made. */
-static void price_copies(double seconds[WISHES], const struct wishes *wishes, const struct device *device,
-                         struct arena *arena) {
+/* What each copy takes, and who makes it; INFINITY: nobody does. */
+static void price_copies(double seconds[WISHES], struct packing *packing, const struct engine *engine,
+                         const struct device *device, struct arena *arena) {
     for (int i = 0; i < WISHES; i++) {
+        const struct wish *wish = &packing->wishes.at[i];
         struct region copy;
-        double taken = 0;
-        if (wishes->at[i].tensor &&
-            (make_copy(&copy, &wishes->at[i], i == PACKED_RESULT, arena) || cuda_map.accepts(&copy, device, &taken)))
-            taken = INFINITY;
-        seconds[i] = taken / COPY_SHARE + COPY_SECONDS;
+        struct offer offer = {.seconds = INFINITY};
+        if (wish->tensor && !is_idle(wish) &&
+            (make_copy(&copy, wish, i == PACKED_RESULT, arena) || engine_offer(&offer, engine, &copy, device, copies)))
+            offer.seconds = INFINITY;
+        packing->copier[i] = offer.family;
+        seconds[i] = offer.seconds / COPY_SHARE + COPY_SECONDS;
     }
 }
 
@@ -129,7 +135,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
             return status;
         if (status)
             continue;
-        price_copies(copying, &packing.wishes, device, arena);
+        price_copies(copying, &packing, region->engine, device, arena);
         int declined = 0; /* a bit for each of the four sets of factors */
         for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
             packing.copying = 0;
