@@ -58,6 +58,10 @@ bool dtype_is_boolean(weftDataType_t type) {
     return row && row->is_boolean;
 }
 
+bool dtype_is_half(weftDataType_t type) { return type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16; }
+
+bool dtype_is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
+
 int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
     const struct dtype *row = dtype_of(type);
     return row ? elems / 8 * row->bits + (elems % 8 * row->bits + 7) / 8 : 0;

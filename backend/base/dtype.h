@@ -29,6 +29,8 @@ const struct dtype *dtype_of(weftDataType_t type);
 bool dtype_is_float(weftDataType_t type);
 bool dtype_is_integer(weftDataType_t type);
 bool dtype_is_boolean(weftDataType_t type);
+bool dtype_is_half(weftDataType_t type); /* 16 bits: HALF or BFLOAT16 */
+bool dtype_is_fp8(weftDataType_t type);  /* a sign, an exponent and a fraction in 8 bits: E4M3 or E5M2 */
 
 /* The type that results of two operands have: a float type before integers before booleans, the wider of one sort, and
    of two equally wide ones the next wider that holds both. */

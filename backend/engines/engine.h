@@ -79,13 +79,14 @@ struct family {
     weftStatus_t (*build)(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena);
     /* Makes ready what run needs, when a plan is finalized for a device of this machine, after the engine's compile.
-       NULL: nothing to load. */
+       NULL: as the engine does. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
-    /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. */
+    /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. NULL: as the
+       engine does. */
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
     /* Whether the memory of output value `out` may be exactly that of input value `in`. NULL: never. */
     bool (*may_alias)(const struct step *step, int in, int out);
-    /* Frees what the arena does not own. NULL: nothing. */
+    /* Frees what the arena does not own. NULL: as the engine does. */
     void (*release)(struct step *step);
     /* Whether it would calculate an operation with fewer bits than the operands have: cheap, and true where it may be.
        NULL: it never does. */
@@ -112,9 +113,29 @@ struct engine {
                             const struct carried_codes *carried);
     /* The i-th piece of code that compile got for a step; false behind the last. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
+    /* What load, run and release of its families are that have none; load and release may be NULL: there is nothing to do. */
+    weftStatus_t (*load)(struct step *step, const struct device *device);
+    weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
+    void (*release)(struct step *step);
     /* The programs of compiled steps, as the JSON that attribute kernels of a plan gives. NULL: there are none. */
     void (*show)(const struct step *steps, int count, struct text *json);
 };
+
+static inline weftStatus_t step_load(const struct engine *engine, struct step *step, const struct device *device) {
+    weftStatus_t (*load)(struct step *, const struct device *) = step->family->load ? step->family->load : engine->load;
+    return load ? load(step, device) : WEFT_STATUS_SUCCESS;
+}
+
+static inline weftStatus_t step_run(const struct engine *engine, const struct step *step, void *const *values,
+                                    void *workspace, weftStream_t stream) {
+    return (step->family->run ? step->family->run : engine->run)(step, values, workspace, stream);
+}
+
+static inline void step_release(const struct engine *engine, struct step *step) {
+    void (*release)(struct step *) = step->family->release ? step->family->release : engine->release;
+    if (release)
+        release(step);
+}
 
 /* Whether a family on its list serves an engine. */
 static inline bool engine_uses(const struct engine *engine, const struct family *family) {

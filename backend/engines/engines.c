@@ -47,6 +47,9 @@ static const struct engine cuda_engine = {
     .compile = cuda_compile,
     .code = cuda_code,
     .show = cuda_show,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
 };
 
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -64,6 +67,9 @@ static const struct engine cuda_tf32_engine = {
     .compile = cuda_compile,
     .code = cuda_code,
     .show = cuda_show,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
 };
 
 static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -81,6 +87,9 @@ static const struct engine cuda_unordered_engine = {
     .compile = cuda_compile,
     .code = cuda_code,
     .show = cuda_show,
+    .load = cuda_load,
+    .run = cuda_run,
+    .release = cuda_release,
 };
 
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};

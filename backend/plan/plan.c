@@ -180,15 +180,14 @@ static weftStatus_t load_steps(struct plan *plan) {
     if (draft->engine->compile)
         TRY(draft->engine->compile(draft->steps, draft->cover.count, &draft->device, &plan->carried));
     for (int s = 0; s < draft->cover.count && !draft->device.is_described; s++)
-        if (draft->steps[s].family->load)
-            TRY(draft->steps[s].family->load(&draft->steps[s], &draft->device));
+        TRY(step_load(draft->engine, &draft->steps[s], &draft->device));
     return WEFT_STATUS_SUCCESS;
 }
 
 static void release_steps(struct plan *plan) {
     for (int s = 0; plan->draft.steps && s < plan->draft.cover.count; s++)
-        if (plan->draft.steps[s].family && plan->draft.steps[s].family->release)
-            plan->draft.steps[s].family->release(&plan->draft.steps[s]);
+        if (plan->draft.steps[s].family)
+            step_release(plan->draft.engine, &plan->draft.steps[s]);
     plan->draft.steps = NULL;
 }
 

@@ -164,7 +164,7 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
               draft->cover.count);
     void *scratch = (char *)execution->workspace + draft->scratch_offset;
     for (int s = 0; s < draft->cover.count; s++)
-        TRY(draft->steps[s].family->run(&draft->steps[s], values, scratch, execution->stream));
+        TRY(step_run(draft->engine, &draft->steps[s], values, scratch, execution->stream));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
         jit,
         set_stream,
     )
-    from weft.graph import Graph
-    from weft.graph import Graph as pygraph
+    from weft.graphs import Graph
+    from weft.graphs import Graph as pygraph
     from weft.memory import DeviceArray
     from weft.plan import Plan
     from weft.tensor import Tensor
@@ -120,13 +120,11 @@ __all__ = [
 ]
 
 _ALIASES = {"pygraph": "Graph", "cudnnGraphNotSupportedError": "NotSupportedError"}
-_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "bound", "plan", "frontend", "graph")
+_MODULES = ("enums", "errors", "dtypes", "devices", "tensor", "memory", "bound", "plan", "frontend", "graphs")
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first asked for."""
-    if name == "graph":  # the module: it answers the call, too
-        return import_module("weft.graph")
     if name in __all__:
         for module in _MODULES:
             found = getattr(import_module(f"weft.{module}"), _ALIASES.get(name, name), None)

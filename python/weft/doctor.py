@@ -145,7 +145,7 @@ def _compare(found: dict[str, Any], problems: list[Problem]) -> None:
         what = f"the package is {found['version']}, the library {found['library_version']}"
         problems.append(Problem(what, REBUILD))
         return
-    backend, graph = import_module("weft.backend"), import_module("weft.graph").Graph
+    backend, graph = import_module("weft.backend"), import_module("weft.graphs").Graph
     methods = [
         m["name"] for operation in backend.describe()["operations"] for m in operation["methods"] or []
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weft import backend
 from weft.devices import DeviceProperties, KernelCache, device_of
 from weft.enums import heur_mode
-from weft.graph import Graph
+from weft.graphs import Graph
 
 if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike

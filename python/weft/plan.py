@@ -616,7 +616,7 @@ class Plan:
 
 def loaded(data: bytes, values: Mapping[int, Any]) -> Plan:
     """The plan that pickled bytes hold."""
-    from weft.graph import Graph
+    from weft.graphs import Graph
 
     return Graph().load(data, values).plan
 

@@ -21,7 +21,7 @@ from weft.lowering import Nested
 from weft.tensor import Tensor
 
 if TYPE_CHECKING:
-    from weft.graph import Graph
+    from weft.graphs import Graph
     from weft.plan import Plan
 
 MARGIN, HEADER, PADDING, TITLE = 16.0, 18.0, 12.0, 34.0
@@ -477,7 +477,7 @@ def draw(picture: Picture) -> str:
 
 def plot(subject: Graph | Plan, path: str | Path | None = None) -> str:
     """Draws a graph or a plan; writes the SVG text into a file if a path is given, and returns it."""
-    from weft.graph import Graph
+    from weft.graphs import Graph
 
     text = draw(
         picture_of_graph(subject) if isinstance(subject, Graph) else picture_of_report(subject.report)

@@ -12,7 +12,7 @@ from weft.enums import data_type, tensor_reordering
 from weft.errors import BadParameterError
 
 if TYPE_CHECKING:
-    from weft.graph import Graph
+    from weft.graphs import Graph
 
 
 class Array(Protocol):

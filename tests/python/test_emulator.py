@@ -3,7 +3,9 @@ programs give what PTX defines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import emulated_kernel
@@ -14,6 +16,7 @@ from emulated_kernel import INVALID_IMAGE, LAUNCH_FAILED, Gpu, module
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities and NaN
 
+SOURCES = Path(__file__).parents[1] / "emulator"
 SEEDS = range(1, 9)
 HALF, BF16, E4M3, E5M2 = np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
@@ -1390,3 +1393,26 @@ add.u32 %r5, %r4, 4;
     gpu.launch(module(body, 2, 512), maps, grid=2, cluster=2, threads=64)
     got = np.frombuffer(emulated_kernel.ctypes.string_at(made, 512), "f4").reshape(2, 8, 8)
     assert np.array_equal(got, [np.roll(values, 4, 0)] * 2)
+
+
+# ---- The list of instructions ------------------------------------------------------------------------------
+
+
+def decoded(source: str) -> set[str]:
+    """The beginnings of names that a file's decoder looks for."""
+    code = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    found = re.findall(r'(?:ptx_begins|strcmp)\(i->opcode, "([^"]+)"', code)
+    found += re.findall(r'^ *\{"([a-z][\w.:]*)",', code, re.MULTILINE)
+    for names in re.findall(r"harmless\[\] = \{(.*?)\};", code, re.DOTALL):
+        found += re.findall(r'"([^"]+)"', names)
+    return {name.rstrip(".") for name in found}
+
+
+def test_the_readme_lists_the_instructions() -> None:
+    rows = re.findall(r"^\| `(\w+)\.c` \| ([a-z].*) \|$", (SOURCES / "README.md").read_text(), re.MULTILINE)
+    listed = {file: set(names.split()) for file, names in rows if " of " not in names and "," not in names}
+    has_decoder = {path.stem for path in SOURCES.glob("*.c") if "i->opcode" in path.read_text()}
+    want = {file: decoded((SOURCES / f"{file}.c").read_text()) for file in listed}
+    want["arithmetic"] = {name.split(".")[0] for name in want["arithmetic"]}
+    assert listed == want
+    assert listed.keys() >= has_decoder - {"machine", "ptx"}

@@ -99,8 +99,7 @@ static weftStatus_t check_operand(const struct descriptor *op, const struct tens
 
 /* Numbers of 8 bits, which f16 and bf16 hold exactly. */
 static bool is_eight(int32_t type) {
-    return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_INT8 ||
-           type == WEFT_DATA_UINT8;
+    return dtype_is_fp8((weftDataType_t)type) || type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8;
 }
 
 /* Rows that are multiplied by scales of their own as they are loaded may leave the range of f16. */

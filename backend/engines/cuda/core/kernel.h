@@ -117,7 +117,7 @@ void cuda_show(const struct step *steps, int count, struct text *json);
 weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *device,
                             const struct carried_codes *carried);
 
-/* The families' load, run and release. */
+/* What the engine's load, run and release are: those of all families whose steps are kernels and nothing else. */
 weftStatus_t cuda_load(struct step *step, const struct device *device);
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
 void cuda_release(struct step *step);

@@ -23,8 +23,8 @@ template <> struct product<f16, f16> {
         if constexpr (HAS_K16) {
             mma_m16n8k16_f16(c, a, b);
         } else {
-            mma_m16n8k8_f16(c, a[0], a[1], b[0]);
-            mma_m16n8k8_f16(c, a[2], a[3], b[1]);
+            mma_m16n8k8_f16(c, a, b);
+            mma_m16n8k8_f16(c, a + 2, b + 1);
         }
     }
 };

@@ -27,10 +27,10 @@ DEVICE void mma_m16n8k16_f16(float (&c)[4], const u32 (&a)[4], const u32 *b) { /
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-DEVICE void mma_m16n8k8_f16(float (&c)[4], u32 a0, u32 a1, u32 b) {
+DEVICE void mma_m16n8k8_f16(float (&c)[4], const u32 *a, const u32 *b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }
 DEVICE void mma_m16n8k8_tf32(float (&c)[4], const u32 (&a)[4], const u32 *b) { /* sm_80 */
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -308,7 +308,4 @@ const struct family cuda_block_scale = {
     .doc = "numbers of few bits with a scale per block, and back",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

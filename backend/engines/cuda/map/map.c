@@ -66,8 +66,5 @@ const struct family cuda_map = {
     .doc = "pointwise operations and data movement of one shape in one sweep",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = may_alias,
-    .release = cuda_release,
 };

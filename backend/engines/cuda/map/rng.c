@@ -140,7 +140,4 @@ const struct family cuda_rng = {
     .doc = "random numbers that depend on seed, offset and place alone",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

@@ -20,9 +20,7 @@ static bool is_byte(weftDataType_t type) {
     return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
 }
 
-static bool is_exact_in_half(weftDataType_t type) {
-    return is_byte(type) || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
-}
+static bool is_exact_in_half(weftDataType_t type) { return is_byte(type) || dtype_is_fp8(type); }
 
 static bool is_wide(weftDataType_t type) {
     return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);

@@ -430,7 +430,7 @@ static bool is_only_totalled(const struct contraction *c, int value) {
 static int find_totalled(const struct contraction *c) {
     for (int k = 0; k < c->finish.count && !c->finish.totals_stored; k++) {
         const struct finisher *finisher = &c->finish.at[k];
-        bool is_half = finisher->type == WEFT_DATA_HALF || finisher->type == WEFT_DATA_BFLOAT16;
+        bool is_half = dtype_is_half(finisher->type);
         if (finisher->role == FINISH_STORE && finisher->value != c->result && is_half &&
             is_only_totalled(c, finisher->value))
             return k;

@@ -90,7 +90,7 @@ weftStatus_t prologue_find(struct prologue *h) {
     weftDataType_t type = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
     if (c->before_count == 0)
         return WEFT_STATUS_SUCCESS;
-    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || (type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16))
+    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: operations before it are fused on its first factor, of halves or bfloat16.",
              descriptor_label(c->node->op));

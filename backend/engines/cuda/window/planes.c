@@ -22,7 +22,7 @@ bool window_is_planes(const struct resample_geometry *g, const struct resample_o
 static bool padding_has_number(const struct window *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     return w->g.mode != WEFT_RESAMPLE_MAXPOOL || w->g.padding != WEFT_NEG_INF_PAD || !window_has_padding(&w->g) ||
-           type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF || type == WEFT_DATA_FLOAT ||
+           dtype_is_half(type) || type == WEFT_DATA_FLOAT ||
            (!w->has_index && (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8));
 }
 

@@ -1,4 +1,4 @@
-/* stretch: elements side by side in memory on their way to shared memory, in whole chunks of 16 bytes, with what else
+/* segment: elements side by side in memory on their way to shared memory, in whole chunks of 16 bytes, with what else
    lies in their chunks. They come to lie as far from the start of a LINE as they do in memory, so that lines are copied
    whole: where they lie elsewhere, the copy engine takes longer (3x3 maxima of planes: 72 us for 60). */
 

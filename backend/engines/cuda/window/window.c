@@ -399,8 +399,7 @@ static bool is_paired(const struct window *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
     return w->kernel >= POOL && w->kernel != POOL_WHOLE && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL &&
-           finds && (w->run % 2 == 0 || w->run == 1) && (type == WEFT_DATA_BFLOAT16 || type == WEFT_DATA_HALF) &&
-           w->device->cuda.major >= 8;
+           finds && (w->run % 2 == 0 || w->run == 1) && dtype_is_half(type) && w->device->cuda.major >= 8;
 }
 
 /* How many blocks a multiprocessor's registers must hold at once. */
@@ -657,7 +656,4 @@ const struct family cuda_window = {
     .doc = "pooling and interpolation, and their gradients",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

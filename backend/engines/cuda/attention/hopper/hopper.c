@@ -65,9 +65,6 @@ const struct family cuda_attention_hopper = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };
 
 const struct family cuda_attention_hopper_unordered = {
@@ -75,8 +72,5 @@ const struct family cuda_attention_hopper_unordered = {
     .doc = "its gradients, those of queries summed by blocks in any order",
     .accepts = accepts_unordered,
     .build = build_unordered,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
     .reorders = reorders,
 };

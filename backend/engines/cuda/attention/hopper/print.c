@@ -18,7 +18,7 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
     bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0 && tensor->dims.at[3] % 8 == 0;
     for (int i = 0; i < 3; i++)
         fits = fits && (tensor->dims.at[i] == 1 || is_multiple(tensor->strides.at[i]));
-    if (tensor->type != c->a->q->type || (tensor->type != WEFT_DATA_HALF && tensor->type != WEFT_DATA_BFLOAT16))
+    if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);

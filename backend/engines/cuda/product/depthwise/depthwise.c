@@ -48,8 +48,5 @@ const struct family cuda_depthwise = {
     .doc = "a convolution with one channel per group, and the pointwise operations behind it",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

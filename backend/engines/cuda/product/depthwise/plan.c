@@ -149,7 +149,7 @@ static bool choose_band(struct depthwise *d, const struct device *device, int64_
 static bool is_for_mma(const struct depthwise *d) {
     const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
     weftDataType_t type = (weftDataType_t)d->image->tensor->type;
-    bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
+    bool is_half = dtype_is_half(type);
     bool is_flat = depth->taps == 1 && depth->in == 1 && depth->out == 1 && depth->pre == 0;
     return is_half && is_flat && d->is_channels_last && !is_filter(d) && (int)type == d->g.w.tensor->type &&
            depthwise_taps(d) >= MMA_TAPS_LEAST && w->step == 1 && w->spread == 1 &&

@@ -53,8 +53,7 @@ static int run_of(const struct depthwise *d, const struct conv_operand *operand)
 
 static bool is_served(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
-    bool is_float = type == WEFT_DATA_FLOAT || type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16 ||
-                    type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2;
+    bool is_float = type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type);
     return is_float && !tensor->is_by_value && !tensor->is_constant;
 }
 

@@ -36,14 +36,12 @@ struct product {
 
 /* ---- Accepting ---------------------------------------------------------------------------------------------------- */
 
-static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
-
 static weftStatus_t check_types(struct product *p) {
     const struct grouped *g = &p->g;
     weftDataType_t a = (weftDataType_t)g->c.factor[FACTOR_A].tensor->type;
     weftDataType_t b = (weftDataType_t)g->c.factor[FACTOR_B].tensor->type;
-    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16);
-    p->is_fp8 = is_fp8(a) && is_fp8(b) && g->forward;
+    bool is_half = a == b && dtype_is_half(a);
+    p->is_fp8 = dtype_is_fp8(a) && dtype_is_fp8(b) && g->forward;
     p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if ((!is_half && !p->is_fp8) || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,

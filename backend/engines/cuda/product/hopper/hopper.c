@@ -32,8 +32,6 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
     return WEFT_STATUS_SUCCESS;
 }
 
-static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
-
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
 /* Products of equal factors of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
@@ -44,8 +42,9 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
     if (contraction_has_overrides(c) && c->fill != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: what its overrides leave out counts as %g; here it counts as 0.",
              descriptor_label(c->node->op), c->fill);
-    bool is_half = a == b && (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && (sum == MMA_F16 || sum == MMA_BF16);
-    bool is_byte = (is_fp8(a) && is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
+    bool is_half = a == b && dtype_is_half(a) && (sum == MMA_F16 || sum == MMA_BF16);
+    bool is_byte =
+        (dtype_is_fp8(a) && dtype_is_fp8(b) && sum == MMA_F16) || (is_int8(a) && is_int8(b) && sum == MMA_INT8);
     bool is_float = a == WEFT_DATA_FLOAT && b == a && sum == FMA_FLOAT;
     if (narrows ? !is_float : !is_half && !is_byte)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: products of %s and %s are not multiplied here; %s.",
@@ -111,7 +110,7 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(hopper_scales(h));
     TRY(find_prologue(&prologue, h));
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
-    h->promotes = is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
+    h->promotes = dtype_is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
     return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
 }

@@ -136,7 +136,7 @@ static weftStatus_t check_shape(const struct patch *h) {
 
 static weftStatus_t check_types(const struct patch *h) {
     weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
-    bool is_half = (a == WEFT_DATA_HALF || a == WEFT_DATA_BFLOAT16) && a == b;
+    bool is_half = dtype_is_half(a) && a == b;
     if (!is_half || (h->c.arithmetic != MMA_F16 && h->c.arithmetic != MMA_BF16) || h->c.is_direct || !h->c.is_small)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",

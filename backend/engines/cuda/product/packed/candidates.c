@@ -52,14 +52,11 @@ static weftStatus_t add_factors(struct wishes *wishes, const struct region *regi
 
 static weftDataType_t type_of(const struct wish *wish) { return (weftDataType_t)wish->packed.type; }
 
-static bool is_half(weftDataType_t type) { return type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16; }
-
-static bool is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
-
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
 static bool fits_tensor_cores(weftDataType_t type) {
-    return type == WEFT_DATA_FLOAT || type == WEFT_DATA_FP4_E2M1 || is_half(type) || is_fp8(type) || is_int8(type);
+    return type == WEFT_DATA_FLOAT || type == WEFT_DATA_FP4_E2M1 || dtype_is_half(type) || dtype_is_fp8(type) ||
+           is_int8(type);
 }
 
 /* Types for tensor cores in which both factors are exact: what is shorter is widened. */
@@ -72,15 +69,15 @@ static weftStatus_t find_types(struct wishes *wishes) {
                                                          : packed->type;
     }
     weftDataType_t a = type_of(left), b = type_of(right);
-    if (a != b && !(is_fp8(a) && is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
+    if (a != b && !(dtype_is_fp8(a) && dtype_is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
         if (!fits_tensor_cores(a) || !fits_tensor_cores(b))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores holds both %s and %s.",
                  descriptor_label(wishes->node->op), dtype_of(a)->name, dtype_of(b)->name);
-        bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (is_half(a) && is_half(b));
-        left->packed.type = right->packed.type = (int32_t)(has_float    ? WEFT_DATA_FLOAT
-                                                           : is_half(a) ? a
-                                                           : is_half(b) ? b
-                                                                        : WEFT_DATA_HALF);
+        bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (dtype_is_half(a) && dtype_is_half(b));
+        left->packed.type = right->packed.type = (int32_t)(has_float          ? WEFT_DATA_FLOAT
+                                                           : dtype_is_half(a) ? a
+                                                           : dtype_is_half(b) ? b
+                                                                              : WEFT_DATA_HALF);
     }
     left->is_needed = left->packed.type != left->tensor->type;
     right->is_needed = right->packed.type != right->tensor->type;
@@ -110,7 +107,7 @@ static weftStatus_t lay_out(struct wish *wish, int dim) {
 /* `depth` of a factor, or where 16 bits lie along its other index already, that. */
 static int matrix_dim(const struct wish *wish, int depth, int other) {
     const int64_t *strides = wish->tensor->strides.at;
-    return is_half(type_of(wish)) && strides[depth] != 1 && strides[other] == 1 ? other : depth;
+    return dtype_is_half(type_of(wish)) && strides[depth] != 1 && strides[other] == 1 ? other : depth;
 }
 
 /* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere; but
@@ -124,12 +121,12 @@ static weftStatus_t lay_out_factors(struct wishes *wishes) {
     }
     struct conv_geometry g = conv_geometry(wishes->node->op);
     int channel = (int)g.x.tensor->dims.count - g.spatial - 1;
-    if (g.direction == CONV_FILTER && !is_half(type_of(left)))
+    if (g.direction == CONV_FILTER && !dtype_is_half(type_of(left)))
         channel = 0;
     TRY(lay_out(left, channel));
     /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has them. */
     bool is_turned =
-        g.direction == CONV_DATA && (!is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
+        g.direction == CONV_DATA && (!dtype_is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
     return lay_out(right, is_turned ? channel - 1 : channel);
 }
 
@@ -175,7 +172,7 @@ static weftStatus_t merge_groups(struct wishes *wishes, const struct region *reg
     if (is_result)
         TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
     struct wish *wish = &wishes->at[is_result ? PACKED_RESULT : PACKED_B];
-    bool is_turned = g.direction == CONV_DATA && !is_half(type_of(wish));
+    bool is_turned = g.direction == CONV_DATA && !dtype_is_half(type_of(wish));
     wish->packed.dims.at[1] = merged * g.c;
     TRY(lay_out(wish, is_turned ? 0 : 1));
     wish->tensor_view = filter_view(wish->tensor, &g, merged, false, false);
@@ -238,7 +235,7 @@ static weftStatus_t cut_patches(struct wishes *wishes, const struct region *regi
     if (is_result)
         TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
     struct wish *image = &wishes->at[is_result ? PACKED_B : PACKED_A];
-    TRY(make_patches(image, &g, &g.x, is_result && !is_half(type_of(image)) ? 0 : 1, false));
+    TRY(make_patches(image, &g, &g.x, is_result && !dtype_is_half(type_of(image)) ? 0 : 1, false));
     return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 

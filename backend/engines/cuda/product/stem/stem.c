@@ -47,7 +47,7 @@ static weftStatus_t check_types(const struct stem *s) {
     const struct conv_op *op = (const struct conv_op *)s->c.node->op;
     const struct tensor *a = s->c.factor[FACTOR_A].tensor, *b = s->c.factor[FACTOR_B].tensor;
     weftDataType_t type = (weftDataType_t)a->type, math = math_type(op->parameters->math);
-    bool is_half = type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16;
+    bool is_half = dtype_is_half(type);
     if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s and %s: tensors of one 16-bit float type, with products summed in float, are served",

@@ -58,7 +58,7 @@ static weftStatus_t check(const struct stem *s) {
             "most %d taps, are computed here.",
             descriptor_label(s->c.node->op), CHANNELS, FILTERS_MAX, TAPS_MAX);
     if (a != b || (s->c.arithmetic != MMA_F16 && s->c.arithmetic != MMA_BF16) || s->c.is_direct || !s->c.is_small ||
-        (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16))
+        !dtype_is_half(a))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: half or bfloat16 summed in float is computed here, not %s and %s", descriptor_label(s->c.node->op),
              dtype_of(a)->name, dtype_of(b)->name);

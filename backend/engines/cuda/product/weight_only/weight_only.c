@@ -93,7 +93,7 @@ static weftStatus_t check_types(struct weight_product *w) {
     w->scales_sums = op->y->type == WEFT_DATA_FLOAT;
     bool fits = w->scales_sums ? op->scale->type != WEFT_DATA_DOUBLE
                                : op->y->type == (int32_t)a && op->scale->type == (int32_t)a;
-    if (!is_whole || (a != WEFT_DATA_HALF && a != WEFT_DATA_BFLOAT16) || !fits || op->math != WEFT_DATA_FLOAT)
+    if (!is_whole || !dtype_is_half(a) || !fits || op->math != WEFT_DATA_FLOAT)
         FAIL(
             WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
             "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other factor this type, "

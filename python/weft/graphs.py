@@ -4,10 +4,9 @@ the library) and sugar.py; here is everything else of cuDNN's pygraph."""
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from weft_cffi._weft import ffi
@@ -1142,18 +1141,6 @@ class Graph(Sugar):
         called = f"'{self.name}': " if self.name else ""
         counts = {"op": len(self._operations), "input": len(inputs), "output": len(outputs)}
         return f"Graph({called}{', '.join(_count(number, what) for what, number in counts.items())}, {state})"
-
-
-class _Module(ModuleType):
-    """This module, which is called, too: weft.graph(handle) is cuDNN's context manager of the same name."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        from weft.frontend import graph
-
-        return graph(*arguments, **named)
-
-
-sys.modules[__name__].__class__ = _Module
 
 
 def _overrides(uids: Sequence[int], shapes: Any, strides: Any) -> Overrides:
