@@ -6,15 +6,20 @@
 #include "engines/cuda/families.h"
 
 enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
+enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
 /* CTAs for rows of 16 row_warps; the first that fits the rows and the device is taken. */
 static const struct decode_tile {
-    int row_warps, key_groups, keys, stages, heads;
-} tiles[] = {{1, 4, 16, 3, 1}, {1, 8, 16, 3, 1}, {1, 4, 16, 2, 1}, {1, 2, 16, 3, 1}, {1, 2, 16, 2, 1},
-             {2, 2, 16, 3, 1}, {2, 2, 16, 2, 1}, {4, 2, 16, 5, 1}, {4, 1, 16, 4, 1}, {4, 1, 16, 2, 1},
-             {1, 1, 16, 3, 1}, {1, 1, 16, 4, 1}, {1, 2, 16, 4, 1}, {1, 4, 16, 3, 4}, {1, 8, 16, 3, 8},
-             {1, 8, 16, 2, 8}, {1, 4, 16, 2, 4}, {1, 2, 16, 3, 2}, {1, 8, 16, 3, 4}};
+    int row_warps, key_groups, stages;
+} tiles[] = {{1, 8, 3}, {1, 8, 2}, {1, 4, 3}, {1, 4, 2}, {1, 2, 3}, {1, 2, 2}, {2, 4, 4},
+             {2, 4, 2}, {2, 2, 3}, {2, 2, 2}, {4, 2, 5}, {4, 2, 3}, {4, 1, 4}, {4, 1, 2}};
 enum { TILE_COUNT = sizeof tiles / sizeof *tiles };
+
+/* The knob INPUT_TMA_ENABLE: who loads keys and values. */
+enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_BOXES };
+
+/* How CTAs that share the keys join their sums, as the kernel's text counts it. */
+enum split { SPLIT_NONE, SPLIT_CLUSTER, SPLIT_WORKSPACE };
 
 /* The part of the memory's nominal rate that reading keys and values reaches, products of tensor cores per clock and the
    part of them that is reached, and what a launch and a second one behind it take. */
@@ -27,9 +32,11 @@ struct decode {
     struct attention_depth depth, value_depth;
     int64_t shared_bytes;
     int64_t group, rows, row_tiles; /* group: query heads for a key head */
+    int64_t heads;                  /* key heads of a CTA */
     int64_t ctas;                   /* that run at once on a multiprocessor */
     int64_t splits, split_slices;
-    int parts, loader;
+    int parts;
+    bool has_boxes;
 };
 
 static int tile_rows(const struct decode_tile *t) { return 16 * t->row_warps; }
@@ -50,25 +57,30 @@ static int stages_of(const struct decode *d, const struct decode_tile *t) {
     return key_bytes(d) == 1 ? 2 * t->stages : t->stages;
 }
 
-/* Of keys, values and their scales. */
-static int64_t slice_bytes(const struct decode *d, const struct decode_tile *t) {
-    int64_t row = (d->depth.padded + d->value_depth.padded) * key_bytes(d) + 2 * RUN_BYTES;
-    return t->keys * row + (has_row_scales(d) ? t->keys * 8 : 16);
+static int64_t row_bytes(const struct decode *d, int64_t columns) {
+    int64_t bytes = columns * key_bytes(d);
+    return d->has_boxes ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
 }
 
-static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t) {
+static int64_t slice_bytes(const struct decode *d) {
+    int64_t bytes = KEYS * (row_bytes(d, d->depth.padded) + row_bytes(d, d->value_depth.padded));
+    return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
+}
+
+static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
-    int64_t rings = t->key_groups * stages_of(d, t) * slice_bytes(d, t) + (t->heads > 1 ? 16 : rows * depth * 2);
+    int64_t slices = (int64_t)t->key_groups * stages_of(d, t);
+    int64_t rings = slices * slice_bytes(d) + heads * rows * depth * 2;
     int64_t sums = t->key_groups * rows * (values + 2) * 4;
-    return round_up(max64(rings, sums) + (int64_t)t->key_groups * stages_of(d, t) * (t->keys * 4 + 8), 16);
+    int64_t beside = slices * ((has_row_scales(d) ? KEYS * 8 : 16) + KEYS * 4 + 8);
+    return round_up(round_up(max64(rings, sums), SLICE_ALIGNMENT) + beside, SLICE_ALIGNMENT);
 }
 
 /* Rows of half a tile or less are another tile's. */
-static bool tile_fits(struct decode *d, const struct decode_tile *t) {
+static bool tile_fits(const struct decode *d, const struct decode_tile *t) {
     int64_t rows = tile_rows(t), wanted = d->rows < ROWS_MOST ? d->rows : ROWS_MOST;
-    d->shared_bytes = shared_bytes(d, t);
-    return rows >= wanted && (rows == 16 || rows / 2 < wanted) && d->c->key_heads % t->heads == 0 &&
-           (t->heads == 1 || d->depth.padded <= 128) && d->shared_bytes <= d->c->device->cuda.shared_per_block;
+    return rows >= wanted && (rows == 16 || rows / 2 < wanted) &&
+           shared_bytes(d, t, 1) <= d->c->device->cuda.shared_per_block;
 }
 
 static bool choose_tile(struct decode *d, int64_t asked) {
@@ -82,9 +94,9 @@ static bool choose_tile(struct decode *d, int64_t asked) {
 }
 
 /* CTAs that a multiprocessor has room for: each takes a kilobyte more, and threads of up to 168 registers. */
-static int64_t resident_ctas(const struct decode *d) {
+static int64_t resident_ctas(const struct decode *d, int64_t shared) {
     const struct cuda_properties *cuda = &d->c->device->cuda;
-    int64_t by_memory = cuda->shared_per_multiprocessor / (d->shared_bytes + 1024);
+    int64_t by_memory = cuda->shared_per_multiprocessor / (shared + 1024);
     int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(d->tile) * 32 * 168);
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
@@ -96,34 +108,75 @@ static int64_t most_slices(const struct decode *d) {
     bool has_both = a->left_bound < c->keys && a->right_bound < c->keys;
     int64_t seen = has_both ? a->left_bound + a->right_bound + c->queries : c->keys;
     seen = seen < 0 ? 0 : seen < c->keys ? seen : c->keys;
-    return divide_up(seen, d->tile->keys) + (seen < c->keys); /* the first may begin within a slice */
+    return divide_up(seen, KEYS) + (seen < c->keys); /* the first may begin within a slice */
 }
 
-/* As many splits as fill whole waves of CTAs best. A wave costs its slices, and START_SLICES to begin and to end. */
-static void choose_splits(struct decode *d, int64_t asked) {
-    enum { START_SLICES = 6, MERGE_SLICES = 4 };
-    const struct cuda_attention *c = d->c;
-    int64_t slots = d->ctas * c->device->cuda.multiprocessors,
-            units = c->batches * c->key_heads / d->tile->heads * d->row_tiles;
-    int64_t slices = max64(most_slices(d), 1), best = INT64_MAX;
+static enum split split_of(const struct decode *d, int64_t splits) {
+    if (splits == 1)
+        return SPLIT_NONE;
+    return d->c->device->cuda.major >= 9 && splits <= CLUSTER_MAX ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
+}
+
+static int64_t units_of(const struct decode *d, int64_t heads) {
+    return d->c->batches * d->c->key_heads / heads * d->row_tiles;
+}
+
+/* What a division of the work takes, in slices of a group: a wave costs its slices, and START_SLICES to begin and to end. */
+static int64_t cost_of(const struct decode *d, int64_t heads, int64_t splits, int64_t each, int64_t slots) {
+    enum { START_SLICES = 6, CLUSTER_SLICES = 3, MERGE_SLICES = 12 };
+    static const int join_slices[] = {0, CLUSTER_SLICES, MERGE_SLICES};
+    int64_t waves = divide_up(units_of(d, heads) * splits, slots);
+    return waves * (divide_up(each * heads, d->tile->key_groups) + START_SLICES) + join_slices[split_of(d, splits)] +
+           splits / 8;
+}
+
+/* The cheapest number of splits for so many heads in a CTA. */
+static void choose_splits(struct decode *d, int64_t heads, int64_t asked, int64_t *best) {
+    int64_t shared = shared_bytes(d, d->tile, heads), ctas = resident_ctas(d, shared);
+    int64_t slots = ctas * d->c->device->cuda.multiprocessors, slices = max64(most_slices(d), 1);
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
-        int64_t each = divide_up(slices, splits);
-        int64_t cost =
-            divide_up(units * splits, slots) * (divide_up(each, d->tile->key_groups / d->tile->heads) + START_SLICES) +
-            (splits > 1 ? MERGE_SLICES + splits / 8 : 0);
-        if (cost < best) {
-            best = cost;
-            d->split_slices = each;
-            d->splits = divide_up(slices, each);
+        int64_t each = divide_up(slices, splits), needed = divide_up(slices, each);
+        int64_t cost = cost_of(d, heads, needed, each, slots);
+        if (cost < *best) {
+            *best = cost;
+            d->heads = heads, d->shared_bytes = shared, d->ctas = ctas;
+            d->split_slices = each, d->splits = needed;
         }
-        if (asked > 0 || each <= d->tile->key_groups / d->tile->heads)
+        if (asked > 0 || each * heads <= d->tile->key_groups)
             break;
     }
+}
+
+/* Heads of a CTA, and CTAs for its keys, so that whole waves of CTAs have equal work. */
+static void divide_work(struct decode *d, int64_t asked_heads, int64_t asked_splits) {
+    int64_t best = INT64_MAX;
+    for (int64_t heads = 1; heads <= HEADS_MAX && heads <= d->tile->key_groups; heads *= 2) {
+        bool is_asked = asked_heads == 0 || heads == asked_heads || (heads == 1 && d->c->key_heads % asked_heads);
+        if (d->c->key_heads % heads == 0 && is_asked &&
+            shared_bytes(d, d->tile, heads) <= d->c->device->cuda.shared_per_block)
+            choose_splits(d, heads, asked_splits, &best);
+    }
+    if (best == INT64_MAX)
+        choose_splits(d, 1, asked_splits, &best);
 }
 
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
+}
+
+static bool has_positive_strides(const struct tensor *tensor) {
+    bool is_positive = true;
+    for (int i = 0; i < 3; i++)
+        is_positive = is_positive && (tensor->dims.at[i] == 1 || tensor->strides.at[i] > 0);
+    return is_positive;
+}
+
+/* Whether the copy engine can load slices: none lies in two pages, and strides are what it takes. */
+static bool can_box(const struct cuda_attention *c) {
+    const struct attention *a = c->a;
+    return c->device->cuda.major >= 9 && (!a->k_table || a->k->dims.at[2] % KEYS == 0) &&
+           (!a->v_table || a->v->dims.at[2] % KEYS == 0) && has_positive_strides(a->k) && has_positive_strides(a->v);
 }
 
 static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c, const struct knob_choices *knobs) {
@@ -136,14 +189,11 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
         d->value_depth.padded = round_up(d->value_depth.padded, 32);
     }
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT && !c->forward->o->is_virtual ? 2 : 1;
+    d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
     if (!choose_tile(d, knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE)))
         return refuse(c, "the smallest tile of few queries takes more shared memory than there is");
     d->row_tiles = divide_up(d->rows, tile_rows(d->tile));
-    d->loader = (int)knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE);
-    if (c->device->cuda.major < 9 && d->loader < 3)
-        d->loader = 0;
-    d->ctas = resident_ctas(d);
-    choose_splits(d, knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K));
+    divide_work(d, knob_value(knobs, WEFT_KNOB_TYPE_SLICED), knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -212,12 +262,13 @@ static weftStatus_t analyse(struct decode *d, struct cuda_attention *c, const st
 static double predict(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct cuda_properties *cuda = &c->device->cuda;
-    double keys = (double)(most_slices(d) * d->tile->keys), heads = (double)(c->batches * c->key_heads);
+    double keys = (double)(most_slices(d) * KEYS), heads = (double)(c->batches * c->key_heads);
     double rows = (double)(d->row_tiles * tile_rows(d->tile)), columns = (double)(c->depth + c->value_depth);
     double rate = PRODUCTS_PER_CLOCK * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double computing = heads * rows * keys * columns / rate;
     double moving = heads * keys * columns * (double)key_bytes(d) / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
-    return START_SECONDS + (d->splits > 1 ? MERGE_SECONDS : 0) + (moving > computing ? moving : computing);
+    return START_SECONDS + (split_of(d, d->splits) == SPLIT_WORKSPACE ? MERGE_SECONDS : 0) +
+           (moving > computing ? moving : computing);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -242,18 +293,39 @@ static void print_tile(struct kernel_print *print, const struct decode *d) {
     print_constant(print, "WARPS", tile_warps(d->tile));
     print_constant(print, "ROW_WARPS", d->tile->row_warps);
     print_constant(print, "KEY_GROUPS", d->tile->key_groups);
-    print_constant(print, "KEYS", d->tile->keys);
+    print_constant(print, "HEADS", d->heads);
+    print_constant(print, "KEYS", KEYS);
     print_constant(print, "STAGES", stages_of(d, d->tile));
-    print_constant(print, "HEADS", d->tile->heads);
-    print_constant(print, "LOADER", d->loader);
+    print_constant(print, "HAS_BOXES", d->has_boxes);
+    print_constant(print, "SPLIT", split_of(d, d->splits));
     print_constant(print, "DEPTH", d->depth.padded);
     print_constant(print, "VALUES", d->value_depth.padded);
     print_constant(print, "PARTS", d->parts);
     text_add(&print->constants, "using weight_t = %s;\n", weight_name(d));
     print_constant(print, "IS_HELD", d->depth.padded <= 128);
-    print_constant(print, "IS_SPLIT", d->splits > 1);
     print_constant(print, "CTAS", d->ctas);
     print_constant(print, "SHARED_BYTES", d->shared_bytes);
+}
+
+/* Boxes of KEYS rows of BOX_BYTES; what lies behind the columns of a row counts as zeros. */
+static void print_map_of(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                         const char *name) {
+    int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
+    struct cuda_map map = {.form = {.type = bytes == 1                       ? TENSOR_MAP_U8
+                                            : tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16
+                                                                             : TENSOR_MAP_BF16,
+                                    .rank = 4,
+                                    .box = {(uint32_t)(BOX_BYTES / bytes), KEYS, 1, 1},
+                                    .swizzle = TENSOR_MAP_128B,
+                                    .promotion = TENSOR_MAP_L2_256B}};
+    for (int i = 0; i < 4; i++) {
+        int dim = (int[]){3, 2, 1, 0}[i];
+        map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
+        if (i > 0) /* of one row, head or batch entry the stride means nothing */
+            map.form.strides[i - 1] =
+                tensor->dims.at[dim] == 1 ? RUN_BYTES : (uint64_t)(tensor->strides.at[dim] * bytes);
+    }
+    print_map(print, graph_find_value(c->graph, tensor), &map, name);
 }
 
 static weftStatus_t build_main(struct step *step, const struct decode *d, struct cuda_kernel *kernel,
@@ -261,6 +333,12 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     const struct cuda_attention *c = d->c;
     struct kernel_print print;
     kernel_print_init(&print, c->region);
+    if (d->has_boxes) {
+        print_map_of(&print, c, c->a->k, "k_map");
+        print_map_of(&print, c, c->a->v, "v_map");
+    } else {
+        text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n"); /* as maps bring it */
+    }
     attention_print_scores(&print, c);
     print_tile(&print, d);
     print_constant(&print, "O_IS_PAIR", attention_run(c->forward->o) % 2 == 0);
@@ -277,12 +355,13 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     print_number(&print, d->rows, "rows");
     print_number(&print, d->row_tiles, "tiles");
     print_number(&print, d->split_slices, "split_slices");
-    step->workspace_bytes = attention_print_splits(&print, c, d->splits);
+    int64_t bytes = attention_print_splits(&print, c, d->splits);
+    step->workspace_bytes = split_of(d, d->splits) == SPLIT_WORKSPACE ? bytes : 0;
     TRY(kernel_finish(&print, kernel, "attention/decode.cuh", "attention_decode", arena));
     kernel->shared_bytes = (uint32_t)d->shared_bytes;
+    kernel->cluster = split_of(d, d->splits) == SPLIT_CLUSTER ? (uint32_t)d->splits : 0;
     kernel->is_dependent = c->device->cuda.major >= 9;
-    return attention_grid(kernel, c, c->batches * c->key_heads / d->tile->heads * d->row_tiles * d->splits,
-                          tile_warps(d->tile));
+    return attention_grid(kernel, c, units_of(d, d->heads) * d->splits, tile_warps(d->tile));
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -296,20 +375,21 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->seconds = predict(&d);
     TRY(attention_build_amax_clear(&c, state, arena));
     TRY(build_main(step, &d, &state->kernels[state->count++], arena));
-    if (d.splits > 1)
+    if (split_of(&d, d.splits) == SPLIT_WORKSPACE)
         TRY(attention_build_merge(&c, d.splits, &state->kernels[state->count++], arena));
-    return arena_print(arena, &step->detail, "%s, %d rows, %d groups of warps with %d slices of %d keys, %lld splits",
-                       c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), d.tile->keys,
-                       (long long)d.splits);
+    return arena_print(arena, &step->detail,
+                       "%s, %d rows, %d groups of warps with %d slices of %d keys%s, %lld heads, %lld splits",
+                       c.arithmetic->doc, tile_rows(d.tile), d.tile->key_groups, stages_of(&d, d.tile), KEYS,
+                       d.has_boxes ? " in boxes" : "", (long long)d.heads, (long long)d.splits);
 }
 
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILE_COUNT, 1, 0,
-     "warps over rows x groups over keys x slices in flight: 1 1x4x3, 2 1x8x3, 3 1x4x2, 4 1x2x3, 5 1x2x2, 6 2x2x3, "
-     "7 2x2x2, 8 4x2x5, 9 4x1x4, 10 4x1x2; 0 chooses"},
-    {WEFT_KNOB_TYPE_INPUT_TMA_ENABLE, 0, 3, 1, 0,
-     "how keys and values are loaded: 0 cp.async, 1 the copy engine, 2 the same, evicted first, 3 cp.async of 256 "
-     "bytes"},
+     "warps over rows x groups over keys x slices in flight: 1 1x8x3, 2 1x8x2, 3 1x4x3, 4 1x4x2, 5 1x2x3, 6 1x2x2, "
+     "7 2x4x4, 8 2x4x2, 9 2x2x3, 10 2x2x2, 11 4x2x5, 12 4x2x3, 13 4x1x4, 14 4x1x2; 0 chooses"},
+    {WEFT_KNOB_TYPE_SLICED, 0, HEADS_MAX, 1, 0, "key heads that share a CTA: 1, 2 or 4; 0 chooses"},
+    {WEFT_KNOB_TYPE_INPUT_TMA_ENABLE, 0, LOADS_BY_BOXES, 1, 0,
+     "who loads keys and values: 1 threads, 2 the copy engine where it can; 0 chooses"},
     {WEFT_KNOB_TYPE_SPLIT_K, 0, SPLITS_MAX, 1, 0, "parts that the keys are split into; 0 chooses"},
     {0},
 };

@@ -192,37 +192,6 @@ DEVICE bool is_finite(double x) { return ((u32)__double2hiint(x) & 0x7ff00000u) 
 /* A word of shared memory that several threads may store at once, all the same. */
 DEVICE void store_same(int *to, int value) { ptx::st_relaxed_shared(ptx::shared_address(to), value); }
 
-/* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where rows
-   may not be seen by all, each thread of a group clears what is not finite of the runs that it brought, and marks the row:
-   whoever does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
-template <int ROWS, int WIDTH, int PADDING, int RUN, int GROUP, class S>
-DEVICE bool clear_non_finite(S *tile, int *spoiled, int mark) {
-    constexpr int ACROSS = WIDTH / RUN, RUNS = ROWS * ACROSS, EACH = (RUNS + GROUP - 1) / GROUP;
-    bool found = false;
-#pragma unroll 2
-    for (int u = 0; u < EACH; u++) {
-        const int i = (GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP) + u * GROUP;
-        const int row = i / ACROSS, column = i % ACROSS * RUN;
-        if (i >= RUNS)
-            break;
-        run<S, RUN> some = load_run<S, RUN>(tile + row * (WIDTH + PADDING) + column);
-        bool is_clean = true;
-#pragma unroll
-        for (int e = 0; e < RUN; e++)
-            is_clean = is_clean && is_finite(some.at[e]);
-        if (is_clean)
-            continue;
-#pragma unroll
-        for (int e = 0; e < RUN; e++)
-            if (!is_finite(some.at[e]))
-                some.at[e] = S{};
-        store_run<S, RUN>(tile + row * (WIDTH + PADDING) + column, some);
-        store_same(spoiled + row, mark);
-        found = true;
-    }
-    return found;
-}
-
 /* Rows that are taken as they are. */
 struct no_scales {};
 
@@ -290,8 +259,32 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
             return from<staged_t>::number(as<sum_t>::of(x));
     }
 
+    /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
+       rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row: whoever
+       does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
     static DEVICE bool clear_spoiled(staged_t *tile, int *spoiled, int mark) {
-        return clear_non_finite<ROWS, WIDTH, PAD, RUN, GROUP>(tile, spoiled, mark);
+        bool found = false;
+#pragma unroll 2
+        for (int u = 0; u < EACH; u++) {
+            const int i = rank() + u * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
+            if (i >= RUNS)
+                break;
+            run<staged_t, RUN> some = load_run<staged_t, RUN>(tile + row * PITCH + column);
+            bool is_clean = true;
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                is_clean = is_clean && is_finite(some.at[e]);
+            if (is_clean)
+                continue;
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                if (!is_finite(some.at[e]))
+                    some.at[e] = staged_t{};
+            store_run<staged_t, RUN>(tile + row * PITCH + column, some);
+            store_same(spoiled + row, mark);
+            found = true;
+        }
+        return found;
     }
 };
 

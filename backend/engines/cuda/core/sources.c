@@ -10,7 +10,7 @@
     FILE(attention_backward_bias, "attention/backward_bias.cuh", "attention/backward_bias.cuh")                        \
     FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
     FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
-    FILE(attention_byte_tiles, "attention/byte_tiles.cuh", "attention/byte_tiles.cuh")                                 \
+    FILE(attention_slices, "attention/slices.cuh", "attention/slices.cuh")                                             \
     FILE(attention_decode, "attention/decode.cuh", "attention/decode.cuh")                                             \
     FILE(attention_dropout, "attention/dropout.cuh", "attention/dropout.cuh")                                          \
     FILE(attention_dropout_dump, "attention/dropout_dump.cuh", "attention/dropout_dump.cuh")                           \

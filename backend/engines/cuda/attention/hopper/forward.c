@@ -15,7 +15,7 @@ enum {
     TILE_BYTES = 32,
     BARRIER_BYTES = 8,
     DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
-    DECODE_KEYS = 1024,
+    DECODE_KEYS = 256,
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 

@@ -1,0 +1,178 @@
+/* slices: KEYS keys and values in shared memory as a decoding warp multiplies them by 16 rows, sums in registers as warp_tiles has
+   them.
+     scores    s  += Q K^T       results   o  += W V
+   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: slabs of 128 bytes of each row, whose pieces of 16
+   bytes lie at index ^ row % 8. Either way 8 rows at one column lie in different banks.
+   Numbers of 8 bits become f16 or bf16, which hold them exactly, on their way to the tensor cores:
+     scores    a block of 16 columns lies in the product's order byte_place(0) .. byte_place(15), q's alike: so a lane's four neighbours
+               of a key are what it has to give
+     results   sums of columns 16 j .. 16 j + 15: even ones in o[2 j], odd ones in o[2 j + 1], since a transposed load keeps neighbours
+               together */
+
+/* ---- Where rows are ---- */
+
+template <class T, int WIDTH> struct slice_rows {
+    static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = HAS_BOXES ? 128 : BYTES + 16;
+    static constexpr int SLAB = KEYS * PITCH, SLABS = HAS_BOXES ? (BYTES + 127) / 128 : 1, SIZE = SLAB * SLABS;
+    static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = HAS_BOXES ? PITCH / 16 : BYTES / 16;
+    static constexpr int RUNS = KEYS * ACROSS * SLABS; /* pieces of 16 bytes, but for the padding */
+    const char *row;
+    u32 swizzle;
+
+    /* Of a lane that reads the first or the last half of 32 bytes of row r. */
+    DEVICE slice_rows(const void *rows, int r, int half)
+        : row((const char *)rows + r * PITCH + (HAS_BOXES ? 0 : half * 16)),
+          swizzle(HAS_BOXES ? (half ^ r % 8) * 16 : 0) {}
+    DEVICE const void *at(int i) const {
+        return HAS_BOXES ? row + i / 4 * SLAB + (i % 4 * 32 ^ swizzle) : row + i * 32;
+    }
+    static DEVICE int row_of_run(int i) { return i / ACROSS % KEYS; }
+    static DEVICE int place_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }
+};
+
+/* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where rows may
+   not be seen by all, the group's threads clear what is not finite, and mark the row: whoever does see the row turns to NaN itself.
+   Before the barrier that shows the slice to others. */
+template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *spoiled, int mark) {
+#pragma unroll 2
+    for (int i = (int)threadIdx.x % GROUP; i < L::RUNS; i += GROUP) {
+        run<T, L::RUN> some = load_run<T, L::RUN>(rows + L::place_of_run(i));
+        bool is_clean = true;
+#pragma unroll
+        for (int e = 0; e < L::RUN; e++)
+            is_clean = is_clean && is_finite(some.at[e]);
+        if (is_clean)
+            continue;
+#pragma unroll
+        for (int e = 0; e < L::RUN; e++)
+            if (!is_finite(some.at[e]))
+                some.at[e] = T{};
+        store_run<T, L::RUN>(rows + L::place_of_run(i), some);
+        store_same(spoiled + L::row_of_run(i), mark);
+    }
+}
+
+/* ---- Two bytes become two numbers of 16 bits ---- */
+
+/* Where column i of a block of 16 is: columns 4 t .. 4 t + 3 are the product's 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. */
+DEVICE int byte_place(int i) { return i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 + i / 16 * 16; }
+
+template <class E> struct byte_pair;
+template <> struct byte_pair<e4m3> {
+    static DEVICE u32 halves(u32 x) {
+        u32 y;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((u16)x));
+        return y;
+    }
+};
+template <> struct byte_pair<e5m2> {
+    static DEVICE u32 halves(u32 x) { return __byte_perm(x, 0, 0x1404); } /* e5m2 is the upper byte of f16 */
+};
+
+/* Of the low two bytes of x. */
+template <class S, class E> struct two_bytes {
+    static DEVICE u32 number(u32 x) {
+        const u32 pair = byte_pair<E>::halves(x);
+        if constexpr (same<S, f16>::value)
+            return pair;
+        else
+            return two_of<bf16>::number(to_float(f16{(u16)pair}), to_float(f16{(u16)(pair >> 16)}));
+    }
+};
+/* In f16, 0x6400 + u is 1024 + u. */
+template <> struct two_bytes<f16, i8> {
+    static DEVICE u32 number(u32 x) {
+        u32 y = __byte_perm(x ^ 0x8080, 0x64646464, 0x4140);
+        asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x64806480u));
+        return y;
+    }
+};
+/* In bf16, 0x4300 + u is 128 + u for u < 128, and 0x4380 is 256. */
+template <> struct two_bytes<bf16, i8> {
+    static DEVICE u32 number(u32 x) {
+        const u32 both = __byte_perm(x, 0x43434343, 0x4140);
+        u32 y;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+            : "=r"(y)
+            : "r"(both & 0xff80ff80), "r"(0xbf80bf80u), "r"(both & 0xff7fff7f));
+        return y;
+    }
+};
+
+/* ---- Products ---- */
+
+/* S: what they are multiplied in. */
+template <class S, int WIDTH, class Q, class T>
+DEVICE void multiply_keys(float (&s)[1][2][4], const Q &q, const T *keys) {
+    constexpr bool IS_BYTES = sizeof(T) == 1;
+    /* Blocks: both halves of 8 keys, then of the next; of bytes the first halves of 16 keys, then the last. */
+    const int row = IS_BYTES ? lane() % 16 : lane() % 8 + lane() / 16 * 8,
+              half = IS_BYTES ? lane() / 16 : lane() / 8 % 2;
+    const slice_rows<T, WIDTH> rows(keys, row, half);
+    constexpr int STEPS = WIDTH * (int)sizeof(T) / 32,
+                  UNROLL = WIDTH <= 128 ? STEPS : 4; /* all of a deep slice would spill */
+#pragma unroll UNROLL
+    for (int i = 0; i < STEPS; i++) {
+        u32 blocks[4], left[4], right[2];
+        load_blocks(blocks, rows.at(i));
+        if constexpr (!IS_BYTES) {
+            q.get(left, 0, i);
+            product<S, S>::template add<true>(s[0][0], left, blocks);
+            product<S, S>::template add<true>(s[0][1], left, blocks + 2);
+        } else {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                q.get(left, 0, 2 * i + c);
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    right[0] = two_bytes<S, T>::number(blocks[2 * c + j]);
+                    right[1] = two_bytes<S, T>::number(blocks[2 * c + j] >> 16);
+                    product<S, S>::template add<true>(s[0][j], left, right);
+                }
+            }
+        }
+    }
+}
+
+template <class S, int WIDTH, int PARTS, class W, class T>
+DEVICE void multiply_values(float (&o)[1][WIDTH / 8][4], const W &weights, const T *values) {
+    const slice_rows<T, WIDTH> rows(values, lane() % 16, lane() / 16);
+#pragma unroll
+    for (int i = 0; i < WIDTH * (int)sizeof(T) / 32; i++) {
+        u32 blocks[4];
+        load_blocks_transposed(blocks, rows.at(i));
+        if constexpr (sizeof(T) > 1) {
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                product<S, S>::template add<true>(o[0][2 * i], weights.at[p][0][0], blocks);
+                product<S, S>::template add<true>(o[0][2 * i + 1], weights.at[p][0][0], blocks + 2);
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const u32 first = __byte_perm(blocks[2 * c], 0, 0x3120),
+                          last = __byte_perm(blocks[2 * c + 1], 0, 0x3120);
+                const u32 even[2] = {two_bytes<S, T>::number(first), two_bytes<S, T>::number(last)};
+                const u32 odd[2] = {two_bytes<S, T>::number(first >> 16), two_bytes<S, T>::number(last >> 16)};
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    product<S, S>::template add<true>(o[0][4 * i + 2 * c], weights.at[p][0][0], even);
+                    product<S, S>::template add<true>(o[0][4 * i + 2 * c + 1], weights.at[p][0][0], odd);
+                }
+            }
+        }
+    }
+}
+
+/* A lane's results of one of its rows, side by side in memory. */
+template <class T, int WIDTH> DEVICE void keep_results(float *row, const float (&o)[WIDTH / 8][4], int h) {
+    if constexpr (sizeof(T) > 1)
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++)
+            store_run<float, 2>(row + 8 * j + lane() % 4 * 2, run<float, 2>{{o[j][2 * h], o[j][2 * h + 1]}});
+    else
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j += 2)
+            store_run<float, 4>(row + 8 * j + lane() % 4 * 4,
+                                run<float, 4>{{o[j][2 * h], o[j + 1][2 * h], o[j][2 * h + 1], o[j + 1][2 * h + 1]}});
+}
