@@ -4110,6 +4110,8 @@ class Ops:
         paged_attention_k_table: Operand | None = None,
         paged_attention_v_table: Operand | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
         subgraph: Operand | None = None,
         subgraph_input_uid: int | None = None,
         subgraph_output_uid: int | None = None,
@@ -4145,14 +4147,19 @@ class Ops:
             score_sum_exp: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1]; optional.
             unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
                 optional.
-            block_mask: tiles of scores that count; refused, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
-                optional.
+            block_mask: which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of
+                keys a byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128),
+                ceil(Skv / 128)]; optional.
             paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
                 keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
                 seq_len_kv, [B, 1, pages, 1]; optional.
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
             subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
                 masks; optional.
             subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
@@ -4197,6 +4204,8 @@ class Ops:
             "paged_attention_k_table": paged_attention_k_table,
             "paged_attention_v_table": paged_attention_v_table,
             "paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv,
+            "cu_seq_len_q": cu_seq_len_q,
+            "cu_seq_len_kv": cu_seq_len_kv,
             "subgraph": subgraph,
             "subgraph_input_uid": subgraph_input_uid,
             "subgraph_output_uid": subgraph_output_uid,
@@ -4234,6 +4243,9 @@ class Ops:
         subgraph: Operand | None = None,
         subgraph_input_uid: int | None = None,
         subgraph_output_uid: int | None = None,
+        block_mask: Operand | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
         subgraph_gradient_input_uid: int | None = None,
         subgraph_gradient_output_uid: int | None = None,
         subgraph_gradient_uids: Sequence[int] | None = None,
@@ -4275,6 +4287,12 @@ class Ops:
                 masks; optional.
             subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
             subgraph_output_uid: uid of its tensor that is the modified scores; optional.
+            block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
+                optional.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
             subgraph_gradient_input_uid: uid of its tensor that is the gradient of the modified scores; unset:
                 gradients are derived.
             subgraph_gradient_output_uid: uid of its tensor that is the gradient of the scaled scores;
@@ -4325,6 +4343,9 @@ class Ops:
             "subgraph": subgraph,
             "subgraph_input_uid": subgraph_input_uid,
             "subgraph_output_uid": subgraph_output_uid,
+            "block_mask": block_mask,
+            "cu_seq_len_q": cu_seq_len_q,
+            "cu_seq_len_kv": cu_seq_len_kv,
             "subgraph_gradient_input_uid": subgraph_gradient_input_uid,
             "subgraph_gradient_output_uid": subgraph_gradient_output_uid,
             "subgraph_gradient_uids": subgraph_gradient_uids,
