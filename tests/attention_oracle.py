@@ -48,10 +48,13 @@ class Case:
     alignment: int = TOP_LEFT
     seq_len_q: list[int] | None = None
     seq_len_kv: list[int] | None = None
+    has_sums: bool = False  # lengths are given as running sums
     alibi: bool = False
     sink: bool = False
     dropout: float = 0
     modifier: Modifier | None = None
+    block_mask: tuple[int, int] | None = None  # extents of batch and head
+    mask_has_bits: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def inputs(self, dtype: str = "f64") -> dict[str, Any]:
@@ -65,14 +68,35 @@ class Case:
         if self.bias:
             found["bias"] = checks.random(self.bias, "bool8" if self.is_mask else dtype, seed=3)
         for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
-            if lengths is not None:
+            if lengths is not None and self.has_sums:
+                found[f"cu_{name}"] = np.cumsum([3, *lengths], dtype=np.int32).reshape(b + 1, 1, 1, 1)
+            elif lengths is not None:
                 found[name] = np.array(lengths, np.int32).reshape(b, 1, 1, 1)
         for i, (name, dims) in enumerate(self.modifier.operands.items() if self.modifier else ()):
             kind = self.modifier.dtypes.get(name, dtype) if self.modifier else dtype
             found[name] = checks.random(dims, kind, seed=10 + i)
+        if self.block_mask:
+            found["block_mask"] = self.tiles(
+                checks.random((*self.block_mask, *self.tile_counts()), "bool8", seed=6)
+            )
         if self.sink:
             found["sink_token"] = checks.random((1, hq, 1, 1), "f64" if dtype == "f64" else "f32", seed=4)
         return found
+
+    def tile_counts(self) -> tuple[int, int]:
+        """Tiles of a block mask along queries and keys."""
+        return -(-self.rows // 128), -(-self.columns // 128)
+
+    def tiles(self, kept: np.ndarray) -> np.ndarray:
+        """A block mask as the operation takes it."""
+        return np.packbits(kept, axis=-1, bitorder="little") if self.mask_has_bits else kept.astype(np.int8)
+
+    def kept_tiles(self, inputs: dict[str, Any]) -> np.ndarray:
+        """[B or 1, Hq or 1, Sq, Skv]: whether the block mask has a score."""
+        mask = inputs["block_mask"]
+        if self.mask_has_bits:
+            mask = np.unpackbits(mask, axis=-1, bitorder="little")[..., : self.tile_counts()[1]]
+        return np.repeat(np.repeat(mask != 0, 128, 2), 128, 3)[..., : self.rows, : self.columns]
 
     def values(self) -> dict[str, Any]:
         """The options of the graph's method."""
@@ -99,6 +123,8 @@ class Case:
             seen = seen & (column > row + shift - self.left)
         if self.is_mask:
             seen = seen & inputs["bias"]
+        if self.block_mask:
+            seen = seen & self.kept_tiles(inputs)
         return np.broadcast_to(seen, (self.batch, self.heads[0], self.rows, self.columns))
 
     def scores(self, inputs: dict[str, Any]) -> np.ndarray:

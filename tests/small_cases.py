@@ -311,6 +311,25 @@ def all_gradients(t: Maker, width: int = 64) -> None:
     t.out(more["dSink_token"], dtype="f32")
 
 
+TILES = np.array([1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 1], "i1").reshape(1, 2, 2, 3)
+
+
+def masked_attention_gradient(bits: bool, width: int) -> Any:
+    """Tiles that take part, and whole rows of tiles that do not."""
+    tiles = np.packbits(TILES, axis=-1, bitorder="little") if bits else TILES
+
+    def build(t: Maker) -> None:
+        q, o, d_o, k, v = (
+            t(2, heads, n, width) for heads, n in ((2, 200), (2, 200), (2, 200), (1, 300), (1, 300))
+        )
+        mask = t(*tiles.shape, dtype="u8" if bits else "i8", values=tiles)
+        more = {"attn_scale": 1 / 32, "block_mask": mask}
+        for grad in t.g.sdpa_backward(q, k, v, o, d_o, t(2, 2, 200, 1, dtype="f32", low=9), **more):
+            t.out(grad)
+
+    return build
+
+
 def wide_gradients(t: Maker) -> None:
     """Rows of 120 bytes, which Hopper's copy engine does not take."""
     all_gradients(t, 60)
@@ -821,6 +840,15 @@ CASES = {
     ),
     "attention gradient, modified as given": Case(
         "backward", "attention", modified_attention_gradient(60, True)
+    ),
+    "attention, block mask": Case(
+        "forward",
+        "attention",
+        attention(dims=(2, 200, 300, 60), block_mask=lambda t: t(1, 2, 2, 3, dtype="i8", values=TILES)),
+    ),
+    "attention gradient, block mask": Case("backward", "attention", masked_attention_gradient(False, 60)),
+    "attention gradient, bits of a block mask": Case(
+        "backward", "attention", masked_attention_gradient(True, 60)
     ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
     "attention gradient, all": Case("backward backward_bias backward_sink", "attention", wide_gradients),

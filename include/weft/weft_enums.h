@@ -786,8 +786,10 @@ typedef enum {
         /**< TENSOR descriptor, optional: FLOAT scalar, factor of q k^T; otherwise
              SCALE_VALUE_EXT. */
     WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC = 2806,
-        /**< TENSOR descriptor, optional: which 128 x 128 tiles of scores take part; 1 keeps, 0
-             masks. */
+        /**< TENSOR descriptor, optional: which tiles of 128 x 128 scores take part, [B, Hq,
+             ceil(Sq / 128), ceil(Skv / 128)] of INT8 or BYTE_BOOLEAN (not 0: they do), or of UINT8
+             with eight tiles of keys in a byte, the first one in the lowest bit. The first two
+             extents may be 1. Tiles that do not take part cost nothing. */
     WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC = 2807,
         /**< TENSOR descriptor, optional: INT32 or INT64 [B, 1, pages, 1], page of each block of
              keys; k is then [container, Hk, page size, Dqk]. Needs SEQ_LEN_KVDESC. An index
@@ -974,6 +976,8 @@ typedef enum {
     WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENTS_EXT = 10084,
         /**< TENSOR descriptors, optional: outputs, these gradients, each summed over its extents
              of 1. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085,
+        /**< TENSOR descriptor, optional: the block mask of the forward pass. */
 
     /* RNG: the distribution. Those parameters that it does not use are ignored. */
     WEFT_ATTR_RNG_DISTRIBUTION = 2300, /**< RNG_DISTRIBUTION: which one; default BERNOULLI. */

@@ -4180,6 +4180,8 @@ class Ops:
         scale_o: Operand | None = None,
         amax_s: Operand | None = None,
         amax_o: Operand | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
         subgraph: Operand | None = None,
         subgraph_input_uid: int | None = None,
         subgraph_output_uid: int | None = None,
@@ -4215,8 +4217,9 @@ class Ops:
             score_sum_exp: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1]; optional.
             unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
                 optional.
-            block_mask: tiles of scores that count; refused, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
-                optional.
+            block_mask: which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of
+                keys a byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128),
+                ceil(Skv / 128)]; optional.
             paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
                 keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
                 seq_len_kv, [B, 1, pages, 1]; optional.
@@ -4233,6 +4236,10 @@ class Ops:
             scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1]; optional.
             amax_s: largest value of the softmax, before scale_s, [1, 1, 1, 1]; optional.
             amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1]; optional.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
             subgraph: score modifier: pointwise operations that the scaled scores pass through before bias and
                 masks; optional.
             subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
@@ -4285,6 +4292,8 @@ class Ops:
             "scale_o": scale_o,
             "amax_s": amax_s,
             "amax_o": amax_o,
+            "cu_seq_len_q": cu_seq_len_q,
+            "cu_seq_len_kv": cu_seq_len_kv,
             "subgraph": subgraph,
             "subgraph_input_uid": subgraph_input_uid,
             "subgraph_output_uid": subgraph_output_uid,
@@ -4322,6 +4331,9 @@ class Ops:
         subgraph: Operand | None = None,
         subgraph_input_uid: int | None = None,
         subgraph_output_uid: int | None = None,
+        block_mask: Operand | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
         subgraph_gradient_input_uid: int | None = None,
         subgraph_gradient_output_uid: int | None = None,
         subgraph_gradient_uids: Sequence[int] | None = None,
@@ -4363,6 +4375,12 @@ class Ops:
                 masks; optional.
             subgraph_input_uid: uid of its tensor that is the scaled scores; optional.
             subgraph_output_uid: uid of its tensor that is the modified scores; optional.
+            block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
+                optional.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
             subgraph_gradient_input_uid: uid of its tensor that is the gradient of the modified scores; unset:
                 gradients are derived.
             subgraph_gradient_output_uid: uid of its tensor that is the gradient of the scaled scores;
@@ -4413,6 +4431,9 @@ class Ops:
             "subgraph": subgraph,
             "subgraph_input_uid": subgraph_input_uid,
             "subgraph_output_uid": subgraph_output_uid,
+            "block_mask": block_mask,
+            "cu_seq_len_q": cu_seq_len_q,
+            "cu_seq_len_kv": cu_seq_len_kv,
             "subgraph_gradient_input_uid": subgraph_gradient_input_uid,
             "subgraph_gradient_output_uid": subgraph_gradient_output_uid,
             "subgraph_gradient_uids": subgraph_gradient_uids,

@@ -47,8 +47,9 @@ def _refuse(operation: str, features: Mapping[str, Any]) -> None:
             )
 
 
-def _check_padding(where: str, is_padded: bool, seq_len_q: Any, seq_len_kv: Any) -> None:
-    if is_padded and (seq_len_q is None or seq_len_kv is None):
+def _check_padding(where: str, is_padded: bool, *lengths: tuple[Any, Any]) -> None:
+    """lengths: of queries, of keys; counts or running sums of them."""
+    if is_padded and any(counts is None is sums for counts, sums in lengths):
         raise BadParameterError(
             f"{where}: use_padding_mask needs seq_len_q and seq_len_kv. Give both, [B, 1, 1, 1] of INT32."
         )
@@ -318,6 +319,8 @@ class Sugar(Ops):
         score_sum_exp: Tensor | None = None,
         sink_token: Operand | None = None,
         unfuse_fma: bool = False,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
         *,
         descale_q: Operand | None = None,
         descale_k: Operand | None = None,
@@ -335,7 +338,9 @@ class Sugar(Ops):
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             bias: added to the scaled scores, [B, Hq, Sq, Skv] with any of the first three 1, of a floating
                 type; a boolean one keeps keys where it is true; optional.
-            block_mask: which tiles of 128 x 128 scores take part; optional.
+            block_mask: which tiles of 128 x 128 scores take part, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)]
+                of INT8 or booleans, or of UINT8 with eight tiles of keys in a byte, the first one in the
+                lowest bit; the first two extents may be 1; optional.
             use_alibi_mask: whether ALiBi adds slope (col - row) to the scores.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
             seq_len_q: queries in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
@@ -364,6 +369,8 @@ class Sugar(Ops):
             score_sum_exp: a tensor that receives the sum of exp(score - max) of each row; optional.
             sink_token: a score per head that joins the sum but has no value, [1, Hq, 1, 1]; optional.
             unfuse_fma: scores are scaled, rounded and then shifted, instead of in one fused step.
+            cu_seq_len_q: running sums of the queries in use, [B + 1, 1, 1, 1], for seq_len_q; optional.
+            cu_seq_len_kv: running sums of the keys in use, for seq_len_kv; optional.
             descale_q: what q, of few bits, is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
             descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; with pages [container, Hk, page
                 size, 1] or 1s; optional.
@@ -391,7 +398,7 @@ class Sugar(Ops):
         [0.    0.693]
         """
         where = label("sdpa", name)
-        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
+        _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
@@ -403,6 +410,7 @@ class Sugar(Ops):
         values |= {"block_mask": block_mask, "paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
+        values |= {"cu_seq_len_q": cu_seq_len_q, "cu_seq_len_kv": cu_seq_len_kv}
         values |= self._modified_scores(where, values, score_mod)
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         with_stats = is_inference is False if generate_stats is None else generate_stats
@@ -516,7 +524,7 @@ class Sugar(Ops):
         """
         where = label("sdpa_fp8", name)
         _refuse(where, {"fn": fn})
-        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
+        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, sliding_window,
             diagonal_alignment, left_bound, right_bound, dropout,
@@ -567,6 +575,9 @@ class Sugar(Ops):
         sink_token: Operand | None = None,
         dSink_token: Tensor | None = None,
         score_mod_gradients: Mapping[Tensor, Tensor] | None = None,
+        block_mask: Operand | None = None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of scaled dot-product attention.
 
@@ -607,6 +618,9 @@ class Sugar(Ops):
             dSink_token: a tensor that receives the gradient of the sink; optional.
             score_mod_gradients: for tensors that score_mod reads, tensors that receive their gradients, each
                 summed over its extents of 1; optional.
+            block_mask: the block mask of the forward pass; optional.
+            cu_seq_len_q: running sums of the queries in use, [B + 1, 1, 1, 1], for seq_len_q; optional.
+            cu_seq_len_kv: running sums of the keys in use, for seq_len_kv; optional.
         Returns:
             dQ: gradient of q, as q.
             dK: gradient of k, as k.
@@ -634,7 +648,7 @@ class Sugar(Ops):
         """
         where = label("sdpa_backward", name)
         _refuse(where, {"rng_dump": rng_dump})
-        _check_padding(where, use_padding_mask, seq_len_q, seq_len_kv)
+        _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
@@ -643,8 +657,9 @@ class Sugar(Ops):
         values |= {"o": o, "dO": dO, "stats": stats, "bias": bias, "dBias": dBias}
         values |= {"use_alibi_mask": use_alibi_mask or None, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         values |= {"max_total_seq_len_q": max_total_seq_len_q, "max_total_seq_len_kv": max_total_seq_len_kv}
-        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
+        values |= {"sink_token": sink_token, "dSink_token": dSink_token, "block_mask": block_mask}
         values |= {"is_deterministic": use_deterministic_algorithm or None}
+        values |= {"cu_seq_len_q": cu_seq_len_q, "cu_seq_len_kv": cu_seq_len_kv}
         values |= self._modified_scores(where, values, score_mod, score_mod_bprop, score_mod_gradients)
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)

@@ -125,8 +125,8 @@ static void test_table(void) {
         CHECK(dtype_is_float(STORED[i]) + dtype_is_integer(STORED[i]) + dtype_is_boolean(STORED[i]) == 1,
               "%s is of one kind", row->name);
         CHECK(dtype_is_half(STORED[i]) == (row->is_float && row->bits == 16), "%s: half", row->name);
-        CHECK(dtype_is_fp8(STORED[i]) == (!strcmp(row->name, "e4m3") || !strcmp(row->name, "e5m2")),
-              "%s: fp8", row->name);
+        CHECK(dtype_is_fp8(STORED[i]) == (!strcmp(row->name, "e4m3") || !strcmp(row->name, "e5m2")), "%s: fp8",
+              row->name);
         uint64_t bits = 0;
         dtype_store(STORED[i], &bits, 0, row->max);
         CHECK(dtype_load(STORED[i], &bits, 0) == row->max, "%s: %a", row->name, row->max);

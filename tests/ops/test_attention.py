@@ -102,6 +102,24 @@ CASES = {
 SIZES = [(1, 64), (64, 65), (65, 64), (7, 130), (129, 7)]
 
 
+SUMS = {
+    "cumulative": Case(batch=4, seq_len_q=[0, 5, 3, 7], seq_len_kv=[4, 0, 9, 2], has_sums=True),
+    "cumulative, causal at the end": replace(
+        CASES["padding, causal at the end"], has_sums=True, sink=True, heads=(4, 2, 1)
+    ),
+    "cumulative keys alone": Case(seq_len_kv=[1, 8], has_sums=True),
+}
+CASES |= SUMS
+BLOCKS = {
+    "bytes": Case(rows=300, columns=500, heads=(4, 2, 2), block_mask=(2, 4)),
+    "bits": Case(rows=130, columns=1100, heads=(2, 2, 1), block_mask=(1, 2), mask_has_bits=True, right=900),
+    "shared": Case(rows=257, columns=256, block_mask=(1, 1), right=0, alignment=BOTTOM_RIGHT, sink=True),
+    "beside a bias": Case(
+        rows=200, columns=300, block_mask=(2, 1), bias=(1, 2, 200, 300), seq_len_kv=[290, 40]
+    ),
+}
+
+
 # ---- Forward -----------------------------------------------------------------------------------------------
 
 
@@ -118,6 +136,17 @@ def test_forward_sizes(name: str, rows: int, columns: int) -> None:
     case = replace(CASES[name], rows=rows, columns=columns, depth=17, value_depth=20, heads=(2, 1, 2))
     inputs = case.inputs("f32")
     checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, layouts=["packed"])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_masks(name: str) -> None:
+    case = replace(BLOCKS[name], depth=8, value_depth=8)
+    inputs = case.inputs("f32")
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, layouts=["packed"])
+    operands = backward_inputs(case, inputs, "f32")
+    want, lost = by_definition(case, operands)
+    rounded = rounded_factors(lost, "f32")
+    checks.check(run_backward(case), operands, want, rounded=rounded, magnitude=200, layouts=["packed"])
 
 
 # What weights, and gradients of scores, may be rounded to as factors, by the type of the operands: 8 bits are
@@ -867,12 +896,16 @@ def test_refusals_of_values() -> None:
     )
 
 
-def test_unserved_attributes_are_refused() -> None:
+def test_refusals_of_block_masks() -> None:
     refuse(
-        "sdpa_fwd 'a': attribute block_mask is set, which attention does not serve yet. Give a "
-        "boolean bias instead.",
-        weft.NotSupportedError,
-        block_mask=([2, 4, 1, 1], "i8"),
+        "sdpa_fwd 'a': block_mask has data type f32. Use INT8 or BYTE_BOOLEAN, a tile each, or UINT8, eight "
+        "tiles a byte.",
+        block_mask=([2, 4, 1, 1], "f32"),
+    )
+    refuse(
+        "sdpa_fwd 'a': block_mask is [2,3,1,1], expected [2,4,1,1]: tiles of 128 x 128 scores, of this type "
+        "a byte each. The first two extents may be 1.",
+        block_mask=([2, 3, 1, 1], "i8"),
     )
 
 

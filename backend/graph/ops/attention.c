@@ -13,6 +13,7 @@
 #include "graph/ops/rng.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
@@ -80,8 +81,11 @@ static const struct row forward_rows[] = {
               .doc = "true: scores are scaled, rounded and then shifted, instead of in one fused step"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_fwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
-    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, block_mask, WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask",
-               .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]", .doc = "tiles of scores that count; refused"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.block_mask, WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask",
+               .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]",
+               .doc =
+                   "which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of keys a byte, "
+                   "lowest bit first; the first two extents may be 1"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.modifier.graph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
               .doc = "score modifier: pointwise operations that the scaled scores pass through before bias and masks"),
@@ -98,9 +102,11 @@ static const struct row forward_rows[] = {
               "softmax", .target = WEFT_BACKEND_OPERATION_SOFTMAX_DESCRIPTOR,
               .doc = "statistics and sink as a nested operation; refused"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC,
-               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
+               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]",
+               .doc = "running sum of queries in use, INT32 or INT64, instead of seq_len_q"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC,
-               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of key counts; refused"),
+               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
+               .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
                .shape = "[B, Hq, 1, 1] or 1s", .doc = "what q is multiplied by first"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_k, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k",
@@ -165,6 +171,9 @@ static const struct row backward_rows[] = {
               .most = WEFT_DIAGONAL_BOTTOM_RIGHT, .doc = "the alignment of the forward pass: weftDiagonalAlignment_t"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_bwd_op, a.alibi, WEFT_ATTR_OPERATION_SDPA_BWD_ALIBI_EXT, "use_alibi_mask",
               .doc = "true: the forward pass added slope (col - row) to the scores"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.block_mask, WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT,
+               "block_mask", .shape = "[B, Hq, ceil(Sq / 128), ceil(Skv / 128)]",
+               .doc = "the block mask of the forward pass"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.sink, WEFT_ATTR_OPERATION_SDPA_BWD_SINK_DESC, "sink_token",
                .shape = "[1, Hq, 1, 1]", .doc = "the sink of the forward pass"),
     VALUE_ROW(WEFT_TYPE_FLOAT, struct sdpa_bwd_op, a.dropout_probability,
@@ -212,9 +221,11 @@ static const struct row backward_rows[] = {
                .shape = "[B, Hq, Sq, Skv] or 1s, as theirs",
                .doc = "these gradients, each summed over its extents of 1"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_q, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC,
-               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of query counts; refused"),
+               "cu_seq_len_q", .shape = "[B + 1, 1, 1, 1]",
+               .doc = "running sum of queries in use, INT32 or INT64, instead of seq_len_q"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
-               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]", .doc = "running sum of key counts; refused"),
+               "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
+               .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
 };
 
 static const struct method forward_methods[] = {
@@ -224,7 +235,8 @@ static const struct method forward_methods[] = {
      "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
      "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None "
      "paged_attention_max_seq_len_kv=None descale_q=None descale_k=None descale_v=None descale_s=None scale_s=None "
-     "scale_o=None amax_s=None amax_o=None subgraph=None subgraph_input_uid=None "
+     "scale_o=None amax_s=None amax_o=None "
+     "cu_seq_len_q=None cu_seq_len_kv=None subgraph=None subgraph_input_uid=None "
      "subgraph_output_uid=None",
      "o stats"},
     {0},
@@ -236,7 +248,8 @@ static const struct method backward_methods[] = {
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dSink_token=None dropout_probability=None dropout_seed=None dropout_offset=None "
      "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None subgraph=None subgraph_input_uid=None "
-     "subgraph_output_uid=None subgraph_gradient_input_uid=None subgraph_gradient_output_uid=None "
+     "subgraph_output_uid=None block_mask=None cu_seq_len_q=None cu_seq_len_kv=None "
+     "subgraph_gradient_input_uid=None subgraph_gradient_output_uid=None "
      "subgraph_gradient_uids=None subgraph_gradients=None",
      "dQ dK dV"},
     {0},
@@ -249,12 +262,7 @@ static const struct {
     weftBackendAttributeName_t name;
     const char *instead;
 } unserved[] = {
-    {WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "Give a boolean bias instead"},
     {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
-    {WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_QDESC, "Give seq_len_q instead"},
-    {WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC, "Give seq_len_kv instead"},
 };
 
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
@@ -325,7 +333,7 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: %s is %s, of pages of %lld keys: more than 2^31 keys. Set paged_attention_max_seq_len_kv.",
              descriptor_label(op), table_key, tensor_dims_text(table), (long long)size);
-    if (!a->seq_len_kv)
+    if (!a->seq_len_kv && !a->cu_seq_len_kv)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, but seq_len_kv is not. Give it, [B, 1, 1, 1] of INT32.",
              descriptor_label(op), table_key);
     return WEFT_STATUS_SUCCESS;
@@ -384,12 +392,48 @@ static weftStatus_t check_scales(const struct descriptor *op, const char *key, c
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Running sums of lengths; side: "q" or "kv". */
+static weftStatus_t check_sums(const struct descriptor *op, const char *side, const struct attention *a,
+                               const struct tensor *lengths, const struct tensor *sums) {
+    char key[24];
+    snprintf(key, sizeof key, "cu_seq_len_%s", side);
+    TRY(check_integers(op, key, sums, (const int64_t[]){a->q->dims.at[0] + 1, 1, 1, 1}));
+    if (lengths && sums)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: lengths are given twice, as seq_len_%s and as %s. Give one.",
+             descriptor_label(op), side, key);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_block_mask(const struct descriptor *op, const struct attention *a) {
+    if (!a->block_mask)
+        return WEFT_STATUS_SUCCESS;
+    int64_t rows = divide_up(a->q->dims.at[2], ATTENTION_MASK_TILE);
+    int64_t columns = divide_up(attention_keys(a), ATTENTION_MASK_TILE);
+    int32_t type = a->block_mask->type;
+    if (type != WEFT_DATA_INT8 && type != WEFT_DATA_BYTE_BOOLEAN && type != WEFT_DATA_UINT8)
+        FAIL(WEFT_STATUS_BAD_PARAM,
+             "%s: block_mask has data type %s. Use INT8 or BYTE_BOOLEAN, a tile each, or UINT8, eight tiles a byte.",
+             descriptor_label(op), dtype_of((weftDataType_t)type)->name);
+    TRY(check_rank(op, "block_mask", a->block_mask, 4, 4));
+    const int64_t *dims = a->block_mask->dims.at;
+    bool is_shared = (dims[0] == 1 || dims[0] == a->q->dims.at[0]) && (dims[1] == 1 || dims[1] == a->q->dims.at[1]);
+    int64_t wanted[] = {a->q->dims.at[0], a->q->dims.at[1], rows,
+                        attention_mask_has_bits(a) ? divide_up(columns, 8) : columns};
+    if (!is_shared || dims[2] != wanted[2] || dims[3] != wanted[3])
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: block_mask is %s, expected %s: tiles of 128 x 128 scores, of %s. The first two extents may be 1.",
+             descriptor_label(op), tensor_dims_text(a->block_mask), numbers_text(wanted, 4),
+             attention_mask_has_bits(a) ? "UINT8 eight in a byte" : "this type a byte each");
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Checks what forward and backward share; has_value: the scale was set as a number. */
 static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
     const int64_t *q = a->q->dims.at;
     struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
     TRY(score_modifier_check(&a->modifier, op, &scores));
+    TRY(check_block_mask(op, a));
     if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: bias has data type %s. Use a floating type to add it, or BYTE_BOOLEAN to keep keys where it is true.",
@@ -399,6 +443,8 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     TRY(check_scales(op, "descale_q", a->descale_q, a->q, 2));
     TRY(check_scales(op, "descale_k", a->descale_k, a->k, 3));
     TRY(check_scales(op, "descale_v", a->descale_v, a->v, 3));
+    TRY(check_sums(op, "q", a, a->seq_len_q, a->cu_seq_len_q));
+    TRY(check_sums(op, "kv", a, a->seq_len_kv, a->cu_seq_len_kv));
     TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
     TRY(check_scalar(op, "attn_scale", a->scale));
     if (a->scale && has_value)
@@ -546,7 +592,7 @@ struct run {
     const struct attention *a;
     int64_t batches, heads, rows, columns, depth, value_depth;
     const struct bindings *bindings;
-    struct view bias, seq_len_q, seq_len_kv, sink;
+    struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, sink, block_mask;
     double scale;
     uint64_t seed, offset;
 };
@@ -564,7 +610,10 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .bias = view_of(bindings, a->bias),
         .seq_len_q = view_of(bindings, a->seq_len_q),
         .seq_len_kv = view_of(bindings, a->seq_len_kv),
+        .cu_seq_len_q = view_of(bindings, a->cu_seq_len_q),
+        .cu_seq_len_kv = view_of(bindings, a->cu_seq_len_kv),
         .sink = view_of(bindings, a->sink),
+        .block_mask = view_of(bindings, a->block_mask),
         .scale = view_scalar(bindings, a->scale, a->scale_value),
         .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
         .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
@@ -579,15 +628,18 @@ struct head {
     double sink; /* -inf: none */
 };
 
-static int64_t length_in_use(const struct view *lengths, int64_t batch, int64_t all) {
+static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
+    if (sums->data)
+        length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
+                 view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
     return length < 0 ? 0 : length > all ? all : length;
 }
 
 static struct head head_of(const struct run *run, int64_t batch, int64_t index) {
     struct head head = {.batch = batch, .index = index, .sink = -INFINITY};
-    head.rows_used = length_in_use(&run->seq_len_q, batch, run->rows);
-    head.columns_used = length_in_use(&run->seq_len_kv, batch, run->columns);
+    head.rows_used = length_in_use(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
+    head.columns_used = length_in_use(&run->seq_len_kv, &run->cu_seq_len_kv, batch, run->columns);
     if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
         head.shift = head.columns_used - head.rows_used;
     if (run->a->alibi)
@@ -597,13 +649,23 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
     return head;
 }
 
+/* Whether the block mask has the tile of a score. */
+static bool keeps_tile(const struct run *run, const struct head *head, int64_t row, int64_t column) {
+    if (!run->block_mask.data)
+        return true;
+    int64_t tile = column / ATTENTION_MASK_TILE, bits = attention_mask_has_bits(run->a) ? 8 : 1;
+    int64_t byte = view_load_int(&run->block_mask,
+                                 (const int64_t[]){head->batch, head->index, row / ATTENTION_MASK_TILE, tile / bits});
+    return bits == 1 ? byte != 0 : byte >> tile % 8 & 1;
+}
+
 /* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. product: scale q k, before the
    score modifier. */
 static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
                     int64_t column, double *product) {
     bool seen = row < head->rows_used && column < head->columns_used &&
                 column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
-    if (!seen)
+    if (!seen || !keeps_tile(run, head, row, column))
         return -INFINITY;
     double bias = 0;
     if (run->bias.data) {

@@ -17,15 +17,15 @@ struct attention {
     struct tensor *bias;                   /* added, or a boolean mask: true keeps */
     struct tensor *seq_len_q, *seq_len_kv; /* [B, 1, 1, 1] */
     struct tensor *sink;                   /* [1, Hq, 1, 1] */
+    struct tensor *block_mask;             /* [B or 1, Hq or 1, tiles of queries, tiles of keys, or bytes of 8] */
     struct tensor *dropout_seed, *dropout_offset;
     double scale_value, dropout_probability;
     int64_t left_bound, right_bound; /* ATTENTION_UNBOUNDED: hides nothing */
     int64_t alignment;               /* weftDiagonalAlignment_t */
     bool alibi;
     int32_t math;
-    struct score_modifier modifier; /* of the scaled scores, before bias and masks */
-    /* Refused when set. */
-    struct tensor *cu_seq_len_q, *cu_seq_len_kv;
+    struct score_modifier modifier;              /* of the scaled scores, before bias and masks */
+    struct tensor *cu_seq_len_q, *cu_seq_len_kv; /* [B + 1, 1, 1, 1]: running sums of these, instead */
 };
 
 struct sdpa_fwd_op {
@@ -35,7 +35,6 @@ struct sdpa_fwd_op {
     struct tensor *descale_s, *scale_s, *scale_o, *amax_s, *amax_o; /* [1, 1, 1, 1] */
     bool unfuse_fma;
     /* Refused when set. */
-    struct tensor *block_mask;
     struct descriptor *softmax;
 };
 
@@ -53,6 +52,11 @@ extern const struct op sdpa_bwd_op;
 
 /* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */
 #define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
+
+enum { ATTENTION_MASK_TILE = 128 }; /* queries, and keys, of a tile of a block mask */
+
+/* Whether a block mask has eight tiles of keys in a byte. */
+static inline bool attention_mask_has_bits(const struct attention *a) { return a->block_mask->type == WEFT_DATA_UINT8; }
 
 /* Skv. */
 int64_t attention_keys(const struct attention *a);

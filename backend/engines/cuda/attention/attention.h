@@ -88,6 +88,10 @@ void attention_print_pages(struct kernel_print *print, const struct cuda_attenti
                            const struct tensor *container, const char *name, const char *page_name);
 /* The arithmetic, sizes, and what scores depend on. */
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c);
+/* Queries and keys in use, by batch entry or as running sums. */
+void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c);
+/* Which tiles of scores take part. */
+void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c);
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
                           int64_t shared_bytes);
 /* Seed, offset, and the part that is kept. */

@@ -150,23 +150,40 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
     const auto head_of = [&](int step) { return OWN_IS_KEY ? at.own_head * a.own_share + step / each : at.own_head; };
+    /* The first step, from this one on, whose tile the block mask has: a tile lies in one of the mask's. */
+    static_assert(!HAS_BLOCK_MASK || (MASK_TILE % ROWS == 0 && MASK_TILE % COLUMNS == 0), "tiles do not straddle");
+    const auto kept_from = [&](int step) {
+        for (; HAS_BLOCK_MASK && step < steps; step++) {
+            const int other = (begin + step % each) * COLUMNS;
+            if (keeps_tile(a, at.batch, head_of(step), OWN_IS_KEY ? other : at.first, OWN_IS_KEY ? at.first : other))
+                break;
+        }
+        return step;
+    };
     for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS)
         shared.spoiled[i / COLUMNS][i % COLUMNS] = -1;
     __syncthreads();
-    if (steps) {
-        bring_passing(a, at.batch, head_of(0), others, begin * COLUMNS, at.chunk, shared.stages[0]);
+    const auto bring = [&](int step, passing &to) {
+        bring_passing(a, at.batch, head_of(step), others, (begin + step % each) * COLUMNS, at.chunk, to);
         commit_tiles();
-    }
+    };
+    const int first_step = kept_from(0);
+    if (first_step < steps)
+        bring(first_step, shared.stages[0]);
+    int turn = 0; /* of the stages */
+    i64 last_head = -1;
 #pragma unroll 1
-    for (int step = 0; step < steps; step++) {
-        passing &now = shared.stages[step % STAGES];
+    for (int step = first_step, next; step < steps; step = next, turn = (turn + 1) % STAGES) {
+        passing &now = shared.stages[turn];
         const i64 head = head_of(step);
+        next = kept_from(step + 1);
         const int first = (begin + step % each) * COLUMNS;
         const bool is_whole = !MAY_HIDE && common.covers(first, first + COLUMNS);
-        const bool has_new_head = step % each == 0;
-        const bool has_new_own = !IS_SLICED && (step == 0 || (has_new_head && !same_own(a, head, head - 1)));
+        const bool has_new_head = head != last_head;
+        const bool has_new_own = !IS_SLICED && (step == first_step || (has_new_head && !same_own(a, head, last_head)));
+        last_head = head;
         if (has_new_own) {
-            if (step)
+            if (step != first_step)
                 __syncthreads();
             bring_owned(a, at.batch, head, own, at.first, shared.own);
             commit_tiles();
@@ -176,27 +193,22 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         await_tiles();
         bool is_spoiled = false;
         if (!is_whole)
-            is_spoiled = clear_spoiled(now, shared.spoiled[step % STAGES], step);
+            is_spoiled = clear_spoiled(now, shared.spoiled[turn], step);
         is_spoiled = __syncthreads_or(is_spoiled);
         if (has_new_own)
             rows.load();
-        const int next = step + 1;
-        const auto bring_next = [&](passing &to) {
-            bring_passing(a, at.batch, head_of(next), others, (begin + next % each) * COLUMNS, at.chunk, to);
-            commit_tiles();
-        };
         if (STAGES > 1 && next < steps)
-            bring_next(shared.stages[next % STAGES]);
+            bring(next, shared.stages[(turn + 1) % STAGES]);
         const bool meets = rows.meets(first);
         sum_t s[M_TILES][N][4] = {}, g[M_TILES][N][4] = {};
         if constexpr (IS_SLICED)
             add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
         if (meets)
-            add_tile(a, at, rows, now, shared.spoiled[step % STAGES], step, is_spoiled, is_whole, first,
+            add_tile(a, at, rows, now, shared.spoiled[turn], step, is_spoiled, is_whole, first,
                      shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
         if (STAGES == 1 && next < steps) {
             __syncthreads();
-            bring_next(now);
+            bring(next, now);
         }
     }
     store_gradients(a, at, made, at.first + warp_first);

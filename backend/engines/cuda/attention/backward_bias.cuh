@@ -48,7 +48,7 @@ DEVICE void add_tile(const P &a, i64 batch, i64 head, int query, int key, memory
     const lengths used = lengths_of(a, batch);
     const int last = min(query + ROWS, (int)a.queries), warp_first = (int)threadIdx.x / 32 * M_TILES * 16;
     const span keys = seen_by_any(a, used, query, last);
-    if (!keys.meets(key, key + COLUMNS))
+    if (!keys.meets(key, key + COLUMNS) || !keeps_tile(a, batch, head, query, key))
         return;
     const meeting at{batch, head, span{query, max(min(last, used.queries), query)}, keys, query, key};
     scores_of_rows rows;

@@ -75,7 +75,8 @@ static int64_t count_splits(const struct cuda_attention *c, const struct forward
 
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t share = c->heads / max64(c->key_heads, 1);
-    bool is_packed = c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MOST;
+    bool is_packed =
+        c->key_heads == c->value_heads && share > 1 && c->queries <= PACKED_QUERIES_MOST && !c->a->block_mask;
     const struct tensor *o = c->forward->o;
     *f = (struct forward){.pack = is_packed ? share : 1};
     f->groups = c->heads / f->pack;

@@ -190,6 +190,15 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
 
 /* ---- The kernel ---- */
 
+/* The first tile of keys, from `tile` on and before `until`, that the block mask has: a tile lies in one of the mask's. */
+template <class P> DEVICE int next_tile(const P &a, const position &at, int tile, int until) {
+    static_assert(!HAS_BLOCK_MASK || (!IS_PACKED && MASK_TILE % ROWS == 0 && MASK_TILE % KEYS == 0),
+                  "tiles of one head");
+    while (HAS_BLOCK_MASK && tile < until && !keeps_tile(a, at.batch, at.group, at.first, tile * KEYS))
+        tile++;
+    return tile;
+}
+
 template <class P> DEVICE void attend(const P &a, memory &shared) {
     const position at = locate(a);
     const lengths used = lengths_of(a, at.batch);
@@ -199,7 +208,8 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                common = seen_by_each(a, used, query_first, query_last);
     const int begin = keys.first / KEYS, end = keys.first < keys.last ? (keys.last + KEYS - 1) / KEYS : begin;
     const int share = (end - begin + (int)a.splits - 1) / (int)a.splits;
-    const int from = min(begin + at.split * share, end), until = min(from + share, end);
+    const int until = min(begin + (at.split + 1) * share, end);
+    const int from = next_tile(a, at, min(begin + at.split * share, end), until);
 
     row_state rows[M_TILES];
 #pragma unroll
@@ -226,22 +236,24 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     if (from < until) {
         if constexpr (!IS_SLICED)
             bring_queries(a, at, used, 0, shared);
-        bring_tile(a, at, keys, from * KEYS, shared.stages[from % STAGES]);
+        bring_tile(a, at, keys, from * KEYS, shared.stages[0]);
     }
+    int turn = 0; /* of the stages */
 #pragma unroll 1
-    for (int tile = from; tile < until; tile++) {
-        stage &now = shared.stages[tile % STAGES];
+    for (int tile = from, next; tile < until; tile = next, turn = (turn + 1) % STAGES) {
+        stage &now = shared.stages[turn];
         const int first = tile * KEYS;
+        next = next_tile(a, at, tile + 1, until);
         const bool is_whole = !MAY_HIDE && common.covers(first, first + KEYS);
         await_tiles();
         bool is_spoiled = false;
         if (!is_whole)
-            is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[tile % STAGES], tile);
+            is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[turn], tile);
         is_spoiled = __syncthreads_or(is_spoiled);
         if (tile == from)
             q.load();
-        if (STAGES > 1 && tile + 1 < until)
-            bring_tile(a, at, keys, first + KEYS, shared.stages[(tile + 1) % STAGES]);
+        if (STAGES > 1 && next < until)
+            bring_tile(a, at, keys, next * KEYS, shared.stages[(turn + 1) % STAGES]);
         bool meets = false;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
@@ -262,7 +274,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                 sum_t spoil[2];
                 score_tile(a, rows[m].own, first, is_whole, scale, s[m]);
                 if (is_spoiled)
-                    find_spoils(shared.spoiled[tile % STAGES], tile, s[m], spoil);
+                    find_spoils(shared.spoiled[turn], tile, s[m], spoil);
                 soften(rows[m], s[m], o[m]);
                 if (is_spoiled)
                     for (int j = 0; j < VALUES / 8; j++)
@@ -274,9 +286,9 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
             weights.set(s, shared.weights + (int)threadIdx.x / 32 * M_TILES * 16 * (KEYS + PAD));
             tiles::template results<VALUES + PAD, VALUES>(o, weights, now.v);
         }
-        if (STAGES == 1 && tile + 1 < until) {
+        if (STAGES == 1 && next < until) {
             __syncthreads();
-            bring_tile(a, at, keys, first + KEYS, now);
+            bring_tile(a, at, keys, next * KEYS, now);
         }
     }
     largest amax{};

@@ -139,6 +139,24 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
     print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
 }
 
+void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct attention *a = c->a;
+    print_constant(print, "SEQ_LEN_Q_ARE_SUMS", a->cu_seq_len_q != NULL);
+    print_constant(print, "SEQ_LEN_KV_ARE_SUMS", a->cu_seq_len_kv != NULL);
+    print_list(print, c, a->cu_seq_len_q ? a->cu_seq_len_q : a->seq_len_q, "seq_len_q", "seq_len_q_step", 0,
+               "HAS_SEQ_LEN_Q");
+    print_list(print, c, a->cu_seq_len_kv ? a->cu_seq_len_kv : a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", 0,
+               "HAS_SEQ_LEN_KV");
+}
+
+void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c) {
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    print_constant(print, "HAS_BLOCK_MASK", c->a->block_mask != NULL);
+    print_constant(print, "MASK_TILES_IN_BYTE", c->a->block_mask && attention_mask_has_bits(c->a) ? 8 : 1);
+    if (c->a->block_mask)
+        attention_print_tensor(print, c, c->a->block_mask, "block_mask", axes);
+}
+
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const bias_axes[] = {"batch", "head", "query", "key"};
     const struct attention *a = c->a;
@@ -156,8 +174,7 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     print_list(print, c, a->scale, "scale", NULL, 0, "HAS_SCALE");
     if (!a->scale)
         print_real(print, a->scale_value, "scale");
-    print_list(print, c, a->seq_len_q, "seq_len_q", "seq_len_q_step", 0, "HAS_SEQ_LEN_Q");
-    print_list(print, c, a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", 0, "HAS_SEQ_LEN_KV");
+    attention_print_lengths(print, c);
     print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");
     print_constant(print, "HAS_ALIBI", a->alibi);
     print_constant(print, "BIAS", !a->bias ? 0 : dtype_is_boolean((weftDataType_t)a->bias->type) ? 2 : 1);
@@ -165,6 +182,7 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* as above */
+    attention_print_block_mask(print, c);
     attention_print_modifier(print, c);
     attention_print_dropout(print, c);
 }

@@ -3,7 +3,9 @@
    not printed is not looked up. */
 
 #include "attention/alibi.cuh"
+#include "attention/block_mask.cuh"
 #include "attention/dropout.cuh"
+#include "attention/lengths.cuh"
 
 using tiles = warp_tiles<staged_t>;
 constexpr int PAD = tiles::PAD, THREADS = WARPS * 32;
@@ -27,9 +29,9 @@ struct lengths {
 template <class P> DEVICE lengths lengths_of(const P &a, i64 batch) {
     i64 queries = a.queries, keys = a.keys;
     if constexpr (HAS_SEQ_LEN_Q)
-        queries = min(max(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0ll), queries);
+        queries = min(max(length_of<SEQ_LEN_Q_ARE_SUMS>(a.seq_len_q, batch, a.seq_len_q_step), 0ll), queries);
     if constexpr (HAS_SEQ_LEN_KV)
-        keys = min(max(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0ll), keys);
+        keys = min(max(length_of<SEQ_LEN_KV_ARE_SUMS>(a.seq_len_kv, batch, a.seq_len_kv_step), 0ll), keys);
     return lengths{(int)queries, (int)keys, IS_BOTTOM_RIGHT ? keys - queries : 0};
 }
 

@@ -11,6 +11,7 @@
     FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
     FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
     FILE(attention_slices, "attention/slices.cuh", "attention/slices.cuh")                                             \
+    FILE(attention_block_mask, "attention/block_mask.cuh", "attention/block_mask.cuh")                                 \
     FILE(attention_decode, "attention/decode.cuh", "attention/decode.cuh")                                             \
     FILE(attention_dropout, "attention/dropout.cuh", "attention/dropout.cuh")                                          \
     FILE(attention_dropout_dump, "attention/dropout_dump.cuh", "attention/dropout_dump.cuh")                           \
@@ -38,6 +39,7 @@
          "attention/hopper/forward_tiles_sm90.cuh")                                                                    \
     FILE(attention_hopper_score_terms_sm90, "attention/hopper/score_terms_sm90.cuh",                                   \
          "attention/hopper/score_terms_sm90.cuh")                                                                      \
+    FILE(attention_lengths, "attention/lengths.cuh", "attention/lengths.cuh")                                          \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
     FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \
     FILE(attention_pages, "attention/pages.cuh", "attention/pages.cuh")                                                \

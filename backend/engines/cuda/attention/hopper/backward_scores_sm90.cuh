@@ -2,6 +2,8 @@
    Demands IS_BF16 HAS_SCALE HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV HAS_LEFT HAS_RIGHT IS_BOTTOM_RIGHT. Functions are templates on
    the arguments, so that what was not printed is not looked up. */
 
+#include "attention/lengths.cuh"
+
 DEVICE float low_half(u32 pair) {
     if constexpr (IS_BF16)
         return __uint_as_float(pair << 16);
@@ -32,9 +34,9 @@ struct band {
 
     template <class P> DEVICE band(const P &p, i32 batch) : queries((i32)p.queries), keys((i32)p.keys) {
         if constexpr (HAS_SEQ_LEN_Q)
-            queries = clamp(to_integer(p.seq_len_q[batch * p.seq_len_q_step]), 0, queries);
+            queries = clamp(length_of<SEQ_LEN_Q_ARE_SUMS>(p.seq_len_q, batch, p.seq_len_q_step), 0, queries);
         if constexpr (HAS_SEQ_LEN_KV)
-            keys = clamp(to_integer(p.seq_len_kv[batch * p.seq_len_kv_step]), 0, keys);
+            keys = clamp(length_of<SEQ_LEN_KV_ARE_SUMS>(p.seq_len_kv, batch, p.seq_len_kv_step), 0, keys);
         const i32 shift = IS_BOTTOM_RIGHT ? keys - queries : 0;
         if constexpr (HAS_RIGHT)
             first = clamp(-shift - p.right, -FAR, FAR);

@@ -64,6 +64,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel reads no pages");
     if (attention_is_scaled(c))
         return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
+    if (c->a->block_mask)
+        return refuse(c, "Hopper's forward kernel reads no block mask");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -100,8 +102,8 @@ static int64_t shared_bytes(const struct forward *f) {
 
 /* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. */
 static int64_t raster_heads(const struct cuda_attention *c) {
-    bool is_bounded =
-        c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED || c->a->seq_len_kv;
+    bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
+                      c->a->seq_len_kv || c->a->cu_seq_len_kv;
     int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
     double bytes = 2.0 * (double)c->keys * (double)(c->depth + c->value_depth);
     int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);

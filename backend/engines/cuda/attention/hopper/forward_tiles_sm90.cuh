@@ -5,6 +5,8 @@
    Schedule  static (every gridDim.x-th tile) or, with a counter that is zero at the start, whoever is free takes the
              next one */
 
+#include "attention/lengths.cuh"
+
 /* ---- Which keys a query sees ---- */
 
 /* Query i sees keys i + low .. min(i + high, keys) - 1; none from `queries` on. */
@@ -60,13 +62,13 @@ DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
 /* Lengths in use. Templates, so that what was not printed is not looked up. */
 template <class P> DEVICE i32 queries_of(const P &a, i32 batch) {
     if constexpr (HAS_SEQ_LEN_Q)
-        return bounds::clamp(to_integer(a.seq_len_q[batch * a.seq_len_q_step]), 0, (i32)a.queries);
+        return bounds::clamp(length_of<SEQ_LEN_Q_ARE_SUMS>(a.seq_len_q, batch, a.seq_len_q_step), 0, (i32)a.queries);
     else
         return (i32)a.queries;
 }
 template <class P> DEVICE i32 keys_of(const P &a, i32 batch) {
     if constexpr (HAS_SEQ_LEN_KV)
-        return bounds::clamp(to_integer(a.seq_len_kv[batch * a.seq_len_kv_step]), 0, (i32)a.keys);
+        return bounds::clamp(length_of<SEQ_LEN_KV_ARE_SUMS>(a.seq_len_kv, batch, a.seq_len_kv_step), 0, (i32)a.keys);
     else
         return (i32)a.keys;
 }

@@ -45,15 +45,6 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
     print_map(print, graph_find_value(c->graph, tensor), &map, name);
 }
 
-static void print_length(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                         const char *name, const char *step_name, const char *flag) {
-    print_constant(print, flag, tensor != NULL);
-    if (!tensor)
-        return;
-    print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
-    print_number(print, tensor->dims.at[0] == 1 ? 0 : tensor->strides.at[0], step_name);
-}
-
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     int64_t scale;
@@ -70,8 +61,7 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
         print_pointer(print, (weftDataType_t)a->scale->type, graph_find_value(c->graph, a->scale), 0, "scale");
     else
         print_number(print, scale, "scale");
-    print_length(print, c, a->seq_len_q, "seq_len_q", "seq_len_q_step", "HAS_SEQ_LEN_Q");
-    print_length(print, c, a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", "HAS_SEQ_LEN_KV");
+    attention_print_lengths(print, c);
 }
 
 void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c) {

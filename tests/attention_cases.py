@@ -1,0 +1,258 @@
+"""Generated cases of attention, forward and backward, against NumPy in float64: any number makes one.
+
+    python tests/attention_cases.py 1234                    one case, on the CPU
+    WEFT_TEST_DEVICE=cuda python tests/attention_cases.py --count 3000    all of them, on the GPU
+
+Lengths at the ends of tiles, shared heads, head sizes, masks, biases, modifiers, block masks, pages, lengths
+with empty sequences and NaN behind them, scores up to +-120, any order of the dims in memory, with gaps. An
+error may be twice that of the same formula with operands, weights and gradients of scores rounded to the type
+of the operands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import checks
+import numpy as np
+from attention_oracle import (
+    BOTTOM_RIGHT,
+    TOP_LEFT,
+    Case,
+    Modifier,
+    backward_inputs,
+    by_definition,
+    forward,
+    gather,
+    paged,
+    repeat,
+    run_backward,
+    run_forward,
+)
+
+DEPTHS = [(64, 64), (128, 128), (80, 80), (96, 96), (192, 128), (40, 72), (256, 256), (17, 30)]
+ORDERS = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]  # BHSD, BSHD, SBHD
+MODIFIERS = {
+    "soft cap": lambda case: Modifier(
+        lambda g, s, _: g.mul(g.tanh(g.mul(s, 1 / 16)), 16.0),
+        lambda s, *_: 16 * np.tanh(s / 16),
+        lambda s, *_: 1 - np.tanh(s / 16) ** 2,
+    ),
+    "relative": lambda case: Modifier(
+        lambda g, s, t: g.add(g.mul(g.sub(g.gen_index(s, axis=3), g.gen_index(s, axis=2)), t["slopes"]), s),
+        lambda s, b, h, i, j, slopes: s + (j - i) * slopes,
+        lambda s, *_, slopes: 1,
+        {"slopes": (1, case.heads[0], 1, 1)},
+        {"slopes": "f32"},
+        {"slopes": lambda s, b, h, i, j, slopes: j - i},
+    ),
+}
+
+
+@dataclass
+class Made:
+    """A case, and how its operands lie."""
+
+    case: Case
+    dtype: str
+    logits: float
+    order: tuple[int, ...]
+    gap: int
+    pages: tuple[int, int]
+    layout: str
+
+    def __str__(self) -> str:
+        usual = vars(Case())
+        hidden = ("modifier", "options", "scale")
+        options = {key: value for key, value in vars(self.case).items() if value != usual[key]}
+        shown = ", ".join(f"{key}={value}" for key, value in options.items() if key not in hidden)
+        end = ", modified" if self.case.modifier else ""
+        return f"{self.dtype}, logits {self.logits:g}, order {self.order}, gap {self.gap}, {shown}{end}"
+
+
+def make(number: int) -> Made:
+    """The case of a number."""
+    random = np.random.default_rng(number)
+
+    def one(*options: Any) -> Any:
+        return options[random.integers(len(options))]
+
+    tile = one(64, 128)
+    lengths = (1, tile - 1, tile, tile + 1, tile * 3 // 2)
+    batch, shared = int(one(1, 2, 3)), int(random.integers(1, 8))
+    heads = shared * (one(1, 2, 4) if shared < 4 else 1)
+    depth, value_depth = one(*DEPTHS)
+    case = Case(
+        batch=batch,
+        heads=(heads, shared, one(shared, shared, shared, 1)),
+        rows=one(*lengths),
+        columns=one(*lengths),
+        depth=depth,
+        value_depth=value_depth,
+        left=one(None, None, None, 1, 40),
+        right=one(None, None, 0, 0, 7),
+        alignment=one(TOP_LEFT, TOP_LEFT, BOTTOM_RIGHT),
+        alibi=one(False, False, False, True),
+        sink=one(False, False, False, True),
+    )
+    if one(True, False, False):
+        some = random.random(batch) < 0.3
+        q, kv = (random.integers(0, n + 1, batch) * ~some for n in (case.rows, case.columns))
+        case = replace(case, seq_len_q=q.tolist(), seq_len_kv=kv.tolist(), has_sums=one(True, False))
+    kind = one("", "", "bias", "mask", "blocks", "modifier")
+    if kind in ("bias", "mask"):
+        dims = (one(1, batch), one(1, heads), one(1, case.rows), case.columns)
+        case = replace(case, bias=dims, is_mask=kind == "mask")
+    if kind == "blocks":
+        case = replace(case, block_mask=(one(1, batch), one(1, heads)), mask_has_bits=one(True, False))
+    if kind == "modifier":
+        case = replace(case, modifier=MODIFIERS[one(*MODIFIERS)](case))
+    pages = (0, 0) if case.seq_len_kv is None else one((0, 0), (1, 16), (16, 0), (64, 128))
+    layout, dtype = one("packed", "padded"), one("bf16", "bf16", "f16", "f32")
+    return Made(case, dtype, one(1.0, 8.0, 30.0, 120.0), one(*ORDERS), one(0, 8, 24), pages, layout)
+
+
+# ---- Memory ------------------------------------------------------------------------------------------------
+
+
+def laid_out(made: Made, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Operands of four dims in an order of their own, with gaps behind rows; those in pages as they are."""
+    found = dict(inputs)
+    for name, array in inputs.items():
+        if array.ndim != 4 or name not in ("q", "k", "v", "o", "dO", "stats", "bias"):
+            continue
+        steps, step = [0] * 4, 1
+        for dim in reversed(made.order):
+            steps[dim], step = step, step * array.shape[dim]
+            step += made.gap if dim == 3 else 0
+        found[name] = (array, tuple(steps))
+    return found
+
+
+def spoil(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The operands with NaN behind the lengths in use."""
+    found = {name: np.array(array) for name, array in inputs.items()}
+    for b, (rows, columns) in enumerate(zip(*(used.ravel() for used in case.lengths()), strict=True)):
+        for name in ("q", "o", "dO", "stats"):
+            if name in found:
+                found[name][b, :, rows:] = np.nan
+        for name in "kv":
+            found[name][b, :, columns:] = np.nan
+    return found
+
+
+# ---- The same formula in the operands' precision -----------------------------------------------------------
+
+
+def as_type(array: Any, dtype: str) -> np.ndarray:
+    return checks.exact(checks.narrow(np.asarray(array, np.float64), dtype))
+
+
+def rounded_forward(case: Case, inputs: dict[str, Any], dtype: str) -> np.ndarray:
+    """o, with weights rounded as they are where one product feeds the next."""
+    s, sink = case.scores(inputs).astype(np.float32), case.sinks(inputs)
+    top = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
+    weights = np.exp(s - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isinf(top), 0, top))
+    o = np.einsum("bhij,bhjd->bhid", as_type(weights, dtype), repeat(inputs["v"], case.heads[0]))
+    return as_type(o / np.where(total > 0, total, 1), dtype)
+
+
+def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[np.ndarray]:
+    """dQ, dK and dV, with weights and gradients of scores rounded."""
+    hq, hk, hv = case.heads
+    s, stats = case.scores(operands).astype(np.float32), checks.exact(operands["stats"])
+    q, k, v, d_o = (
+        checks.exact(operands["q"]),
+        repeat(operands["k"], hq),
+        repeat(operands["v"], hq),
+        operands["dO"],
+    )
+    with np.errstate(invalid="ignore"):
+        weights = as_type(np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0))), dtype)
+    mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) - mean)
+    ds = as_type(ds * case.modified("slope", operands), dtype)
+    return [
+        as_type(case.scale * np.einsum("bhij,bhjd->bhid", ds, k), dtype),
+        as_type(gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, q), hk), dtype),
+        as_type(gather(np.einsum("bhij,bhid->bhjd", weights, d_o), hv), dtype),
+    ]
+
+
+def wrong(name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None, dtype: str) -> str:
+    """Where a result is farther off than twice the same precision, and a rounding of the largest number."""
+    got, want = checks.exact(got), np.asarray(want, np.float64)
+    finite = np.isfinite(want)
+    if not np.array_equal(np.where(finite, 0, want), np.where(finite & np.isfinite(got), 0, got)):
+        return f"{name} has {np.sum(np.isnan(got))} NaN, or an infinity where there should be none"
+    most = np.abs(want[finite]).max(initial=0)
+    error = np.abs(got - want)[finite].max(initial=0)
+    usual = 0.0 if same is None else np.abs(same - want)[finite].max(initial=0)
+    allowed = 2 * usual + (checks.roundoff(dtype) + 3e-5) * most + 1e-6
+    return "" if error <= allowed else f"{name} is off by {error:.3g} of {most:.3g}, allowed is {allowed:.3g}"
+
+
+# ---- Running -----------------------------------------------------------------------------------------------
+
+
+def results(build: Any, made: Made, inputs: dict[str, Any], count: int) -> dict[str, list[np.ndarray]]:
+    return checks.check(build, laid_out(made, inputs), [None] * count, layouts=[made.layout])
+
+
+def run(number: int) -> str:
+    """What is wrong with a case; empty when nothing is."""
+    made = make(number)
+    case, inputs = made.case, made.case.inputs(made.dtype)
+    products = np.einsum("bhid,bhjd->bhij", checks.exact(inputs["q"]), repeat(inputs["k"], case.heads[0]))
+    case.scale = made.logits / max(float(np.abs(products).max(initial=0)), 1e-3)
+    with np.errstate(all="ignore"):
+        want, same = forward(case, inputs), rounded_forward(case, inputs, made.dtype)
+        operands = paged(case, spoil(case, inputs), *made.pages)
+        found = []
+        options = {"paged_attention_max_seq_len_kv": case.columns} if any(made.pages) else {}
+        build = run_forward(replace(case, options=options))
+        for engine, (o, *statistics) in results(build, made, operands, 4).items():
+            found.append((engine, wrong("o", o, want[0], same, made.dtype)))
+            for name, got, expected in zip(("stats", "max", "sum_exp"), statistics, want[1:], strict=True):
+                found.append((engine, wrong(name, got, expected, None, "f32")))
+        clean = backward_inputs(case, inputs, made.dtype)
+        gradients, _ = by_definition(case, clean)
+        near = rounded_backward(case, clean, made.dtype)
+        spoiled = spoil(case, clean)
+        for engine, got in results(run_backward(case), made, spoiled, len(gradients)).items():
+            for i, each in enumerate(got):
+                usual = near[i] if i < 3 else None
+                name = ("dQ", "dK", "dV")[i] if i < 3 else f"gradient {i}"
+                slack = made.dtype if i < 3 else "bf16"
+                found.append((engine, wrong(name, each, gradients[i], usual, slack)))
+    return "; ".join(f"{engine}: {text}" for engine, text in found if text)
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("number", type=int, nargs="?", help="one case")
+    ask.add_argument("--first", type=int, default=0, help="of many (0)")
+    ask.add_argument("--count", type=int, default=3000, help="how many (3000)")
+    given = ask.parse_args()
+    numbers = range(given.first, given.first + given.count) if given.number is None else [given.number]
+    failed, device = 0, os.environ.get("WEFT_TEST_DEVICE", "cpu")
+    for number in numbers:
+        if found := run(number):
+            failed += 1
+            print(f"{found}\n    {make(number)}")
+            print(
+                f"    repro: WEFT_TEST_DEVICE={device} python tests/attention_cases.py {number}", flush=True
+            )
+    print(f"{len(numbers)} cases, {failed} wrong")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
