@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "runtime/dump.h"
+#include "base/environment.h"
 #include "base/hash.h"
 #include "base/trace.h"
 
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +48,7 @@ static bool write_options(const char *folder, const struct program *program, con
 
 void dump_program(const struct program *program, const struct nvrtc_choice *choice, const uint8_t key[32],
                   const struct compiled *compiled) {
+    static atomic_flag told = ATOMIC_FLAG_INIT;
     const char *root = getenv("WEFT_DUMP_DIR"), *log = compiled->log ? compiled->log : "";
     char hex[65], folder[PATH_MAX];
     if (!root || !*root)
@@ -60,6 +63,8 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
             write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));
     if (is_whole && compiled->image)
         is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
+    if (!is_whole && !atomic_flag_test_and_set(&told))
+        environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder of yours.");
     if (!is_whole)
         trace(WEFT_SEV_WARNING, "WEFT_DUMP_DIR: '%s' cannot be written (%s). Name a folder of yours.", folder,
               strerror(errno));

@@ -356,6 +356,36 @@ static void dumping(void) {
     cache_release(code);
 }
 
+/* What standard error is told meanwhile. */
+static void hear_errors(char *said, size_t bytes, void (*work)(void)) {
+    FILE *file = tmpfile();
+    int kept = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    work();
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    said[fread(said, 1, bytes - 1, file)] = 0;
+    fclose(file);
+}
+
+static void compile_two(void) {
+    static const char *const texts[] = {"__global__ void k() {}", "__global__ void l() {}"};
+    for (int i = 0; i < 2; i++) {
+        struct program program = program_of(texts[i]);
+        const struct code *code;
+        DO(cache_get(&code, &program, "sm_90a"));
+        cache_release(code);
+    }
+}
+
+static void dumping_nowhere(void) {
+    char said[512];
+    hear_errors(said, sizeof said, compile_two);
+    EXACTLY(said, "weft warning: WEFT_DUMP_DIR is '/dev/null/dump', where files cannot be written. Name a folder of "
+                  "yours.\n");
+}
+
 /* ---- Keys and memory ----------------------------------------------------------------------------------------------- */
 
 /* Each part of a program makes another key; the same program does not. */
@@ -653,15 +683,7 @@ static void no_home(void) {
 /* Settings are warned of on standard error, once. */
 static void bad_mode(void) {
     char said[512];
-    FILE *file = tmpfile();
-    int kept = dup(STDERR_FILENO);
-    dup2(fileno(file), STDERR_FILENO);
-    finds_on_disk();
-    dup2(kept, STDERR_FILENO);
-    close(kept);
-    rewind(file);
-    said[fread(said, 1, sizeof said - 1, file)] = 0;
-    fclose(file);
+    hear_errors(said, sizeof said, finds_on_disk);
     EXACTLY(said, "weft warning: WEFT_CACHE is 'yes', which is not rw, ro or off. It is taken as rw.\n");
 }
 
@@ -822,6 +844,7 @@ int main(void) {
     IN_CHILD(compiling, compiler);
     IN_CHILD(failing, compiler);
     IN_CHILD(dumping, compiler, place_variable("WEFT_DUMP_DIR", "dump"));
+    IN_CHILD(dumping_nowhere, compiler, "WEFT_DUMP_DIR=/dev/null/dump");
     IN_CHILD(keys, compiler);
     IN_CHILD(idle_code, compiler);
     IN_CHILD(together, slow);
