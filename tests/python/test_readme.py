@@ -19,7 +19,7 @@ from weft import backend
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "backend/README.md"]
+PAGES = [ROOT / "README.md", ROOT / "backend/README.md", ROOT / "docs/robustness.md"]
 EXPECTED = "0.0 2.0 6.0 3.0 0.0 0.0"
 
 
@@ -88,7 +88,7 @@ def test_programs_are_short() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), target
     anchors = {
         re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()
@@ -98,6 +98,12 @@ def test_links_and_paths_exist(page: Path) -> None:
     base = ROOT if page.parent == ROOT else ROOT / "backend"
     for path in re.findall(r"`((?:[\w.]+/)+[\w.]*)`", text):
         assert (base / path).exists() or (ROOT / path).exists(), path
+
+
+def test_tests_that_a_page_names_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"\btest_\w+\.(?:c|py)\b", page.read_text())}
+    assert len(named) > 20
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*")}
 
 
 def test_make_targets_exist() -> None:
