@@ -7,14 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import weft
 from weft import backend
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "backend/README.md"]
+PAGES = [ROOT / "README.md", ROOT / "backend/README.md", ROOT / "docs/robustness.md"]
 EXPECTED = "0.0 2.0 6.0 3.0 0.0 0.0"
 
 
@@ -83,7 +88,7 @@ def test_programs_are_short() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), target
     anchors = {
         re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()
@@ -93,6 +98,12 @@ def test_links_and_paths_exist(page: Path) -> None:
     base = ROOT if page.parent == ROOT else ROOT / "backend"
     for path in re.findall(r"`((?:[\w.]+/)+[\w.]*)`", text):
         assert (base / path).exists() or (ROOT / path).exists(), path
+
+
+def test_tests_that_a_page_names_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"\btest_\w+\.(?:c|py)\b", page.read_text())}
+    assert len(named) > 20
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*")}
 
 
 def test_make_targets_exist() -> None:
@@ -107,3 +118,89 @@ def test_tree_names_every_folder() -> None:
         assert f"\n{folder}/" in tree
     for floor in (path.name for path in (ROOT / "backend").iterdir() if path.is_dir()):
         assert f"\n  {floor}/" in tree
+
+
+# ---- What is not there yet ---------------------------------------------------------------------------------
+
+MISSING = README.partition("## What is not there yet")[2].replace("\n  ", " ")
+
+
+def attention(**options: Any) -> weft.Graph:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    q = g.tensor([1, 1, 4, 8])
+    given = {name: make(g) if callable(make) else make for name, make in options.items()}
+    g.sdpa(q, q, q, **given)[0].set_output(True)
+    return g
+
+
+def ragged() -> weft.Graph:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    g.relu(g.tensor([4, 8]).set_ragged_offset(g.tensor([5, 1], data_type="i32"))).set_output(True)
+    return g
+
+
+def reordered() -> weft.Graph:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    g.relu(g.tensor([4, 32]).set_reordering_type(weft.tensor_reordering.INT8x32)).set_output(True)
+    return g
+
+
+def shared_statistics() -> weft.Graph:
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    x, scale = g.tensor([2, 4, 3, 3]), g.tensor([1, 4, 1, 1])
+    g.batchnorm(x, scale, scale, epsilon=1e-5, peer_stats=[g.tensor([2, 4])])[0].set_output(True)
+    return g
+
+
+def score(*_: Any) -> None:
+    """No score modifier is called."""
+
+
+def as_scalar(data_type: str) -> Callable[[weft.Graph], Any]:
+    return lambda g: g.tensor([1, 1, 1, 1], data_type=data_type)
+
+
+REFUSED: dict[str, Callable[[], weft.Graph]] = {
+    "score modifiers": lambda: attention(score_mod=lambda _: score),
+    "block masks": lambda: attention(block_mask=as_scalar("u8")),
+    "dropout by a mask that the caller draws": lambda: attention(
+        dropout=lambda g: (g.tensor([1, 1, 4, 4], data_type="bool8"), as_scalar("f32")(g))
+    ),
+    "ragged tensors": ragged,
+    "statistics of batch norm shared between devices": shared_statistics,
+    "data in orders of their own": reordered,
+}
+
+
+@pytest.mark.parametrize("words", list(REFUSED))
+def test_what_methods_refuse_is_listed(words: str) -> None:
+    """And what is listed is refused: who makes it work takes it out."""
+    assert words in MISSING
+    with pytest.raises(weft.NotSupportedError):
+        REFUSED[words]().build()
+
+
+def test_methods_that_lack_are_listed() -> None:
+    absent = {
+        "methods for FP8 with scales": "sdpa_fp8",
+        "rotary embedding": "rope",
+        "causal 1-D convolution": "causal_conv1d",
+        "loading pages of a cache": "paged_cache_load",
+        "diagonal masks": "diagonal_band_mask",
+        "band matrices": "expand_band_matrix",
+        "signals": "signal",
+    }
+    for words, method in absent.items():
+        assert words in MISSING
+        assert not hasattr(weft.Graph, method), f"{method} is there: take it off README's list"
+    assert "gradients over pages" in MISSING
+    assert not [name for name in signature(weft.Graph.sdpa_backward).parameters if "paged" in name]
+    with pytest.raises(weft.NotSupportedError):
+        weft.Graph().populate_cuda_graph(weft.create_handle("cpu"), {}, None, 0)
+    assert "CUDA graph directly" in MISSING
+
+
+def test_types_that_lack_are_listed() -> None:
+    assert "Complex numbers, and FP8 in format E5M3." in MISSING
+    with pytest.raises(weft.BadParameterError, match="none that Weft knows"):
+        weft.Graph().tensor_like(np.zeros(2, np.complex64))
