@@ -55,8 +55,9 @@ def test_a_chip_of_few_multiprocessors() -> None:
 
 
 def test_memory_that_is_less_aligned() -> None:
-    """Every way of running on it, and a sample of the kernels whose plan is made anew for it."""
-    sample = [*SMALL_CASES, "--shift", "1", "--part", "2/6"]
+    """Every way of running on it, and kernels of each family; one engine declines such memory."""
+    names = "matmul$|few|conv$|NCHW$|gradient on Hopper, unordered$|layer norm$|mean|map|concat|rng|int4"
+    sample = [*SMALL_CASES, "--shift", "1", "--only", names]
     check([[*PYTEST, "tests/ops/test_unaligned.py"], sample], [{}, {}])
 
 

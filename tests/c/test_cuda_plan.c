@@ -236,6 +236,42 @@ static void less_aligned(void) {
     check_clean(1);
 }
 
+/* How often memory is allocated when a plan runs on y = relu(x) of so many elements. */
+static int allocations_of(weftHandle_t handle, desc plan, struct memory *m, int64_t extent) {
+    desc pack = open_pack(2, (int64_t[]){1, 2}, (void *[]){m->slots[0], m->slots[1]});
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, 2, (int64_t[]){1, 2}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 2, (int64_t[]){extent, extent}));
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 2, (int64_t[]){1, 1}));
+    MUST(weftBackendFinalize(pack));
+    int before = allocations;
+    MUST(weftBackendExecute(handle, plan, pack));
+    int made = allocations - before;
+    drop(pack);
+    return made;
+}
+
+/* A plan keeps what it made for the 32 shapes that ran last, and makes it once. */
+static void kept_shapes(void) {
+    static struct memory m;
+    enum { KEPT = 32 };
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = relu_graph(DIMS(4)), plan = finalized(open_gpu_plan(graph, handle));
+    for (int turn = 0; turn < 2; turn++)
+        for (int64_t extent = 1; extent <= KEPT; extent++) {
+            int made = allocations_of(handle, plan, &m, extent);
+            CHECK((made == 0) == (turn == 1), "turn %d, %lld elements: %d allocations", turn, (long long)extent, made);
+        }
+    CHECK(allocations_of(handle, plan, &m, 1) == 0, "the oldest of them is the newest now");
+    CHECK(allocations_of(handle, plan, &m, KEPT + 1) > 0, "one shape more");
+    CHECK(allocations_of(handle, plan, &m, 1) == 0, "ran last but one");
+    CHECK(allocations_of(handle, plan, &m, 3) == 0, "the oldest that is kept");
+    CHECK(allocations_of(handle, plan, &m, 2) > 0, "the oldest was dropped");
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* Kernels that copy through tensor maps get them encoded for the addresses of the day. */
 static void tensor_maps(void) {
     open_fake();
@@ -619,6 +655,7 @@ int main(void) {
     IN_CHILD(one_kernel, driver, compiler);
     IN_CHILD(little_workspace, driver, compiler);
     IN_CHILD(less_aligned, driver, compiler);
+    IN_CHILD(kept_shapes, driver, compiler);
     IN_CHILD(tensor_maps, driver, compiler);
     IN_CHILD(bare_execution, driver, compiler);
     IN_CHILD(empty_tensors, driver, compiler);

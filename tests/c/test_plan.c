@@ -663,7 +663,11 @@ static void test_overrides(void) {
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));
     REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
             "variant pack: override_shapes has 3 numbers, override_strides 4. Give both for each overridden tensor.");
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 4, (int64_t[]){5, N, 5, K}));
     MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, 3, (int64_t[]){N, 1, K}));
+    REFUSED(weftBackendFinalize(pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "variant pack: override_shapes has 4 numbers, override_strides 3. Give both for each overridden tensor.");
+    MUST(set_numbers(pack, WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, 3, (int64_t[]){5, N, 5}));
     MUST(weftBackendFinalize(pack));
     REFUSED(weftBackendExecute(handle, plan, pack), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
             "variant pack: override_shapes has 3 numbers, the overridden tensors have 4 dims in all. Give each dim.");
