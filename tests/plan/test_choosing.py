@@ -1,4 +1,4 @@
-"""Families are compared by price: what a plan takes, what its rivals would have taken, and the sums of steps."""
+"""Families are compared by price: what a plan takes, what its rivals would take, and the sums of steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rivals(g: weft.Graph) -> Iterator[tuple[str, float, str, float]]:
 
 
 def image(g: weft.Graph, *dims: int, last: bool = True) -> Any:
-    n, c, h, w = dims
+    _, c, h, w = dims
     return g.tensor(dims, (c * h * w, 1, w * c, c) if last else None)
 
 
@@ -104,7 +104,7 @@ def test_a_plan_takes_what_its_steps_take(g: weft.Graph) -> None:
 
 
 def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
-    """The product's family sees a graph of its own; there, too, two convolutions read the first one's result."""
+    """The product's family sees a graph of its own; there, too, two others read its result."""
     g = graph(intermediate_data_type="bf16")
     w = image(g, 64, 64, 3, 3, last=False)
     y = g.relu(g.conv_fprop(image(g, 128, 64, 56, 56, last=False), w, padding=[1, 1]))
