@@ -427,12 +427,13 @@ static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes,
 
 /* Grows a region from a seed; no candidate where the family does not accept that. */
 static weftStatus_t add_candidate(struct partitioning *p, const struct family *family, int seed, bool has_companions) {
-    struct candidate *candidate = &p->candidates[p->candidate_count];
-    struct part *part = &candidate->part;
+    if (p->candidate_count == CANDIDATES_MAX)
+        return WEFT_STATUS_SUCCESS;
+    struct part *part = &p->candidates[p->candidate_count].part;
     *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes, .engine = p->engine}};
     bool is_accepted =
         has_companions ? accepts_with_companions(p, part, p->nodes, seed) : accepts_alone(p, part, p->nodes, seed);
-    if (!is_accepted || p->candidate_count == CANDIDATES_MAX || !is_free(p, &part->region))
+    if (!is_accepted || !is_free(p, &part->region))
         return WEFT_STATUS_SUCCESS;
     set_inside(p, &part->region, true);
     update_neighbours(p, &part->region, NULL, 0);

@@ -318,7 +318,7 @@ static bool check_model(struct model *model, const struct family *family, enum n
     finish_model(model);
     for (int i = 0; i < model->op_count; i++)
         nodes[i] = i;
-    struct region region = {model->graph, model->op_count, nodes};
+    struct region region = {.graph = model->graph, .count = model->op_count, .nodes = nodes};
     weftStatus_t status = family->accepts(&region, &device, &seconds);
     CHECK(status != WEFT_STATUS_SUCCESS || seconds > 0, "%s: predicts %g seconds", what, seconds);
     if (status == WEFT_STATUS_SUCCESS) {
@@ -700,7 +700,7 @@ static void check_refusal(struct model *model, const struct family *family, cons
     int nodes[OPS] = {0, 1, 2};
     double seconds;
     finish_model(model);
-    struct region region = {model->graph, model->op_count, nodes};
+    struct region region = {.graph = model->graph, .count = model->op_count, .nodes = nodes};
     weftStatus_t status = family->accepts(&region, &device, &seconds);
     CHECK(status != WEFT_STATUS_SUCCESS && strcmp(status_text(), expected) == 0, "expected '%s', got '%s'", expected,
           status == WEFT_STATUS_SUCCESS ? "yes" : status_text());
