@@ -257,6 +257,24 @@ def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
     return build
 
 
+def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
+    """Keys and values of 8 bits, with all scales and largest numbers."""
+
+    def build(t: Maker) -> None:
+        k, v = (t(2, 2, keys, 64, dtype=dtype) for _ in "kv")
+        own = (2, 2, keys, 1) if by_rows else (1, 1, 1, 1)
+        descales = [t(1, 1, 1, 1, dtype="f32"), *(t(*own, dtype="f32") for _ in "kv")]
+        scales = [t(1, 1, 1, 1, dtype="f32") for _ in range(3)]
+        o, _, amax_s, amax_o = t.g.sdpa_fp8(
+            t(2, 4, queries, 64), k, v, *descales, *scales, use_alibi_mask=True
+        )
+        t.out(o)
+        t.out(amax_s, dtype="f32")
+        t.out(amax_o, dtype="f32")
+
+    return build
+
+
 def attention_gradient(t: Maker) -> None:
     """Rows of 120 bytes, which Hopper's copy engine does not take."""
     q, k, v, o, d_o = (t(2, 2, 70, 60) for _ in range(5))
@@ -700,9 +718,12 @@ CASES = {
             bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
         ),
     ),
-    "attention decoding": Case("decode merge_splits", "attention_decode", attention(dims=(2, 1, 4096, 64))),
+    "attention of split keys": Case(
+        "forward merge_splits", "attention", attention(dims=(2, 1, 600, 64), dtype="f32")
+    ),
+    "attention decoding": Case("decode", "attention_decode", attention(dims=(2, 1, 4096, 64))),
     "attention decoding, no keys": Case(
-        "decode merge_splits",
+        "decode",
         "attention_decode",
         attention(
             dims=(2, 1, 4096, 64),
@@ -710,6 +731,18 @@ CASES = {
             seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.ones((2, 1, 1, 1))),
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.reshape([0, 1025], (2, 1, 1, 1))),
         ),
+    ),
+    "attention decoding, heads that share a CTA": Case(
+        "decode", "attention_decode", attention(dims=(4, 1, 500, 64), use_alibi_mask=True)
+    ),
+    "attention decoding, FP8, largest numbers": Case(
+        "amax_clear decode", "attention_decode", byte_attention("e4m3", 2, 300, False)
+    ),
+    "attention, FP8, largest numbers": Case(
+        "amax_clear forward", "attention", byte_attention("e4m3", 70, 60, False)
+    ),
+    "attention decoding, INT8, scales of rows": Case(
+        "amax_clear decode", "attention_decode", byte_attention("i8", 2, 300, True)
     ),
     "attention decoding, pages": Case("decode", "attention_decode", paged_attention(2, (16, 32))),
     "attention decoding, odd pages": Case("decode", "attention_decode", paged_attention(2, (1, 7))),

@@ -17,7 +17,10 @@ struct attention_case {
     int64_t batch, heads, shared_heads, value_heads, queries, keys, depth, value_depth;
     int64_t bias[4]; /* 0: none */
     bool is_causal, is_padded, has_alibi, has_sink, is_odd;
-    int64_t page; /* keys of one of k; of v twice as many; 0: there are no pages */
+    int64_t page;                                  /* keys of one of k; of v twice as many; 0: there are no pages */
+    weftDataType_t shared_type;                    /* of k and v; FLOAT (0): that of q */
+    enum { NO_SCALES, SCALES, ROW_SCALES } scales; /* of k and v: one, or one for each row */
+    bool is_fp8;                                   /* all scales of sdpa_fp8, and largest numbers */
     float dropout;
     const char *forward, *backward; /* on sm_90: what the details begin with */
     int forward_kernels, backward_kernels;
@@ -127,6 +130,29 @@ static const struct attention_case cases[] = {
     {"f16 64, pages of 3", F16, F16, 0, 2, 8, 4, 4, 100, 600, 64, 64, .is_causal = true, .is_padded = true, .page = 3,
      .forward = "f16 on tensor cores, 128 x 64 tiles", .backward = "f16 on tensor cores, 64 x 64 tiles",
      .forward_kernels = 2, .backward_kernels = 3},
+    {"fp8 128 with all scales", E4M3, E4M3, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .scales = SCALES,
+     .is_fp8 = true, .forward = "f16 on tensor cores, 128 x 32 tiles", .backward = "bf16 on tensor cores",
+     .forward_kernels = 2, .backward_kernels = 3},
+    {"int8 64, scales of rows, pages of 3",
+     BF16,
+     F16,
+     0,
+     2,
+     8,
+     4,
+     4,
+     100,
+     600,
+     64,
+     64,
+     .is_padded = true,
+     .page = 3,
+     .shared_type = WEFT_DATA_INT8,
+     .scales = ROW_SCALES,
+     .forward = "bf16 on tensor cores, 128 x 64 tiles",
+     .backward = "bf16 on tensor cores, 64 x 64 tiles",
+     .forward_kernels = 2,
+     .backward_kernels = 3},
     {"no keys", F32, F32, 0, 2, 2, 2, 2, 70, 0, 16, 16, .forward = "float", .backward = "float", .forward_kernels = 1,
      .backward_kernels = 2},
     {"no queries", F32, F32, 0, 2, 2, 2, 2, 0, 70, 16, 16, .forward = "float", .backward = "float",
@@ -151,15 +177,33 @@ static void hold(desc op, weftBackendAttributeName_t name, desc held) {
     drop(held);
 }
 
+static void hold_scales(desc op, struct tensors *t, const struct attention_case *c, int64_t outer, int64_t rows) {
+    static const weftBackendAttributeName_t whole[] = {
+        WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC,
+        WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_SDESC,   WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_ODESC,
+        WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC,    WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC};
+    for (int i = 0; c->is_fp8 && i < COUNT(whole); i++)
+        hold(op, whole[i], tensor4(t, 1, 1, 1, 1, F32));
+    bool is_row = c->scales == ROW_SCALES;
+    if (c->scales == NO_SCALES)
+        return;
+    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC,
+         is_row ? tensor4(t, outer, c->shared_heads, rows, 1, F32) : tensor4(t, 1, 1, 1, 1, F32));
+    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC,
+         is_row ? tensor4(t, outer, c->value_heads, c->page ? 2 * rows : rows, 1, F32) : tensor4(t, 1, 1, 1, 1, F32));
+}
+
 static desc forward_of(const struct attention_case *c) {
     struct tensors t = {1, c->is_odd};
     desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
     weftDataType_t statistics = c->type == F64 ? F64 : F32;
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, tensor4(&t, c->batch, c->heads, c->queries, c->depth, c->type));
     int64_t outer = c->page ? 1000 : c->batch, rows = c->page ? c->page : c->keys;
-    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, tensor4(&t, outer, c->shared_heads, rows, c->depth, c->type));
+    weftDataType_t shared = c->shared_type ? c->shared_type : c->type;
+    hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, tensor4(&t, outer, c->shared_heads, rows, c->depth, shared));
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC,
-         tensor4(&t, outer, c->value_heads, c->page ? 2 * rows : rows, c->value_depth, c->type));
+         tensor4(&t, outer, c->value_heads, c->page ? 2 * rows : rows, c->value_depth, shared));
+    hold_scales(op, &t, c, outer, rows);
     if (c->page) {
         hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
              tensor4(&t, c->batch, 1, c->keys / c->page, 1, WEFT_DATA_INT32));
@@ -333,6 +377,15 @@ static const struct attention_case decode_cases[] = {
      .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 2},
     {"decode of 64 rows, heads of 256, pages of 1", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
      .page = 1, .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+    {"decode of FP8", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .shared_type = E4M3, .scales = SCALES,
+     .forward = "bf16 on tensor cores, 16 rows, 8 groups of warps with 6 slices of 16 keys in boxes",
+     .forward_kernels = 1},
+    {"decode of INT8, scales of rows, pages of 16", F16, F16, 0, 64, 32, 8, 8, 1, 4096, 96, 64, .is_padded = true,
+     .page = 16, .shared_type = WEFT_DATA_INT8, .scales = ROW_SCALES, .forward = "f16 on tensor cores, 16 rows",
+     .forward_kernels = 1},
+    {"decode of FP8 alone, scales of rows, pages of 1", E4M3, E4M3, 0, 4, 16, 2, 2, 8, 4096, 256, 128,
+     .is_padded = true, .page = 1, .scales = ROW_SCALES, .is_fp8 = true, .forward = "bf16 on tensor cores, 64 rows",
+     .forward_kernels = 2},
 };
 
 static void build_decode_cases(void) {

@@ -77,6 +77,17 @@ def test_splits(name: str, splits: int) -> None:
     check_decode(case, knobs={"SPLIT_K": splits}, spoil=True)
 
 
+@pytest.mark.parametrize("loads", [1, 2])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("splits", [1, 3, 8, 9])
+def test_divisions_of_work(splits: int, heads: int, loads: int) -> None:
+    """Heads that share a CTA; splits that a cluster joins, and more; loads by threads and by the copy engine.
+    ALiBi keeps it from other families."""
+    case = decoding(1, 4, 500, 64, 4, alibi=True, seq_len_kv=[500, 130], right=0, alignment=BOTTOM_RIGHT)
+    knobs = {"SLICED": heads, "SPLIT_K": splits, "INPUT_TMA_ENABLE": loads}
+    check_decode(case, knobs=knobs, spoil=True)
+
+
 MASKS = {
     "causal": {"right": 0},
     "causal at the end, lengths": {

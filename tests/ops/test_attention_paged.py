@@ -109,9 +109,9 @@ def test_splits(splits: int, size: int) -> None:
     check_paged(case, size, size, "bf16", knobs={"SPLIT_K": splits}, layouts=["packed"])
 
 
-@pytest.mark.parametrize("tile", range(1, 11))
+@pytest.mark.parametrize("tile", range(1, 15))
 def test_tiles(tile: int) -> None:
-    queries = {6: 16, 7: 16, 8: 32, 9: 32, 10: 32}.get(tile, 2)
+    queries = 2 if tile < 7 else 16 if tile < 11 else 32
     for size in 3, 32:
         case = sequences(queries, 90)
         check_paged(case, size, size, "bf16", knobs={"TILE_SIZE": tile}, layouts=["packed"])

@@ -83,12 +83,20 @@ static bool tile_fits(const struct decode *d, const struct decode_tile *t) {
            shared_bytes(d, t, 1) <= d->c->device->cuda.shared_per_block;
 }
 
+/* Few keys in all are read before a large CTA has begun. */
+static bool is_too_large(const struct decode *d, const struct decode_tile *t) {
+    enum { LARGE_GROUPS = 8, LARGE_SLICES = 2 };
+    int64_t slices = d->c->batches * d->c->key_heads * divide_up(d->c->keys, KEYS);
+    return t->key_groups >= LARGE_GROUPS &&
+           slices < (int64_t)LARGE_GROUPS * LARGE_SLICES * d->c->device->cuda.multiprocessors;
+}
+
 static bool choose_tile(struct decode *d, int64_t asked) {
     d->tile = NULL;
     if (asked > 0 && asked <= TILE_COUNT && tile_fits(d, &tiles[asked - 1]))
         d->tile = &tiles[asked - 1];
     for (int i = 0; i < TILE_COUNT && !d->tile; i++)
-        if (tile_fits(d, &tiles[i]))
+        if (tile_fits(d, &tiles[i]) && !is_too_large(d, &tiles[i]))
             d->tile = &tiles[i];
     return d->tile != NULL;
 }
@@ -147,12 +155,21 @@ static void choose_splits(struct decode *d, int64_t heads, int64_t asked, int64_
     }
 }
 
+/* Key heads that may share a CTA. They pay where rows are short: the heads of a key are neighbours in memory, and a wave
+   that begins costs more of its time. Rows of LONG_ROW bytes come as fast from CTAs of one head, which end one by one. */
+static int64_t heads_most(const struct decode *d) {
+    enum { LONG_ROW = 256 };
+    return key_bytes(d) * d->c->depth >= LONG_ROW ? 1
+           : d->tile->key_groups < HEADS_MAX      ? d->tile->key_groups
+                                                  : HEADS_MAX;
+}
+
 /* Heads of a CTA, and CTAs for its keys, so that whole waves of CTAs have equal work. */
 static void divide_work(struct decode *d, int64_t asked_heads, int64_t asked_splits) {
     int64_t best = INT64_MAX;
-    for (int64_t heads = 1; heads <= HEADS_MAX && heads <= d->tile->key_groups; heads *= 2) {
-        bool is_asked = asked_heads == 0 || heads == asked_heads || (heads == 1 && d->c->key_heads % asked_heads);
-        if (d->c->key_heads % heads == 0 && is_asked &&
+    for (int64_t heads = 1; heads <= HEADS_MAX; heads *= 2) {
+        bool is_wanted = asked_heads ? heads == asked_heads : heads <= heads_most(d);
+        if (is_wanted && d->c->key_heads % heads == 0 && d->tile->key_groups % heads == 0 &&
             shared_bytes(d, d->tile, heads) <= d->c->device->cuda.shared_per_block)
             choose_splits(d, heads, asked_splits, &best);
     }
