@@ -186,8 +186,34 @@ def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[n
     ]
 
 
-def wrong(name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None, dtype: str) -> str:
-    """Where a result is farther off than twice the same precision, and a rounding of the largest number."""
+def summed(case: Case, operands: dict[str, Any]) -> list[float]:
+    """The largest magnitude that each gradient is summed of, in the order of run_backward."""
+    hq, hk, hv = case.heads
+    s, stats, d_o = case.scores(operands), checks.exact(operands["stats"]), checks.exact(operands["dO"])
+    with np.errstate(invalid="ignore"):
+        weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
+    q, k, v = np.abs(checks.exact(operands["q"])), repeat(operands["k"], hq), repeat(operands["v"], hq)
+    mean = np.abs(d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", np.abs(d_o), np.abs(v)) + mean)
+    behind = ds * np.abs(case.modified("slope", operands))
+    found = [
+        case.scale * np.einsum("bhij,bhjd->bhid", behind, np.abs(k)),
+        gather(case.scale * np.einsum("bhij,bhid->bhjd", behind, q), hk),
+        gather(np.einsum("bhij,bhid->bhjd", weights, np.abs(d_o)), hv),
+    ]
+    if case.bias and not case.is_mask:
+        found.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
+    if case.sink:
+        found.append(mean.sum((0, 2), keepdims=True))
+    found += [np.abs(each) for each in case.of_operands(ds, operands).values()]
+    return [float(np.abs(each).max(initial=0)) for each in found]
+
+
+def wrong(
+    name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None, dtype: str, most_summed: float = 0
+) -> str:
+    """Where a result is farther off than twice the same precision, a rounding of the largest number, and some
+    roundings in float of what is summed."""
     got, want = checks.exact(got), np.asarray(want, np.float64)
     finite = np.isfinite(want)
     if not np.array_equal(np.where(finite, 0, want), np.where(finite & np.isfinite(got), 0, got)):
@@ -195,7 +221,7 @@ def wrong(name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None,
     most = np.abs(want[finite]).max(initial=0)
     error = np.abs(got - want)[finite].max(initial=0)
     usual = 0.0 if same is None else np.abs(same - want)[finite].max(initial=0)
-    allowed = 2 * usual + (checks.roundoff(dtype) + 3e-5) * most + 1e-6
+    allowed = 2 * usual + (checks.roundoff(dtype) + 3e-5) * most + 2.0**-18 * most_summed + 1e-6
     return "" if error <= allowed else f"{name} is off by {error:.3g} of {most:.3g}, allowed is {allowed:.3g}"
 
 
@@ -224,14 +250,14 @@ def run(number: int) -> str:
                 found.append((engine, wrong(name, got, expected, None, "f32")))
         clean = backward_inputs(case, inputs, made.dtype)
         gradients, _ = by_definition(case, clean)
-        near = rounded_backward(case, clean, made.dtype)
+        near, magnitudes = rounded_backward(case, clean, made.dtype), summed(case, clean)
         spoiled = spoil(case, clean)
         for engine, got in results(run_backward(case), made, spoiled, len(gradients)).items():
             for i, each in enumerate(got):
                 usual = near[i] if i < 3 else None
                 name = ("dQ", "dK", "dV")[i] if i < 3 else f"gradient {i}"
                 slack = made.dtype if i < 3 else "bf16"
-                found.append((engine, wrong(name, each, gradients[i], usual, slack)))
+                found.append((engine, wrong(name, each, gradients[i], usual, slack, magnitudes[i])))
     return "; ".join(f"{engine}: {text}" for engine, text in found if text)
 
 

@@ -20,6 +20,10 @@ weftStatus_t op_each_operand(const struct descriptor *op,
         struct tensor *single = row_tensor(op, &row);
         if (single)
             TRY(visit(context, &row, single));
+        if (single && single->ragged_offset && op_of(op)->takes_ragged) {
+            row.role = ROLE_INPUT; /* where its batch entries begin is read */
+            TRY(visit(context, &row, single->ragged_offset));
+        }
         const struct list *list = row_at(op, &row);
         for (int64_t k = 0; row.storage == STORE_LIST && k < list->count; k++)
             TRY(visit(context, &row, list->tensors[k]));

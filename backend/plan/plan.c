@@ -66,6 +66,11 @@ int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
                                                    : max64(tensor->alignment, element);
 }
 
+/* Of a tensor's memory, what is surely its own: ragged batch entries lie where their offsets say. */
+static int64_t sure_bytes(const struct tensor *tensor) {
+    return tensor->ragged_offset ? dtype_bytes((weftDataType_t)tensor->type, 1) : tensor_bytes(tensor);
+}
+
 static weftStatus_t list_slots(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
     struct arena *arena = &plan->base.arena;
@@ -79,7 +84,7 @@ static weftStatus_t list_slots(struct plan *plan) {
         uids[plan->slot_count] = tensor->uid;
         plan->slots[plan->slot_count++] = (struct slot){.value = v,
                                                         .uid = tensor->uid,
-                                                        .bytes = tensor_bytes(tensor),
+                                                        .bytes = sure_bytes(tensor),
                                                         .alignment = plan_alignment(plan, tensor),
                                                         .is_written = graph->values[v].producer >= 0};
     }

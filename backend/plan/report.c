@@ -74,6 +74,7 @@ static void add_values(struct text *text, const struct plan *plan) {
         add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
         text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
                  numbers_text(tensor->strides.at, tensor->strides.count));
+        text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
         add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
         text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
                  (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",

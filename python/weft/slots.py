@@ -27,6 +27,8 @@ class Slot(NamedTuple):
     """Bytes from the first element to the last, both included."""
     alignment: int
     """Bytes that its addresses are multiples of."""
+    is_ragged: bool = False
+    """Its batch entries lie where offsets say, and memory may have any shape."""
 
     def __str__(self) -> str:
         role = "output" if self.is_output else "input"
@@ -51,7 +53,7 @@ def slot_of(tensor: dict[str, Any]) -> Slot:
     sizes = _sizes(tensor["dims"], tensor["strides"], type_)
     roles = {"is_output": tensor["written"], "is_by_value": tensor["by_value"]}
     own = {"uid": tensor["uid"], "name": tensor["name"] or "", "alignment": tensor["alignment"]}
-    return Slot(data_type=type_, **own, **roles, **sizes)
+    return Slot(data_type=type_, is_ragged=bool(tensor.get("ragged")), **own, **roles, **sizes)
 
 
 def _sizes(dims: Sequence[int], strides: Sequence[int], type_: data_type) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def check_writable(where: str, slot: Slot, is_writable: bool) -> None:
 
 def check_size(where: str, slot: Slot, size: int) -> None:
     """Whether memory of so many bytes is enough."""
-    if size < slot.span:
+    if size < slot.span and not slot.is_ragged:
         raise BadParameterError(
             f"{where}: {slot} takes {slot.span} bytes as {shape_text(slot.data_type, slot.dims)}, its buffer "
             f"has {size}. Give a larger one."
@@ -173,7 +175,7 @@ def check_shape(where: str, slot: Slot, buffer: buffers.Buffer) -> None:
         if buffer.elements < slot.bytes:
             raise _other_shape(where, slot, buffer)
         return
-    if slot.is_by_value and buffer.elements == 1:
+    if slot.is_ragged or (slot.is_by_value and buffer.elements == 1):
         return
     if buffer.dims != slot.dims:
         raise _other_shape(where, slot, buffer)

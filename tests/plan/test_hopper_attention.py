@@ -121,3 +121,44 @@ def test_what_forward_declines(options: dict[str, Any], sentence: str) -> None:
 
 def test_few_queries_are_decoding() -> None:
     assert forward(64, 64, dims=(1, 1, 16, 2000))[0] == "cuda.attention_decode"
+
+
+def backward(depth: int, dtype: str, deterministic: bool, **options: Any) -> list[str]:
+    """The families of the plan's steps."""
+    g = weft.Graph(io_data_type=dtype, device_property=DeviceProperties(H200))
+    q = g.tensor([2, 4, 2000, depth])
+    stats = g.tensor([2, 4, 2000, 1], data_type="f32")
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            options[name] = g.tensor(list(value[0]), data_type=value[1])
+    options["use_deterministic_algorithm"] = deterministic
+    g.sdpa_backward(q, q, q, q, q, stats, attn_scale=0.1, **options)
+    g.build()
+    return [step["family"] for step in g.plan.report["steps"]]
+
+
+BIAS = {"bias": ((1, 4, 2000, 2000), "bf16")}
+
+
+@pytest.mark.parametrize(
+    ("depth", "is_deterministic", "options"),
+    [
+        (64, False, BIAS),
+        (128, False, BIAS),
+        (128, True, BIAS),
+        (64, True, {"score_mod": soft_cap, "use_alibi_mask": True}),
+        (128, True, {"score_mod": soft_cap, **BIAS}),
+    ],
+)
+def test_backward_terms(
+    depth: int,
+    is_deterministic: bool,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    suffix = "" if is_deterministic else "_unordered"
+    assert backward(depth, "bf16", is_deterministic, **options) == [f"cuda.attention_hopper{suffix}"]
+    assert cubins.check_dumped(tmp_path, diverges=False) >= 2

@@ -404,6 +404,34 @@ static weftStatus_t check_sums(const struct descriptor *op, const char *side, co
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Ragged: batch entries begin where offsets say, and rows beyond a length belong to others. */
+static weftStatus_t check_ragged(const struct descriptor *op, const struct attention *a, const char *key,
+                                 const struct tensor *tensor, bool has_keys) {
+    if (!tensor || !tensor->ragged_offset)
+        return WEFT_STATUS_SUCCESS;
+    TRY(check_integers(op, key, tensor->ragged_offset, (const int64_t[]){a->q->dims.at[0] + 1, 1, 1, 1}));
+    if (tensor->is_virtual || (has_keys && (a->k_table || a->v_table)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets, and %s. Give a padded tensor.",
+             descriptor_label(op), key, tensor->is_virtual ? "is virtual" : "there are page tables");
+    if (has_keys ? !a->seq_len_kv && !a->cu_seq_len_kv : !a->seq_len_q && !a->cu_seq_len_q)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has ragged offsets, but there is no %s. Give it, or cu_%s.",
+             descriptor_label(op), key, has_keys ? "seq_len_kv" : "seq_len_q", has_keys ? "seq_len_kv" : "seq_len_q");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The others are padded. */
+static weftStatus_t check_padded(const struct descriptor *op, const struct attention *a) {
+    const struct tensor *padded[] = {a->bias,         a->seq_len_q,     a->seq_len_kv, a->sink,
+                                     a->cu_seq_len_q, a->cu_seq_len_kv, a->block_mask, a->scale};
+    for (size_t i = 0; i < sizeof padded / sizeof *padded; i++)
+        if (padded[i] && padded[i]->ragged_offset)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets. Give a padded tensor.",
+                 descriptor_label(op), descriptor_label(&padded[i]->base));
+    TRY(check_ragged(op, a, "q", a->q, false));
+    TRY(check_ragged(op, a, "k", a->k, true));
+    return check_ragged(op, a, "v", a->v, true);
+}
+
 static weftStatus_t check_block_mask(const struct descriptor *op, const struct attention *a) {
     if (!a->block_mask)
         return WEFT_STATUS_SUCCESS;
@@ -434,6 +462,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
     TRY(score_modifier_check(&a->modifier, op, &scores));
     TRY(check_block_mask(op, a));
+    TRY(check_padded(op, a));
     if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: bias has data type %s. Use a floating type to add it, or BYTE_BOOLEAN to keep keys where it is true.",
@@ -497,6 +526,10 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
                         descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT)));
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
+    TRY(check_ragged(descriptor, &op->a, "stats", op->stats, false));
+    TRY(check_ragged(descriptor, &op->a, "score_max", op->max, false));
+    TRY(check_ragged(descriptor, &op->a, "score_sum_exp", op->sum_exp, false));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_scales(descriptor, "descale_s", op->descale_s, op->o, 0));
@@ -540,6 +573,12 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     TRY(check_dims(descriptor, "dQ", op->dq, 4, q));
     TRY(check_dims(descriptor, "dK", op->dk, 4, k));
     TRY(check_dims(descriptor, "dV", op->dv, 4, v));
+    TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
+    TRY(check_ragged(descriptor, &op->a, "dO", op->d_o, false));
+    TRY(check_ragged(descriptor, &op->a, "stats", op->stats, false));
+    TRY(check_ragged(descriptor, &op->a, "dQ", op->dq, false));
+    TRY(check_ragged(descriptor, &op->a, "dK", op->dk, true));
+    TRY(check_ragged(descriptor, &op->a, "dV", op->dv, true));
     if (op->dbias)
         TRY(check_dims(descriptor, "dBias", op->dbias, 4, op->a.bias->dims.at));
     return check_dims(descriptor, "dSink_token", op->dsink, 4, (const int64_t[]){1, q[1], 1, 1});
@@ -696,18 +735,35 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
     return word >> 8 < philox_threshold(keeps) ? 1 / keeps : 0;
 }
 
-/* Copies one head of a [B, H, S, D] operand, times its scales, into rows of doubles. */
+/* An operand, of which index {batch, ..} finds the entry where the tensor's ragged offset says, if it has one. */
+static struct view entry_of(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
+    struct view view = view_of(bindings, tensor);
+    if (!view.data || !tensor->ragged_offset)
+        return view;
+    struct view offsets = view_of(bindings, tensor->ragged_offset);
+    int64_t offset = view_load_int(&offsets, (const int64_t[]){batch, 0, 0, 0}) * tensor->ragged_multiplier;
+    int64_t usual = view.dims[0] == 1 ? 0 : batch * view.strides[0];
+    view.data = (char *)view.data + dtype_bytes(view.type, 1) * (offset - usual);
+    return view;
+}
+
+/* Rows of a result that are there: beyond those in use, ragged ones belong to others. */
+static int64_t rows_of(const struct tensor *tensor, int64_t used) {
+    return tensor && tensor->ragged_offset ? min64(used, tensor->dims.at[2]) : INT64_MAX;
+}
+
+/* Copies one head of a [B, H, S, D] operand, times its scales, into rows of doubles; those beyond `used` are 0. */
 static void load_scaled_head(double *to, const struct view *from, const struct view *scales, int64_t batch,
-                             int64_t head) {
+                             int64_t head, int64_t used) {
     for (int64_t s = 0; s < from->dims[2]; s++)
         for (int64_t d = 0; d < from->dims[3]; d++) {
             const int64_t index[] = {batch, head, s, d};
-            *to++ = view_load(from, index) * view_load_or(scales, index, 1);
+            *to++ = s < used ? view_load(from, index) * view_load_or(scales, index, 1) : 0;
         }
 }
 
-static void load_head(double *to, const struct view *from, int64_t batch, int64_t head) {
-    load_scaled_head(to, from, &(struct view){0}, batch, head);
+static void load_head(double *to, const struct view *from, int64_t batch, int64_t head, int64_t used) {
+    load_scaled_head(to, from, &(struct view){0}, batch, head, used);
 }
 
 /* Points the index of a key, or a value, into the page that a table names. */
@@ -742,8 +798,9 @@ static void load_keys(double *to, const struct keys_view *keys, const struct hea
     }
 }
 
-static void store_head(const struct view *to, int64_t batch, int64_t head, const double *from) {
-    for (int64_t s = 0; to->data && s < to->dims[2]; s++)
+/* rows: that are there. */
+static void store_head(const struct view *to, int64_t rows, int64_t batch, int64_t head, const double *from) {
+    for (int64_t s = 0; to->data && s < min64(rows, to->dims[2]); s++)
         for (int64_t d = 0; d < to->dims[3]; d++)
             view_store(to, (const int64_t[]){batch, head, s, d}, *from++);
 }
@@ -807,6 +864,7 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
 
 /* Everything that the forward pass reads and writes. */
 struct forward_views {
+    const struct sdpa_fwd_op *op;
     struct keys_view k, v;
     struct view q, descale_q, o, stats, max, sum_exp, dump;
     double weight_scale, scale_o; /* weight_scale: of the softmax, there and back */
@@ -815,18 +873,33 @@ struct forward_views {
 
 static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const struct bindings *bindings) {
     return (struct forward_views){
+        .op = op,
         .k = keys_of(bindings, op->a.k, op->a.descale_k, op->a.k_table),
         .v = keys_of(bindings, op->a.v, op->a.descale_v, op->a.v_table),
-        .q = view_of(bindings, op->a.q),
         .descale_q = view_of(bindings, op->a.descale_q),
-        .o = view_of(bindings, op->o),
-        .stats = view_of(bindings, op->stats),
-        .max = view_of(bindings, op->max),
-        .sum_exp = view_of(bindings, op->sum_exp),
         .dump = view_of(bindings, op->rng_dump),
         .weight_scale = view_scalar(bindings, op->scale_s, 1) * view_scalar(bindings, op->descale_s, 1),
         .scale_o = view_scalar(bindings, op->scale_o, 1),
     };
+}
+
+/* Points the views of what may be ragged at a batch entry. */
+static void find_entries(struct forward_views *views, const struct bindings *bindings, int64_t batch) {
+    const struct sdpa_fwd_op *op = views->op;
+    views->q = entry_of(bindings, op->a.q, batch);
+    views->k.memory = entry_of(bindings, op->a.k, batch);
+    views->v.memory = entry_of(bindings, op->a.v, batch);
+    views->o = entry_of(bindings, op->o, batch);
+    views->stats = entry_of(bindings, op->stats, batch);
+    views->max = entry_of(bindings, op->max, batch);
+    views->sum_exp = entry_of(bindings, op->sum_exp, batch);
+}
+
+/* A statistic of a row, where it is wanted and has a place. */
+static void store_statistic(const struct view *to, const struct tensor *tensor, const int64_t index[4], int64_t used,
+                            double value) {
+    if (index[2] < rows_of(tensor, used))
+        view_store_if(to, index, value);
 }
 
 /* One row of o, from its weights. */
@@ -849,7 +922,8 @@ static void add_values(const struct run *run, const struct head *head, struct fo
 
 static void forward_head(const struct run *run, const struct head *head, struct forward_views *views,
                          const struct forward_scratch *scratch) {
-    load_scaled_head(scratch->q, &views->q, &views->descale_q, head->batch, head->index);
+    const struct sdpa_fwd_op *op = views->op;
+    load_scaled_head(scratch->q, &views->q, &views->descale_q, head->batch, head->index, head->rows_used);
     load_keys(scratch->k, &views->k, head, run->heads);
     load_keys(scratch->v, &views->v, head, run->heads);
     clear(scratch->o, run->rows * run->value_depth);
@@ -857,12 +931,13 @@ static void forward_head(const struct run *run, const struct head *head, struct 
         double row_max, row_sum;
         const int64_t index[] = {head->batch, head->index, i, 0};
         weigh_row(run, head, scratch, i, &row_max, &row_sum);
-        view_store_if(&views->max, index, row_max);
-        view_store_if(&views->sum_exp, index, row_sum);
-        view_store_if(&views->stats, index, row_sum == 0 ? -INFINITY : row_max + log(row_sum));
+        double total = row_sum == 0 ? -INFINITY : row_max + log(row_sum);
+        store_statistic(&views->max, op->max, index, head->rows_used, row_max);
+        store_statistic(&views->sum_exp, op->sum_exp, index, head->rows_used, row_sum);
+        store_statistic(&views->stats, op->stats, index, head->rows_used, total);
         add_values(run, head, views, scratch, i, row_sum);
     }
-    store_head(&views->o, head->batch, head->index, scratch->o);
+    store_head(&views->o, rows_of(op->o, head->rows_used), head->batch, head->index, scratch->o);
 }
 
 static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
@@ -873,6 +948,7 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
     lay_out_forward(op, bindings->scratch, &scratch);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
+        find_entries(&views, bindings, head.batch);
         forward_head(&run, &head, &views, &scratch);
     }
     struct view amax_s = view_of(bindings, op->amax_s), amax_o = view_of(bindings, op->amax_o);
@@ -902,6 +978,7 @@ const struct op sdpa_fwd_op = {
             .op = &sdpa_fwd_op,
         },
     .methods = forward_methods,
+    .takes_ragged = true,
     .infer = infer_forward,
     .check = check_forward,
     .reference = forward,
@@ -1011,9 +1088,6 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
     struct run run = run_of(&op->a, bindings);
     struct backward_scratch scratch;
     lay_out_backward(op, bindings->scratch, &scratch);
-    struct view q = view_of(bindings, op->a.q), k = view_of(bindings, op->a.k), v = view_of(bindings, op->a.v);
-    struct view o = view_of(bindings, op->o), d_o = view_of(bindings, op->d_o), stats = view_of(bindings, op->stats);
-    struct view dq = view_of(bindings, op->dq), dk = view_of(bindings, op->dk), dv = view_of(bindings, op->dv);
     struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
     clear(scratch.dbias, op->dbias ? tensor_elements(op->dbias) : 0);
     clear(scratch.dsink, run.heads);
@@ -1021,14 +1095,17 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
         clear(scratch.dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
+        struct view q = entry_of(bindings, op->a.q, head.batch), k = entry_of(bindings, op->a.k, head.batch);
+        struct view v = entry_of(bindings, op->a.v, head.batch), o = entry_of(bindings, op->o, head.batch);
+        struct view d_o = entry_of(bindings, op->d_o, head.batch), stats = entry_of(bindings, op->stats, head.batch);
         int64_t key_head = attention_shared_head(head.index, run.heads, k.dims[1]);
         int64_t value_head = attention_shared_head(head.index, run.heads, v.dims[1]);
-        load_head(scratch.q, &q, head.batch, head.index);
-        load_head(scratch.k, &k, head.batch, key_head);
-        load_head(scratch.v, &v, head.batch, value_head);
-        load_head(scratch.o, &o, head.batch, head.index);
-        load_head(scratch.d_o, &d_o, head.batch, head.index);
-        load_head(scratch.stats, &stats, head.batch, head.index);
+        load_head(scratch.q, &q, head.batch, head.index, head.rows_used);
+        load_head(scratch.k, &k, head.batch, key_head, head.columns_used);
+        load_head(scratch.v, &v, head.batch, value_head, head.columns_used);
+        load_head(scratch.o, &o, head.batch, head.index, head.rows_used);
+        load_head(scratch.d_o, &d_o, head.batch, head.index, head.rows_used);
+        load_head(scratch.stats, &stats, head.batch, head.index, head.rows_used);
         clear(scratch.dq, run.rows * run.depth);
         if (head.index % (run.heads / k.dims[1]) == 0)
             clear(scratch.dk, run.columns * run.depth);
@@ -1038,9 +1115,11 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
             if (scratch.stats[i] != -INFINITY)
                 backward_row(op, &run, &head, &scratch, i);
         /* The last head of a group has the sum; those before it are overwritten. */
-        store_head(&dq, head.batch, head.index, scratch.dq);
-        store_head(&dk, head.batch, key_head, scratch.dk);
-        store_head(&dv, head.batch, value_head, scratch.dv);
+        struct view dq = entry_of(bindings, op->dq, head.batch), dk = entry_of(bindings, op->dk, head.batch);
+        struct view dv = entry_of(bindings, op->dv, head.batch);
+        store_head(&dq, rows_of(op->dq, head.rows_used), head.batch, head.index, scratch.dq);
+        store_head(&dk, rows_of(op->dk, head.columns_used), head.batch, key_head, scratch.dk);
+        store_head(&dv, rows_of(op->dv, head.columns_used), head.batch, value_head, scratch.dv);
     }
     store_all(&dbias, scratch.dbias);
     store_all(&dsink, scratch.dsink);
@@ -1068,6 +1147,7 @@ const struct op sdpa_bwd_op = {
             .op = &sdpa_bwd_op,
         },
     .methods = backward_methods,
+    .takes_ragged = true,
     .infer = infer_backward,
     .check = check_backward,
     .reference = backward,

@@ -32,6 +32,14 @@ bool attention_is_rich(const struct cuda_attention *c, int parts) {
            c->arithmetic->sum_bytes > 4;
 }
 
+bool attention_is_ragged(const struct cuda_attention *c) {
+    const struct node *node = region_node(c->region, 0);
+    for (int i = 0; i < node->operand_count; i++)
+        if (c->graph->values[node->operands[i]].tensor->ragged_offset)
+            return true;
+    return false;
+}
+
 int attention_most_columns(const struct cuda_attention *c, int parts) {
     bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
     return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;

@@ -54,6 +54,9 @@ bool attention_is_scaled(const struct cuda_attention *c);
 /* The seconds of so many operations in portable kernels. */
 double attention_predict_flops(const struct cuda_attention *c, double flops);
 
+/* Whether an operand has ragged offsets. */
+bool attention_is_ragged(const struct cuda_attention *c);
+
 /* How many columns of results a block can sum in registers. */
 int attention_most_columns(const struct cuda_attention *c, int parts);
 

@@ -52,7 +52,8 @@ struct gradients {
     sum_t first[M_TILES][FIRST / 8][4], second[M_TILES][SECOND / 8][4];
 };
 
-template <class P> DEVICE void store_gradients(const P &a, const position &at, const gradients &made, int first) {
+template <class P>
+DEVICE void store_gradients(const P &a, const position &at, const lengths &used, const gradients &made, int first) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -60,24 +61,28 @@ template <class P> DEVICE void store_gradients(const P &a, const position &at, c
             const int row = first + 16 * m + lane() / 4 + 8 * h;
             if (row >= (OWN_IS_KEY ? a.keys : a.queries))
                 continue;
-            if constexpr (MAKES_FIRST) {
-                const sum_t scale = scale_of(a);
-                first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
+            const bool is_used = row < own_in_use(used); /* ragged rows beyond belong to others */
+            if constexpr (MAKES_FIRST)
+                if (is_used || !first_is_ragged) {
+                    const sum_t scale = scale_of(a);
+                    first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
 #pragma unroll
-                for (int j = 0; j < FIRST / 8; j++)
-                    store_two<FIRST_IS_PAIR>(to, a.first_column, at.chunk * FIRST + tiles::result_column(j),
-                                             (int)a.depth, made.first[m][j][2 * h] * scale,
-                                             made.first[m][j][2 * h + 1] * scale);
-            }
-            if constexpr (MAKES_SECOND) {
-                const sum_t growth = growth_of(a);
-                second_t *to = a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
+                    for (int j = 0; j < FIRST / 8; j++)
+                        store_two<FIRST_IS_PAIR>(to, a.first_column, at.chunk * FIRST + tiles::result_column(j),
+                                                 (int)a.depth, made.first[m][j][2 * h] * scale,
+                                                 made.first[m][j][2 * h + 1] * scale);
+                }
+            if constexpr (MAKES_SECOND)
+                if (is_used || !second_is_ragged) {
+                    const sum_t growth = growth_of(a);
+                    second_t *to =
+                        a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
 #pragma unroll
-                for (int j = 0; j < SECOND / 8; j++)
-                    store_two<SECOND_IS_PAIR>(to, a.second_column, at.chunk * SECOND + tiles::result_column(j),
-                                              (int)a.value_depth, made.second[m][j][2 * h] * growth,
-                                              made.second[m][j][2 * h + 1] * growth);
-            }
+                    for (int j = 0; j < SECOND / 8; j++)
+                        store_two<SECOND_IS_PAIR>(to, a.second_column, at.chunk * SECOND + tiles::result_column(j),
+                                                  (int)a.value_depth, made.second[m][j][2 * h] * growth,
+                                                  made.second[m][j][2 * h + 1] * growth);
+                }
         }
 }
 
@@ -211,7 +216,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
             bring(next, now);
         }
     }
-    store_gradients(a, at, made, at.first + warp_first);
+    store_gradients(a, at, used, made, at.first + warp_first);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd(const __grid_constant__ arguments a) {

@@ -13,8 +13,10 @@ constexpr bool OWN_IS_KEY = false;
 
 template <class P> DEVICE void make_row(const P &a, i64 line) {
     const i64 query = line % a.queries, head = line / a.queries % a.heads, batch = line / a.queries / a.heads;
-    const sum_t stats = as<sum_t>::of(a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row]);
-    const bool has_gradient = query < lengths_of(a, batch).queries && stats != unseen();
+    sum_t stats = unseen();
+    if (query < lengths_of(a, batch).queries)
+        stats = as<sum_t>::of(a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row]);
+    const bool has_gradient = stats != unseen();
     sum_t dot = 0;
     if (has_gradient)
         for (i64 column = lane(); column < a.value_depth; column += 32)

@@ -13,14 +13,19 @@ DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &
         most = top;
     }
     if (stores) {
+        const bool is_used = query < used.queries; /* ragged rows beyond belong to others */
         if constexpr (HAS_STATS)
-            a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =
-                from<stats_t>::number(sum == 0 ? unseen() : in_nature(most) + ::log(sum));
+            if (is_used || !stats_is_ragged)
+                a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =
+                    from<stats_t>::number(sum == 0 ? unseen() : in_nature(most) + ::log(sum));
         if constexpr (HAS_MAX)
-            a.max[batch * a.max_batch + head * a.max_head + query * a.max_row] = from<max_t>::number(in_nature(most));
+            if (is_used || !max_is_ragged)
+                a.max[batch * a.max_batch + head * a.max_head + query * a.max_row] =
+                    from<max_t>::number(in_nature(most));
         if constexpr (HAS_SUM_EXP)
-            a.sum_exp[batch * a.sum_exp_batch + head * a.sum_exp_head + query * a.sum_exp_row] =
-                from<sum_exp_t>::number(sum);
+            if (is_used || !sum_exp_is_ragged)
+                a.sum_exp[batch * a.sum_exp_batch + head * a.sum_exp_head + query * a.sum_exp_row] =
+                    from<sum_exp_t>::number(sum);
     }
     return sum == 0 ? (sum_t)0 : shrink / sum;
 }

@@ -26,9 +26,16 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     snprintf(field, sizeof field, "%s_t", name);
     print_type(print, field, (weftDataType_t)tensor->type);
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
+    snprintf(field, sizeof field, "%s_is_ragged", name);
+    print_constant(print, field, tensor->ragged_offset != NULL);
     for (int i = 0; i < 4; i++) {
+        const struct tensor *offsets = i == 0 ? tensor->ragged_offset : NULL;
         snprintf(field, sizeof field, "%s_%s", name, (axes ? axes : usual)[i]);
-        print_number(print, tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i], field);
+        if (offsets)
+            print_ragged(print, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets),
+                         offsets->strides.at[0], tensor->ragged_multiplier, field);
+        else
+            print_number(print, tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i], field);
     }
 }
 
@@ -59,7 +66,8 @@ void attention_print_wanted(struct kernel_print *print, const struct cuda_attent
     if (attention_wants(c, tensor))
         attention_print_tensor(print, c, tensor, name, NULL);
     else
-        text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel's text names it */
+        text_add(&print->constants, "using %s_t = float;\nconstexpr bool %s_is_ragged = false;\n", name,
+                 name); /* the kernel's text names them */
 }
 
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,

@@ -6,3 +6,12 @@ struct divisor {
 };
 
 DEVICE u32 divide(u32 n, const divisor &d) { return d.value == 1 ? n : __umulhi(n, d.magic) >> d.shift; }
+
+/* Where batch entries begin, in elements: it is multiplied by their number like the stride that it stands for. */
+template <class T> struct ragged {
+    const T *offsets;
+    i64 step, multiplier;
+};
+template <class T> DEVICE i64 operator*(i64 batch, const ragged<T> &r) {
+    return to_integer(r.offsets[batch * r.step]) * r.multiplier;
+}

@@ -104,6 +104,14 @@ void print_number(struct kernel_print *print, int64_t number, const char *name) 
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, number});
 }
 
+void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
+                  const char *name) {
+    text_add(&print->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
+    add_argument(print, (struct argument){ARGUMENT_VALUE, value, 0});
+    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, step});
+    add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
+}
+
 /* magic = ceil(2^(31 + bits) / value), where 2^bits is the first power of two not below value: 32 bits, and exact for
    n < 2^31. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name) {

@@ -92,6 +92,9 @@ void print_map(struct kernel_print *print, int value, const struct cuda_map *map
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);
 void print_number(struct kernel_print *print, int64_t number, const char *name);
+/* core/index.cuh's ragged, which stands for a stride of batch entries: they begin where a value says. */
+void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
+                  const char *name);
 /* core/index.cuh's divisor for n / value, n < 2^31. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name);
 

@@ -58,6 +58,8 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
+    if (attention_is_ragged(c))
+        return refuse(c, "Hopper's backward kernel reads no ragged offsets");
     if (c->a->block_mask)
         return refuse(c, "Hopper's backward kernel reads no block mask");
     if (c->a->modifier.gradient_output >= 0)

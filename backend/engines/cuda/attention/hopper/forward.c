@@ -64,6 +64,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel reads no pages");
     if (attention_is_scaled(c))
         return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
+    if (attention_is_ragged(c))
+        return refuse(c, "Hopper's forward kernel reads no ragged offsets");
     if (c->a->block_mask)
         return refuse(c, "Hopper's forward kernel reads no block mask");
     if (attention_wants(c, op->rng_dump))
