@@ -106,18 +106,20 @@ DEVICE void load_queries(const P &a, const position &at, i64 key_head, const len
         return row.query < used.queries ? a.q + at.batch * a.q_batch + row.head * a.q_head + row.query * a.q_row
                                         : nullptr;
     };
-    if constexpr (!IS_BYTES && Q_SCALES != 2)
+    if constexpr (!IS_BYTES && Q_SCALES != 2) {
         query_carrier::bring(to, a.q, (int)a.depth, a.q_column, place);
-    else
+    } else {
         for (int i = threadIdx.x; i < ROWS * DEPTH; i += THREADS) {
             const int row = i / DEPTH, column = i % DEPTH;
             const q_t *from = place(row);
             sum_t x = from && column < a.depth ? as<sum_t>::of(from[column * a.q_column]) : 0;
-            if constexpr (Q_SCALES == 2)
+            if constexpr (Q_SCALES == 2) {
                 if (from)
                     x *= query_scale_of(a, at.batch, row_of(a, key_head, at.first + row).head);
+            }
             to[row * (DEPTH + PAD) + (IS_BYTES ? byte_place(column) : column)] = ::from<staged_t>::number(x);
         }
+    }
 }
 
 /* KEYS rows of WIDTH elements by a group, 16 bytes a thread, as many rows at once as fit. A thread keeps its place in a
@@ -498,7 +500,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++)
         ring.load(first + i * SHARES, i, ahead[i]);
-    for (int h = 0; h < HEADS && own.from < own.until; h++)
+    for (int h = 0; h < HEADS && own.until > own.from; h++)
         load_queries(a, at, at.key_head + h, own.used, shared.q[h]);
     commit_tiles();
     row_state rows;
