@@ -20,8 +20,8 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64 };
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75;  /* of the nominal rate: an H200 decoding */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6; /* of a second one */
-/* Before the first product of a block and behind its last one: not less than Hopper's. */
-static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 9e-6;
+/* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
+static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output) {
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
@@ -232,7 +232,10 @@ static double predict(const struct cuda_attention *c) {
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */
-    return START_SECONDS + (c->backward || has_merge ? KERNEL_SECONDS : 0) + (moving > computing ? moving : computing);
+    double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c)
+                    : has_merge ? KERNEL_SECONDS
+                                : 0;
+    return START_SECONDS + others + (moving > computing ? moving : computing);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {

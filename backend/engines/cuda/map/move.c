@@ -185,8 +185,11 @@ static bool is_across(const struct side *side) { return side->rank > 0 && side->
 
 /* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. */
 static double side_bytes(const struct side *side, int64_t elements) {
-    double bytes = (double)dtype_bytes(side->type, elements), one = (double)dtype_of(side->type)->bits / 8;
-    return is_across(side) && one < PRICE_SECTOR_BYTES ? bytes / one * PRICE_SECTOR_BYTES : bytes;
+    double one = (double)dtype_of(side->type)->bits / 8;
+    if (is_across(side) && one < PRICE_SECTOR_BYTES)
+        return (double)elements * PRICE_SECTOR_BYTES;
+    bool is_whole = elements == tensor_elements(side->tensor); /* with what lies between its rows */
+    return (double)(is_whole ? tensor_bytes(side->tensor) : dtype_bytes(side->type, elements));
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
