@@ -411,7 +411,7 @@ class attribute_name(IntEnum):
     POINTWISE_MODE = 0
     """POINTWISE_MODE: the function."""
     POINTWISE_MATH_PREC = 1
-    """DATA_TYPE: type to calculate in; default FLOAT."""
+    """DATA_TYPE: type to calculate in; default FLOAT, for integers INT64 where the mode is exact in them."""
     POINTWISE_NAN_PROPAGATION = 2
     """NAN_PROPOGATION, optional: accepted so that old code runs, and ignored."""
     POINTWISE_RELU_LOWER_CLIP = 3
@@ -447,7 +447,7 @@ class attribute_name(IntEnum):
     OPERATION_POINTWISE_TDESC = 758
     """TENSOR descriptor: third operand, the condition of BINARY_SELECT."""
     MATMUL_COMP_TYPE = 1500
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
     MATMUL_PADDING_VALUE = 1503
     """DOUBLE: value read beyond the per-batch sizes of the override tensors; default 0."""
     OPERATION_MATMUL_ADESC = 1520
@@ -467,7 +467,7 @@ class attribute_name(IntEnum):
     OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC = 1527
     """TENSOR descriptor, optional: INT32 or INT64 [batch, 1, 1..], summed length in use per batch."""
     CONVOLUTION_COMP_TYPE = 100
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
     CONVOLUTION_CONV_MODE = 101
     """CONVOLUTION_MODE: whether the filter is flipped; default CROSS_CORRELATION."""
     CONVOLUTION_DILATIONS = 102
@@ -520,7 +520,7 @@ class attribute_name(IntEnum):
     REDUCTION_OPERATOR = 1600
     """REDUCTION_OPERATOR_TYPE: how elements are combined."""
     REDUCTION_COMP_TYPE = 1601
-    """DATA_TYPE: type to combine in; default FLOAT."""
+    """DATA_TYPE: type to combine in; default FLOAT, for integers INT64 except in AVG and NORM2."""
     REDUCTION_IS_DETERMINISTIC = 1602
     """BOOLEAN: whether two runs must agree to the bit; default false."""
     OPERATION_REDUCTION_XDESC = 1610
@@ -1038,7 +1038,7 @@ class attribute_name(IntEnum):
     OPERATION_MOE_GROUPED_MATMUL_MODE = 2900
     """MOE_GROUPED_MATMUL_MODE: whether rows are gathered before or scattered after the product."""
     OPERATION_MOE_GROUPED_MATMUL_MATH_PREC = 2901
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
     OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC = 2902
     """TENSOR descriptor: tokens, [1, M, K]."""
     OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC = 2903
@@ -1054,7 +1054,7 @@ class attribute_name(IntEnum):
     OPERATION_MOE_GROUPED_MATMUL_TOP_K = 2908
     """INT32, optional: experts per token; for SCATTER."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC = 2951
-    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    """DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC = 2952
     """TENSOR descriptor: tokens of the forward pass, [1, M, K]."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC = 2953

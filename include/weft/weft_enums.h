@@ -372,7 +372,8 @@ typedef enum {
     /* POINTWISE: parameters of a pointwise operation. Those that the mode does not use are
        ignored. */
     WEFT_ATTR_POINTWISE_MODE = 0, /**< POINTWISE_MODE: the function. */
-    WEFT_ATTR_POINTWISE_MATH_PREC = 1, /**< DATA_TYPE: type to calculate in; default FLOAT. */
+    WEFT_ATTR_POINTWISE_MATH_PREC = 1,
+        /**< DATA_TYPE: type to calculate in; default FLOAT, for integers INT64 where the mode is exact in them. */
     WEFT_ATTR_POINTWISE_NAN_PROPAGATION = 2,
         /**< NAN_PROPOGATION, optional: accepted so that old code runs, and ignored. */
     WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP = 3,
@@ -414,7 +415,7 @@ typedef enum {
 
     /* MATMUL: parameters of a matrix product. */
     WEFT_ATTR_MATMUL_COMP_TYPE = 1500,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_MATMUL_PADDING_VALUE = 1503,
         /**< DOUBLE: value read beyond the per-batch sizes of the override tensors; default 0. */
 
@@ -442,7 +443,7 @@ typedef enum {
 
     /* CONVOLUTION: geometry shared by the three convolution operations. */
     WEFT_ATTR_CONVOLUTION_COMP_TYPE = 100,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_CONVOLUTION_CONV_MODE = 101,
         /**< CONVOLUTION_MODE: whether the filter is flipped; default CROSS_CORRELATION. */
     WEFT_ATTR_CONVOLUTION_DILATIONS = 102,
@@ -502,7 +503,8 @@ typedef enum {
 
     /* REDUCTION: parameters of a reduction. */
     WEFT_ATTR_REDUCTION_OPERATOR = 1600, /**< REDUCTION_OPERATOR_TYPE: how elements are combined. */
-    WEFT_ATTR_REDUCTION_COMP_TYPE = 1601, /**< DATA_TYPE: type to combine in; default FLOAT. */
+    WEFT_ATTR_REDUCTION_COMP_TYPE = 1601,
+        /**< DATA_TYPE: type to combine in; default FLOAT, for integers INT64 except in AVG and NORM2. */
     WEFT_ATTR_REDUCTION_IS_DETERMINISTIC = 1602,
         /**< BOOLEAN: whether two runs must agree to the bit; default false. */
 
@@ -1083,7 +1085,7 @@ typedef enum {
         /**< MOE_GROUPED_MATMUL_MODE: whether rows are gathered before or scattered after the
              product. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC = 2901,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_DESC = 2902,
         /**< TENSOR descriptor: tokens, [1, M, K]. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_WEIGHT_DESC = 2903,
@@ -1105,7 +1107,7 @@ typedef enum {
     /* OPERATION_MOE_GROUPED_MATMUL_BWD: gradient of expert e's weight is its tokens, transposed,
        times its doutput rows. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC = 2951,
-        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+        /**< DATA_TYPE: type in which products are summed; default FLOAT, for integers INT32 or INT64. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_TOKEN_DESC = 2952,
         /**< TENSOR descriptor: tokens of the forward pass, [1, M, K]. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC = 2953,
