@@ -464,7 +464,4 @@ const struct family cuda_move = {
     .doc = "concatenation, and what else only moves elements, converting them where types differ",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };
