@@ -197,12 +197,6 @@ DEVICE void load_bytes(u32 dst, const void *src, u32 bytes, u32 barrier) {
                  "l"(src), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-DEVICE void load_bytes(u32 dst, const void *src, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-                 "[%3], %4;" ::"r"(dst),
-                 "l"(src), "r"(bytes), "r"(barrier), "l"(policy)
-                 : "memory");
-}
 /* Adds floats to global memory, each by itself, in any order with what other blocks add; waited for as stores are. */
 DEVICE void add_bytes(float *dst, u32 src, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src),
