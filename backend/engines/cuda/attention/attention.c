@@ -263,7 +263,4 @@ const struct family cuda_attention = {
     .doc = "scaled dot-product attention and its gradients, with scores kept on chip",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

@@ -421,7 +421,4 @@ const struct family cuda_attention_decode = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

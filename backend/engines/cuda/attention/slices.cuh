@@ -59,11 +59,7 @@ DEVICE int byte_place(int i) { return i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 + i
 
 template <class E> struct byte_pair;
 template <> struct byte_pair<e4m3> {
-    static DEVICE u32 halves(u32 x) {
-        u32 y;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((u16)x));
-        return y;
-    }
+    static DEVICE u32 halves(u32 x) { return ptx::cvt_f16x2_e4m3x2((u16)x); }
 };
 template <> struct byte_pair<e5m2> {
     static DEVICE u32 halves(u32 x) { return __byte_perm(x, 0, 0x1404); } /* e5m2 is the upper byte of f16 */
@@ -81,21 +77,13 @@ template <class S, class E> struct two_bytes {
 };
 /* In f16, 0x6400 + u is 1024 + u. */
 template <> struct two_bytes<f16, i8> {
-    static DEVICE u32 number(u32 x) {
-        u32 y = __byte_perm(x ^ 0x8080, 0x64646464, 0x4140);
-        asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x64806480u));
-        return y;
-    }
+    static DEVICE u32 number(u32 x) { return ptx::sub_f16x2(__byte_perm(x ^ 0x8080, 0x64646464, 0x4140), 0x64806480u); }
 };
 /* In bf16, 0x4300 + u is 128 + u for u < 128, and 0x4380 is 256. */
 template <> struct two_bytes<bf16, i8> {
     static DEVICE u32 number(u32 x) {
         const u32 both = __byte_perm(x, 0x43434343, 0x4140);
-        u32 y;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-            : "=r"(y)
-            : "r"(both & 0xff80ff80), "r"(0xbf80bf80u), "r"(both & 0xff7fff7f));
-        return y;
+        return ptx::fma_bf16x2(both & 0xff80ff80, 0xbf80bf80u, both & 0xff7fff7f);
     }
 };
 

@@ -1,8 +1,8 @@
-/* overlap: the start of a kernel while the one before it ends, which hides most of a short kernel's launch. Chips
-   before sm_90 have no such thing, and start kernels one after the other. */
+/* dependent_launch: programmatic dependent launch, the start of a kernel while the one before it ends, which hides most
+   of a short kernel's launch. Chips before sm_90 have no such thing, and start kernels one after the other. */
 
 /* Asks for memory that will be read, in units of 16 bytes, before what writes it may have ended: all writing goes
-   through the second cache, so what waits there is never old. One thread of a block asks for all of it; asked one by
+   through L2, so what waits there is never old. One thread of a block asks for all of it; asked one by
    one, lines come late. */
 DEVICE void expect(const void *p, u32 bytes) { ptx::prefetch_l2(p, bytes); }
 

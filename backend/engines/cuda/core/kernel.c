@@ -67,17 +67,17 @@ static void add_argument(struct kernel_print *print, struct argument argument) {
 
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
     const struct tensor *tensor = print->graph->values[value].tensor;
-    bool is_held = tensor->is_by_value || tensor->is_constant;
+    bool is_by_value = tensor->is_by_value || tensor->is_constant;
     const char *element = cuda_element_name(type); /* families ask before they print */
     char field[32];
     snprintf(field, sizeof field,
-             is_held                ? "held<%s>"
+             is_by_value            ? "by_value<%s>"
              : cuda_type_name(type) ? "%s*"
                                     : "packed<%s>",
              element ? element : "void");
     add_field(print, value, field, name);
-    if (is_held)
-        add_argument(print, (struct argument){ARGUMENT_HELD, value, dtype_bytes(type, 1)});
+    if (is_by_value)
+        add_argument(print, (struct argument){ARGUMENT_BY_VALUE, value, dtype_bytes(type, 1)});
     else
         add_argument(print, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
 }

@@ -12,10 +12,10 @@
 #include "runtime/module.h"
 
 enum argument_kind {
-    ARGUMENT_VALUE,   /* address of a value of the graph, plus `number` bytes */
-    ARGUMENT_HELD,    /* a by-value scalar or constant itself, `number` bytes of host memory */
-    ARGUMENT_SCRATCH, /* address in the step's workspace, `number` bytes from its start */
-    ARGUMENT_NUMBER,  /* a 64-bit number; also the two words of a divisor */
+    ARGUMENT_VALUE,    /* address of a value of the graph, plus `number` bytes */
+    ARGUMENT_BY_VALUE, /* a by-value scalar or constant itself, `number` bytes of host memory */
+    ARGUMENT_SCRATCH,  /* address in the step's workspace, `number` bytes from its start */
+    ARGUMENT_NUMBER,   /* a 64-bit number; also the two words of a divisor */
     ARGUMENT_MAP, /* the first word of a tensor map of a value, or of the step's workspace where that is -1, of which
                          `number` is the form; 15 words follow */
 };
@@ -87,7 +87,7 @@ const char *cuda_element_name(weftDataType_t type);
 /* A field that is a tensor map, 64-byte aligned: printed before all others. */
 void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
 
-/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as held<T>, which holds the number and
+/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as by_value<T>, which holds the number and
    turns into a pointer to it wherever one is wanted: code reads both alike. */
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);

@@ -38,7 +38,7 @@ static uint64_t argument_word(const struct argument *argument, void *const *valu
         return (uint64_t)(uintptr_t)values[argument->value] + (uint64_t)argument->number;
     case ARGUMENT_SCRATCH:
         return (uint64_t)(uintptr_t)workspace + (uint64_t)argument->number;
-    case ARGUMENT_HELD:
+    case ARGUMENT_BY_VALUE:
         memcpy(&word, values[argument->value], (size_t)argument->number);
         return word;
     case ARGUMENT_NUMBER:

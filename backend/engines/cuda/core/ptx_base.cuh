@@ -54,6 +54,11 @@ DEVICE u16 cvt_e5m2x2(float high, float low) { /* sm_89; saturates */
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
     return y;
 }
+DEVICE u32 cvt_f16x2_e4m3x2(u16 x) { /* sm_89 */
+    u32 y;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(x));
+    return y;
+}
 
 /* ---- Arithmetic; approximations are off by 2 units of the last place at most ---- */
 
@@ -109,6 +114,11 @@ DEVICE u32 max_bf16x2(u32 a, u32 b) {
 DEVICE u32 add_f16x2(u32 a, u32 b) {
     u32 y;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+DEVICE u32 sub_f16x2(u32 a, u32 b) {
+    u32 y;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
 }
 /* a * b + c, rounded once. */

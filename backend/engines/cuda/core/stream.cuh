@@ -1,5 +1,6 @@
-/* stream: memory that is touched once passes by the first cache, 16 bytes at a time; barriers of a part of a block and
-   of several blocks; and the launches before and after. Pointers must be to global memory, but for those of peers. */
+/* stream: memory that is touched once passes by the first-level cache, 16 bytes at a time; barriers of a part of a
+   block and of several blocks; and the launches before and after. Pointers must be to global memory, but for those of
+   peers. */
 
 #include "core/ptx_sm90.cuh"
 
@@ -169,7 +170,7 @@ template <int BYTES> DEVICE void copy_pieces(char *shared, const void *p) {
         copy_async<PIECE>(shared + i, (const char *)p + i, true);
 }
 
-/* How long the second cache keeps what a copy reads (sm_80 on): what is not read again leaves first. */
+/* How long L2 keeps what a copy reads (sm_80 on): what is not read again leaves first. */
 DEVICE u64 policy_to_leave() { return ptx::createpolicy_evict_first(); }
 DEVICE u64 policy_to_stay() { return ptx::createpolicy_evict_last(); }
 

@@ -457,7 +457,7 @@ template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, 
 }
 
 /* A scalar that came with the arguments, where kernels expect a pointer. */
-template <class T> struct held {
+template <class T> struct by_value {
     u64 word;
     DEVICE operator const T *() const { return (const T *)&word; }
 };

@@ -265,7 +265,7 @@ static bool is_double(const struct scaling *s) {
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
-    int64_t turns = is_by_byte ? tensor_bytes(s->y) : tensor_elements(s->y);
+    int64_t items = is_by_byte ? tensor_bytes(s->y) : tensor_elements(s->y);
     int order[WEFT_DIM_MAX], count = order_dims(&s->y->dims, s->y, order);
     struct kernel_print print;
     begin_print(&print, s, is_double(s), tensor_elements(s->y));
@@ -274,13 +274,13 @@ static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state,
     print_tensor(&print, s, s->x, "x");
     print_tensor(&print, s, s->scale, "scale");
     print_tensor(&print, s, s->y, "y");
-    print_number(&print, turns, "turns");
+    print_number(&print, items, "items");
     print_locate(&print, s, order, count);
     if (is_by_byte)
         print_find(&print, s->y, order, count);
     else
         text_add(&print.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
-    return end_print(&print, state, "map/block_values.cuh", "block_values", turns, device, arena);
+    return end_print(&print, state, "map/block_values.cuh", "block_values", items, device, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

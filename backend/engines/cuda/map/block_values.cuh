@@ -17,11 +17,11 @@ DEVICE y_t make_value(const arguments &p, i64 x, i64 scale) {
 extern "C" __global__ void __launch_bounds__(THREADS) block_values(const __grid_constant__ arguments p) {
     constexpr int EACH = 8 / (BITS<y_t> < 8 ? BITS<y_t> : 8);
     begin_overlapped();
-    for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.turns; turn += (i64)gridDim.x * THREADS) {
+    for (i64 item = (i64)blockIdx.x * THREADS + threadIdx.x; item < p.items; item += (i64)gridDim.x * THREADS) {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            position at = (position)turn;
-            if (EACH > 1 && !find(p, turn * EACH + e, at))
+            position at = (position)item;
+            if (EACH > 1 && !find(p, item * EACH + e, at))
                 continue;
             i64 x = 0, scale = 0, y = 0;
             locate(p, at, x, scale, y);

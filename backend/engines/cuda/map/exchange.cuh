@@ -8,12 +8,12 @@
 template <u32 DIGITS> DEVICE u32 pick_bytes(u32 a, u32 b) { return ptx::prmt(a, b, DIGITS); }
 
 /* Word i gets part i of every word: squares of 16-bit and of 8-bit elements. */
-DEVICE void turn_words(u32 (&w)[2]) {
+DEVICE void transpose_words(u32 (&w)[2]) {
     const u32 low = pick_bytes<0x5410>(w[0], w[1]);
     w[1] = pick_bytes<0x7632>(w[0], w[1]);
     w[0] = low;
 }
-DEVICE void turn_words(u32 (&w)[4]) {
+DEVICE void transpose_words(u32 (&w)[4]) {
     const u32 a = pick_bytes<0x5140>(w[0], w[1]), b = pick_bytes<0x5140>(w[2], w[3]);
     const u32 c = pick_bytes<0x7362>(w[0], w[1]), d = pick_bytes<0x7362>(w[2], w[3]);
     w[0] = pick_bytes<0x5410>(a, b);
@@ -53,7 +53,7 @@ template <class T> struct exchange {
     }
 
     /* COUNT neighbours along the last dim at each of N along the axis: as many words, whose bytes are dealt out. */
-    template <int COUNT, int N> DEVICE void turn(run<T, COUNT> (&out)[N], int last, int axis) const {
+    template <int COUNT, int N> DEVICE void transposed(run<T, COUNT> (&out)[N], int last, int axis) const {
         if constexpr (sizeof(run<T, N>) == 4 && N > 1 && COUNT % N == 0) {
 #pragma unroll
             for (int e = 0; e < COUNT; e += N) {
@@ -61,7 +61,7 @@ template <class T> struct exchange {
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     w[i] = words[row_of(last + e + i) + axis / N];
-                turn_words(w);
+                transpose_words(w);
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     ((u32 *)&out[i])[e / N] = w[i];

@@ -31,21 +31,21 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     int64_t blocks = map_choose(&map, device);
     bool is_tiled = map.tile.axis >= 0;
     kernel_print_init(&print, &step->region);
-    if (map.tile.is_turn)
-        map_print_turn(&print, &map);
+    if (map.tile.is_transpose)
+        map_print_transpose(&print, &map);
     else
         map_print(&print, &map);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    const char *file = map.tile.is_turn ? "map/transpose.cuh" : is_tiled ? "map/map_tiled.cuh" : "map/map.cuh";
-    const char *entry = map.tile.is_turn ? "turn" : is_tiled ? "map_tile" : "map";
+    const char *file = map.tile.is_transpose ? "map/transpose.cuh" : is_tiled ? "map/map_tiled.cuh" : "map/map.cuh";
+    const char *entry = map.tile.is_transpose ? "transpose" : is_tiled ? "map_tile" : "map";
     TRY(kernel_finish(&print, kernel, file, entry, arena));
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = map.tile.is_turn ? TURN_THREADS : MAP_THREADS;
+    kernel->block = map.tile.is_transpose ? TRANSPOSE_THREADS : MAP_THREADS;
     kernel->is_dependent = device->cuda.major >= 9;
-    if (map.tile.is_turn)
-        return arena_print(arena, &step->detail, "turns tiles of %lldx%lld, %d dims", (long long)map.tile.along_axis,
-                           (long long)map.tile.along_last, map.space.rank);
+    if (map.tile.is_transpose)
+        return arena_print(arena, &step->detail, "transposes tiles of %lldx%lld, %d dims",
+                           (long long)map.tile.along_axis, (long long)map.tile.along_last, map.space.rank);
     if (is_tiled)
         return arena_print(arena, &step->detail, "%d operations, tiles of %lldx%lld, runs of %d, %d dims",
                            step->region.count, (long long)map.tile.along_axis, (long long)map.tile.along_last, map.run,

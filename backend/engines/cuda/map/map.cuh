@@ -3,7 +3,7 @@
    Tile      a thread takes UNROLL runs, THREADS runs apart, so that a warp touches whole lines; persistent over the
              rest
    Memory    all loads of a thread are issued before its first arithmetic; nothing is shared
-   Start     where all blocks run at once (EXPECTS), what they read is on its way to the second cache before the kernel
+   Start     where all blocks run at once (EXPECTS), what they read is on its way to L2 before the kernel
              before ends
    Limits    RUN divides the last extent, but in flat spaces, whose rest goes one by one: to a thread each, or all to
              one thread where results share bytes (SHARES_BYTES)

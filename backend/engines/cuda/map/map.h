@@ -6,7 +6,7 @@
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/core/operand.h"
 
-enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TURN_THREADS = 128 };
+enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TRANSPOSE_THREADS = 128 };
 
 /* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
    along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
@@ -14,9 +14,10 @@ struct map_tile {
     int axis;                       /* -1: none, the walk follows memory */
     int64_t along_axis, along_last; /* extents of a tile */
     int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
-    bool is_turn;                   /* one operand is copied to one result, by map/transpose.cuh */
-    bool shifts_from, shifts_to;    /* of a turn: whether rows begin between chunks of 16 bytes, in source and result */
-    bool is_flat_from, is_flat_to;  /* of a turn: whether rows of a tile follow one another in memory */
+    bool is_transpose;              /* one operand is copied to one result, by map/transpose.cuh */
+    bool shifts_from,
+        shifts_to; /* of a transpose: whether rows begin between chunks of 16 bytes, in source and result */
+    bool is_flat_from, is_flat_to; /* of a transpose: whether rows of a tile follow one another in memory */
 };
 
 struct map {
@@ -50,7 +51,7 @@ bool map_moves(const struct region *region, int value);
 void map_print(struct kernel_print *print, const struct map *map);
 
 /* The same of map/transpose.cuh. */
-void map_print_turn(struct kernel_print *print, const struct map *map);
+void map_print_transpose(struct kernel_print *print, const struct map *map);
 
 /* Whether neighbours among the results may lie in one byte. */
 bool map_shares_bytes(const struct map *map);

@@ -269,7 +269,7 @@ static void print_find(struct kernel_print *print, int k, const struct side *to)
 }
 
 /* How many runs a part has, or bytes. */
-static int64_t turns_of(const struct part *part) {
+static int64_t items_of(const struct part *part) {
     int64_t span = 1;
     if (!part->is_by_byte)
         return part->elements / part->run;
@@ -287,7 +287,7 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
         k, part->elements < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
         cuda_element_name(part->to.type), part->run, k);
     snprintf(text, sizeof text, "runs%d", k);
-    print_number(print, turns_of(part), text);
+    print_number(print, items_of(part), text);
     if (part->is_by_byte)
         print_find(print, k, &part->to);
     print_side(print, k, &part->from, "from");
@@ -296,7 +296,7 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
 }
 
 static int64_t blocks_of(const struct part *part, const struct device *device) {
-    int64_t runs = turns_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
+    int64_t runs = items_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
     int64_t blocks = divide_up(runs, each);
     return blocks < most ? blocks : most;
 }
@@ -467,7 +467,4 @@ const struct family cuda_move = {
     .doc = "concatenation, and what else only moves elements, converting them where types differ",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

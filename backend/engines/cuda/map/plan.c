@@ -280,7 +280,7 @@ static bool is_copy(const struct map *map) {
             (dtype_is_float(type) && dtype_is_float(pointwise_math(op))));
 }
 
-/* Whether an operand of a turn begins, in all rows of all tiles, at multiples of so many elements: it lies along `dim`, and
+/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along `dim`, and
    rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
 static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
                       int64_t each) {
@@ -291,7 +291,7 @@ static bool begins_at(const struct map *map, const struct operand *operand, int 
     return begins;
 }
 
-/* The side of a turn's tile: whole lines of memory, an even part of an extent of at most `most` elements. */
+/* The side of a transpose's tile: whole lines of memory, an even part of an extent of at most `most` elements. */
 static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     if (extent < line)
         return side_of(extent, extent);
@@ -302,7 +302,7 @@ static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
 
 /* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in memory
    are taken whole, and as one. */
-static void find_turn(struct map *map, int64_t area) {
+static void find_transpose(struct map *map, int64_t area) {
     struct map_tile *tile = &map->tile;
     const struct operand *to = &map->operands[0], *from = &map->operands[1];
     int last = map->space.rank - 1;
@@ -318,7 +318,7 @@ static void find_turn(struct map *map, int64_t area) {
     }
     if (!tile->is_flat_to && along < TILE_UNIT)
         return;
-    tile->is_turn = true;
+    tile->is_transpose = true;
     int64_t line = LINE_BYTES / 16 * each, whole = tile->is_flat_to ? along : is_short ? across : 1;
     tile->is_flat_from = is_short && across <= line; /* longer ones stand apart, so that lanes meet in no bank */
     area /= 2;
@@ -366,8 +366,8 @@ static void find_tile(struct map *map, const struct device *device) {
     int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
     while (area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles)
         area /= 2;
-    find_turn(map, area);
-    if (tile->is_turn)
+    find_transpose(map, area);
+    if (tile->is_transpose)
         return;
     /* Whole lines are written, longer ones read; what one dim is short of, the other gets. */
     tile->along_last = side_of(extents[last], LINE_BYTES / bytes);
@@ -412,7 +412,7 @@ static int choose_unroll(const struct map *map, const struct device *device) {
     return unroll;
 }
 
-/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in the second cache. */
+/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in L2. */
 static bool expects(int64_t blocks, const struct device *device) {
     int64_t each = blocks / device->cuda.multiprocessors;
     return device->cuda.major >= 9 && each > 2 && each < BLOCKS_AT_ONCE;

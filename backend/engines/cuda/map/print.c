@@ -28,7 +28,7 @@ static bool is_loaded(const struct map *map, int k) {
 }
 
 /* Whether an operand is taken one by one because runs pass from row to row and it does not. */
-static bool is_loose(const struct map *map, int k) {
+static bool goes_by_element(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     bool is_scalar = true;
     for (int i = 0; i <= last_of(map); i++)
@@ -36,7 +36,7 @@ static bool is_loose(const struct map *map, int k) {
     return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
 }
 
-/* Whether a block reads one stretch of an operand. */
+/* Whether a block reads one segment of an operand. */
 static bool is_expected(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     const struct tensor *tensor = operand->memory >= 0 ? map->region->graph->values[operand->memory].tensor : NULL;
@@ -46,7 +46,7 @@ static bool is_expected(const struct map *map, int k) {
 
 /* How many elements a thread loads of an operand: broadcast along the run, it is one. */
 static const char *loaded_count(const struct map *map, int k) {
-    return map->operands[k].strides[last_of(map)] || is_loose(map, k) ? "N" : "1";
+    return map->operands[k].strides[last_of(map)] || goes_by_element(map, k) ? "N" : "1";
 }
 
 /* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. */
@@ -145,15 +145,15 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
 
 /* ---- Runs --------------------------------------------------------------------------------------------------------- */
 
-static void print_loose_loads(struct text *code, const struct map *map) {
+static void print_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
     for (int k = 0; k < map->count; k++)
-        has_any = has_any || (is_loaded(map, k) && is_loose(map, k));
+        has_any = has_any || (is_loaded(map, k) && goes_by_element(map, k));
     if (!has_any)
         return;
     text_add(code, "    place at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
     for (int k = 0; k < map->count; k++)
-        if (is_loaded(map, k) && is_loose(map, k)) {
+        if (is_loaded(map, k) && goes_by_element(map, k)) {
             text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
             print_address(code, map, k, "at");
             text_add(code, ").at[0];\n");
@@ -171,7 +171,7 @@ static void print_loads(struct text *code, const struct map *map) {
              "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const place& to) {\n");
     for (int k = 0; k < map->count; k++) {
         const char *type = cuda_element_name(map->operands[k].type);
-        if (!is_loaded(map, k) || is_staged(map, k) || is_loose(map, k))
+        if (!is_loaded(map, k) || is_staged(map, k) || goes_by_element(map, k))
             continue;
         if (!has_stride(map, k, last_of(map))) {
             text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
@@ -184,7 +184,7 @@ static void print_loads(struct text *code, const struct map *map) {
             text_add(code, " + e * a.s%d_%d).at[0];\n", k, last_of(map));
         }
     }
-    print_loose_loads(code, map);
+    print_element_loads(code, map);
     text_add(code, "}\n\n");
 }
 
@@ -242,7 +242,7 @@ static void print_values(struct text *code, const struct map *map) {
             print_index(code, map, k);
         else if (!operand->is_store && is_taken_apart(map, k))
             text_add(code, "        const %s v%d = in.r%d.at[%s];\n", cuda_element_name(operand->type), operand->value,
-                     k, operand->strides[last_of(map)] || is_loose(map, k) ? "e" : "0");
+                     k, operand->strides[last_of(map)] || goes_by_element(map, k) ? "e" : "0");
     }
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
@@ -319,7 +319,7 @@ static void print_stages(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
             text_add(code,
-                     "    run<%s, RUN> t%d[GROUP];\n    tile.x%d.turn(t%d, last, axis);\n    #pragma unroll\n"
+                     "    run<%s, RUN> t%d[GROUP];\n    tile.x%d.transposed(t%d, last, axis);\n    #pragma unroll\n"
                      "    for (int g = 0; g < GROUP; g++) copy_run(in[g].r%d, t%d[g]);\n",
                      cuda_type_name(map->operands[k].type), k, k, k, k, k);
     text_add(code, "}\n\n");
@@ -367,14 +367,14 @@ void map_print(struct kernel_print *print, const struct map *map) {
     print_compute(&print->code, map);
 }
 
-/* from_place() or to_place(): an operand of a turn at a place, as bits. */
-static void print_turned(struct text *code, const struct map *map, int k, const char *name, const char *type) {
+/* from_place() or to_place(): an operand of a transpose at a place, as bits. */
+static void print_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
     text_add(code, "DEVICE %s* %s_place(const arguments& a, const place& to) { return (%s*)(", type, name, type);
     print_address(code, map, k, "to");
     text_add(code, "); }\n");
 }
 
-void map_print_turn(struct kernel_print *print, const struct map *map) {
+void map_print_transpose(struct kernel_print *print, const struct map *map) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct map_tile *tile = &map->tile;
     const struct operand *from = &map->operands[1], *to = &map->operands[0];
@@ -382,7 +382,7 @@ void map_print_turn(struct kernel_print *print, const struct map *map) {
     for (int i = 0; i <= last_of(map); i++)
         span += (map->space.extents[i] - 1) * from->strides[i];
     text_add(&print->constants, "using element = %s;\n", bits[dtype_bytes(from->type, 1)]);
-    print_constant(print, "THREADS", TURN_THREADS);
+    print_constant(print, "THREADS", TRANSPOSE_THREADS);
     print_constant(print, "TILE_AXIS", tile->along_axis);
     print_constant(print, "TILE_LAST", tile->along_last);
     print_constant(print, "SHIFTS_FROM", tile->shifts_from);
@@ -399,6 +399,6 @@ void map_print_turn(struct kernel_print *print, const struct map *map) {
     print_locate(print, map);
     print_sides(&print->code, map);
     text_add(&print->code, "DEVICE const element* from_memory(const arguments& a) { return (const element*)a.p1; }\n");
-    print_turned(&print->code, map, 1, "from", "const element");
-    print_turned(&print->code, map, 0, "to", "element");
+    print_side(&print->code, map, 1, "from", "const element");
+    print_side(&print->code, map, 0, "to", "element");
 }

@@ -306,7 +306,4 @@ const struct family cuda_staged = {
     .doc = "operations on types below a byte and on vectorised tensors, through plain copies in the workspace",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

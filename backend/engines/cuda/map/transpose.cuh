@@ -1,4 +1,4 @@
-/* turn: a copy between memories that lie along different dims                            any chip, types of whole bytes
+/* transpose: a copy between memories that lie along different dims                       any chip, types of whole bytes
    Formula   to(axis, last) = from(axis, last): "axis" is the dim along which `from` lies in memory, "last" the one of
              `to`
    Tile      TILE_AXIS x TILE_LAST places through shared memory. Both memories are touched in aligned chunks of 16
@@ -191,7 +191,7 @@ DEVICE void empty_rows(const u32 *tile, const arguments &a, element *to, const p
 /* Blocks whose registers a multiprocessor holds at once; chunks of bytes need more of them. */
 constexpr int BLOCKS = SIZE == 1 ? 6 : CHIP < 800 ? 8 : 9;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) turn(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transpose(const __grid_constant__ arguments a) {
     begin_overlapped();
     __shared__ __align__(16) u32 tile[TILE_WORDS];
     place origin = locate(a, blockIdx.x);

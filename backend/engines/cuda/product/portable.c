@@ -124,10 +124,7 @@ const struct family cuda_contraction = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };
 
 const struct family cuda_contraction_tf32 = {
@@ -137,8 +134,5 @@ const struct family cuda_contraction_tf32 = {
     .knobs = knobs,
     .accepts = accepts_tf32,
     .build = build_tf32,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

@@ -60,7 +60,7 @@ static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, 
 }
 
 /* Whether rows are whole words, and all of the memory whole chunks. */
-static bool is_stretch(const struct window *w, const struct resample_operand *o) {
+static bool is_segment(const struct window *w, const struct resample_operand *o) {
     int64_t row = window_bytes(o, o->size[2]);
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
 }
@@ -82,8 +82,8 @@ static void find_rows(struct window *w) {
     lay_out(p, max64(g->x.size[2], (g->y.size[2] - 1) * g->step[2] - g->offset[2] + g->taps[2]), -g->offset[2],
             p->along * g->step[2], (p->along - 1) * g->step[2] + g->taps[2], CHUNK / size);
     p->shifts = find_fill(&g->x, &p->fill);
-    p->is_stretch = is_stretch(w, &g->x);
-    if (p->is_stretch)
+    p->is_segment = is_segment(w, &g->x);
+    if (p->is_segment)
         lay_as_memory(p, g->x.size[2], -g->offset[2]);
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
@@ -127,8 +127,8 @@ static void find_rows_back(struct window *w) {
             before + (p->along - 1 + p->shift) / step + 1, CHUNK);
     p->shifts = find_fill(&g->y, &p->fill);
     p->index_shifts = w->has_index && find_fill(&g->index, &p->index_fill);
-    p->is_stretch = is_stretch(w, &g->y) && (!w->has_index || is_stretch(w, &g->index));
-    if (p->is_stretch)
+    p->is_segment = is_segment(w, &g->y) && (!w->has_index || is_segment(w, &g->index));
+    if (p->is_segment)
         lay_as_memory(p, g->y.size[2], p->before);
     p->grain = grain_of(w, &g->x, p->along);
     p->row_bytes = window_bytes(&g->y, p->pitch) + (w->has_index ? window_bytes(&g->index, p->pitch) : 0);
@@ -217,7 +217,7 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
     print_constant(print, "SHIFTS", p->shifts);
     print_constant(print, "VECTOR", p->vector);
     print_constant(print, "PHASE", p->phase);
-    print_constant(print, "IS_STRETCH", p->is_stretch);
+    print_constant(print, "IS_SEGMENT", p->is_segment);
     print_constant(print, "OUTSIDE", outside_of(w));
     print_constant(print, "LEFT_OUT", max64(0, w->g.backward ? -p->before : w->g.offset[2]));
     print_constant(print, "RIGHT_IN", always_inside(w));
@@ -249,14 +249,14 @@ static int64_t bands_of(const struct window *w) {
 static int64_t planes_of_tile(const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
-    int64_t turns = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
+    int64_t items = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
-    int64_t apart = p->is_stretch ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
+    int64_t apart = p->is_segment ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
          n++)
-        if (round_up(n * turns, POOL_THREADS) * each <= round_up(each * turns, POOL_THREADS) * n)
+        if (round_up(n * items, POOL_THREADS) * each <= round_up(each * items, POOL_THREADS) * n)
             each = n;
     return each;
 }
@@ -266,8 +266,8 @@ int64_t window_blocks_of_planes(const struct window *w) {
     return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));
 }
 
-/* Of a stretch in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
-static int64_t bytes_of_stretch(const struct resample_operand *o, int64_t count) {
+/* Of a segment in shared memory, which begins anywhere in a line; chunks begin and end between elements. */
+static int64_t bytes_of_segment(const struct resample_operand *o, int64_t count) {
     return window_bytes(o, count) + POOL_LINE + CHUNK;
 }
 
@@ -285,14 +285,14 @@ uint32_t window_print_planes(struct kernel_print *print, const struct window *w)
     print_divisor(print, rows, "rows_seen");
     print_divisor(print, bands_of(w), "bands");
     print_divisor(print, w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1], "groups");
-    if (p->is_stretch) {
+    if (p->is_segment) {
         int64_t count = p->left + (each - 1) * window_source(w)->size[1] * window_source(w)->size[2] + rows * p->pitch;
-        int64_t bytes = bytes_of_stretch(window_source(w), 2 * outside_of(w) + count);
+        int64_t bytes = bytes_of_segment(window_source(w), 2 * outside_of(w) + count);
         if (!w->has_index || !w->g.backward)
             return (uint32_t)bytes;
         int64_t room = round_up(p->left, POOL_LINE / window_bytes(&w->g.index, 1));
         print_number(print, round_up(bytes, POOL_LINE) + window_bytes(&w->g.index, room - p->left), "numbers_at");
-        return (uint32_t)(round_up(bytes, POOL_LINE) + bytes_of_stretch(&w->g.index, outside_of(w) + room + count));
+        return (uint32_t)(round_up(bytes, POOL_LINE) + bytes_of_segment(&w->g.index, outside_of(w) + room + count));
     }
     return (uint32_t)(each * rows * p->row_bytes + p->slack * (p->row_bytes / p->pitch));
 }

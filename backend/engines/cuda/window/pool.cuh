@@ -4,7 +4,7 @@
    Limits    whole steps and taps, few of them; edges are padded with zeros or with what never wins
    Tried     asking ahead for what later blocks read (maxima 5 to 15 % slower); threads that walk down columns and keep
              what rows leave, a row ahead under way (3x3 steps of one: 33 us for 27, means 43 for 34); blocks of more
-             positions and fewer channels, which read less from the second cache (30 us for 27, means 36 for 30: in most
+             positions and fewer channels, which read less from L2 (30 us for 27, means 36 for 30: in most
              warps some lane is near an edge)
    Params    as window.cuh, and BLOCKS STEP0-2 PATCH1 PATCH2 WANTS_WHERE IS_PAIRED (pairs of 16-bit channels) IS_SCALED
              */
@@ -15,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool(const __grid_
     begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
-    for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {
-        const place to = locate(p, (position)turn);
+    for (i64 item = (i64)blockIdx.x * THREADS + threadIdx.x; item < p.runs; item += (i64)gridDim.x * THREADS) {
+        const place to = locate(p, (position)item);
         const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};
         const patch<PATCH1, PATCH2> made(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c), axes, strides, to.at);
 #pragma unroll

@@ -7,7 +7,7 @@
    Limits    as pool.cuh
    Tried     numbers one by one, and all sums of floats (3x3 steps of two: 86 us for 73, of one: 71 for 54); masks where
              sums are floats (of one: 56); a bit of each number, tested per tap (as many steps); numbers found just
-             before kept in the second cache by priority (nothing)
+             before kept in L2 by priority (nothing)
    Params    as pool.cuh, and AHEAD HAS_SAVED; PATCH1 and PATCH2 count steps per side */
 
 #include "window/pool_gradient.cuh"
@@ -100,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __g
     begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
-    for (i64 turn = (i64)blockIdx.x * THREADS + threadIdx.x; turn < p.runs; turn += (i64)gridDim.x * THREADS) {
-        const place at = locate(p, (position)turn);
+    for (i64 item = (i64)blockIdx.x * THREADS + threadIdx.x; item < p.runs; item += (i64)gridDim.x * THREADS) {
+        const place at = locate(p, (position)item);
         const length_t b1 = at.at[1] + (length_t)p.first1, b2 = at.at[2] + (length_t)p.first2;
         gathered all;
         all.clear();

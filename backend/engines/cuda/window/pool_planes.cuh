@@ -1,7 +1,7 @@
 /* pool_planes: pool.cuh for images that lie in memory as planes (NCHW)                           any type, sm_75 and up
    Formula   as pool.cuh
    Tile      tile_planes whole planes of x, or what tile_rows rows of positions see of one, pass through shared memory.
-             Where rows are whole words (IS_STRETCH), a tile is one stretch of memory (window/segment.cuh): rows outside
+             Where rows are whole words (IS_SEGMENT), a tile is one segment of memory (window/segment.cuh): rows outside
              the image are read from a row of padding, and elements beside it are replaced. Other tiles have padding
              around them, so that no window asks where an edge is (window/planes.cuh). A thread makes RUN positions side
              by side of PATCH1 rows. A block takes one tile; blocks of one multiprocessor overlap their halves
@@ -11,7 +11,7 @@
              more, means 13); asking ahead for what later blocks read (8 us more); tiles of 5, 7, 9 or 22 KiB for 14 (3
              to 16 us more); seven rows of positions for four (3x3 steps of one: 4 us more); means that share what two
              windows sum (nothing)
-   Params    as pool.cuh, and EXPECTS LINE IS_STRETCH OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE
+   Params    as pool.cuh, and EXPECTS LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, FILL SHIFTS VECTOR PHASE
              (window/planes.cuh), GRAIN; RUN counts positions, PATCH2 is 1 */
 
 #include "window/planes.cuh"
@@ -44,7 +44,7 @@ DEVICE void find_along(found (&row)[1], const x_t *from, const edges &near) {
     u32 all[TAPS2];
     take_row<VECTOR, PHASE>(in, from);
 #pragma unroll
-    for (int i = 0; IS_STRETCH && i < WIDTH; i++)
+    for (int i = 0; IS_SEGMENT && i < WIDTH; i++)
         in[i] = near.of(in[i], i);
 #pragma unroll
     for (int t = 0; t < TAPS2; t++) {
@@ -70,7 +70,7 @@ DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const len
 #pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
         found row[1];
-        find_along(row, !IS_STRETCH || is_inside(axes[1], top + j) ? from + j * pitch : outside, near);
+        find_along(row, !IS_SEGMENT || is_inside(axes[1], top + j) ? from + j * pitch : outside, near);
 #pragma unroll
         for (int r = 0; r < PATCH1; r++) {
             const int t = j - r * STEP1;
@@ -86,8 +86,8 @@ DEVICE void find_windows(found (&made)[PATCH1], const axis (&axes)[3], const len
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
-    if constexpr (IS_STRETCH)
-        begin_stretches(&arrival, 1);
+    if constexpr (IS_SEGMENT)
+        begin_segments(&arrival, 1);
     axis axes[3];
     read_axes(axes, p);
     u32 group = blockIdx.x;
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
     const u32 planes = (u32)(p.planes - plane < p.tile_planes ? p.planes - plane : p.tile_planes);
     x_t *tile = (x_t *)shared;
     const x_t *outside = tile;
-    if constexpr (IS_STRETCH) {
+    if constexpr (IS_SEGMENT) {
         /* A row of padding, then the tile; `tile` is where the row `top` of the first plane would begin. */
         const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].x
                                                              ? top + (length_t)p.rows_seen.value
@@ -108,10 +108,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
                 tile[i + threadIdx.x] = edges::padding_element();
         tile += OUTSIDE + phase_of(memory);
         const int count = (int)((planes - 1) * p.plane + (until - from) * axes[2].x);
-        expect_stretch(memory, count);
+        expect_segment(memory, count);
         begin_overlapped();
-        fill_stretch(tile + p.left, memory, count, &arrival);
-        await_stretches(&arrival);
+        fill_segment(tile + p.left, memory, count, &arrival);
+        await_segments(&arrival);
         tile += (top - from) * axes[2].x;
     } else {
         begin_overlapped();
@@ -120,8 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         reader.fill(shared, plane, planes, padding_of<x_t>::WORD);
         await_planes();
     }
-    const u32 pitch = IS_STRETCH ? (u32)axes[2].x : p.row_fills.value * FILL,
-              apart = IS_STRETCH ? (u32)p.plane : p.rows_seen.value * pitch;
+    const u32 pitch = IS_SEGMENT ? (u32)axes[2].x : p.row_fills.value * FILL,
+              apart = IS_SEGMENT ? (u32)p.plane : p.rows_seen.value * pitch;
     const u32 positions = planes * p.groups.value * p.columns.value;
     for (u32 n = threadIdx.x; n < positions; n += THREADS) {
         u32 rest = n;

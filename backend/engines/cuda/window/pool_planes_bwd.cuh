@@ -3,14 +3,14 @@
              to the compiler; along rows they count as they lie in memory, and the first of RUN lies SHIFT after the
              start of a window
    Tile      what reaches tile_rows groups of rows of a plane of dx, or tile_planes whole planes, passes through shared
-             memory: dy, and the numbers of maxima. Where rows are whole words (IS_STRETCH), each is one stretch of
+             memory: dy, and the numbers of maxima. Where rows are whole words (IS_SEGMENT), each is one segment of
              memory (window/segment.cuh): rows outside are read from a row of zeros, and elements beside the image count
              as zero; else there are zeros around dy (window/planes.cuh). A thread makes RUN elements side by side of
              SIDE1 rows
    Limits    dy and the numbers are packed; steps of 1 or 2 along rows
    Tried     zeros around all tiles (3x3 steps of one: 126 us for 55); eight elements side by side where windows go one
              by one (55 for 50)
-   Params    as pool_bwd.cuh, and LINE IS_STRETCH OUTSIDE LEFT_OUT RIGHT_IN, VECTOR PHASE FILL SHIFTS
+   Params    as pool_bwd.cuh, and LINE IS_SEGMENT OUTSIDE LEFT_OUT RIGHT_IN, VECTOR PHASE FILL SHIFTS
              (window/planes.cuh) of dy, INDEX_FILL INDEX_SHIFTS, SHIFT GRAIN; RUN counts elements of a row, PATCH2 is 1
              */
 
@@ -32,7 +32,7 @@ DEVICE void add_row(math_t (&sum)[SIDE1][RUN], const axis (&axes)[3], const leng
                     const y_t (&dy)[REACHING2], const index_t (&where)[REACHING2], int j) {
 #pragma unroll
     for (int k = 0; k < REACHING2; k++) {
-        const bool is_there = !IS_STRETCH || (k >= LEFT_OUT && k < RIGHT_IN) || is_position(axes[2], o[2] + k);
+        const bool is_there = !IS_SEGMENT || (k >= LEFT_OUT && k < RIGHT_IN) || is_position(axes[2], o[2] + k);
         const math_t given = is_there ? as<math_t>::of(dy[k]) : (math_t)0;
         const length_t counted =
             EXCLUDES_PADDING ? taps_inside(axes[1], o[1]) * taps_inside(axes[2], o[2] + k) : TAPS1 * TAPS2;
@@ -80,26 +80,26 @@ DEVICE const index_t *fill_tile(const P &p, const axis (&axes)[3], i64 plane, u3
     return (const index_t *)numbers;
 }
 
-/* The same where rows are whole words: two stretches of memory, from element `first` on, behind a row of zeros. */
-template <class P> DEVICE const index_t *fill_stretches(const P &p, i64 first, int count, u64 *arrival) {
+/* The same where rows are whole words: two segments of memory, from element `first` on, behind a row of zeros. */
+template <class P> DEVICE const index_t *fill_segments(const P &p, i64 first, int count, u64 *arrival) {
     y_t *const dy = (y_t *)shared;
     const index_t *numbers = (const index_t *)shared;
     for (u32 i = threadIdx.x; i < OUTSIDE; i += THREADS)
         dy[i] = y_t{};
-    fill_stretch(dy + (OUTSIDE + phase_of(p.y + first) + p.left), p.y + first, count, arrival);
+    fill_segment(dy + (OUTSIDE + phase_of(p.y + first) + p.left), p.y + first, count, arrival);
     if constexpr (HAS_INDEX) {
         index_t *const to = (index_t *)(shared + p.numbers_at) + phase_of(p.index + first);
-        fill_stretch(to + p.left, p.index + first, count, arrival);
+        fill_segment(to + p.left, p.index + first, count, arrival);
         numbers = to;
     }
-    await_stretches(arrival);
+    await_segments(arrival);
     return numbers;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes_bwd(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
-    if constexpr (IS_STRETCH)
-        begin_stretches(&arrival, HAS_INDEX ? 2 : 1);
+    if constexpr (IS_SEGMENT)
+        begin_segments(&arrival, HAS_INDEX ? 2 : 1);
     begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
@@ -110,19 +110,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes_bwd(co
     const length_t top = start * PATCH1 - BEFORE1;
     const y_t *tile = (const y_t *)shared, *outside = tile;
     const index_t *numbers;
-    if constexpr (IS_STRETCH) {
+    if constexpr (IS_SEGMENT) {
         const length_t from = top > 0 ? top : 0, until = top + (length_t)p.rows_seen.value < axes[1].y
                                                              ? top + (length_t)p.rows_seen.value
                                                              : axes[1].y;
         const int count = (int)((planes - 1) * p.plane + (until - from) * axes[2].y);
-        numbers = fill_stretches(p, plane * p.plane + from * axes[2].y, count, &arrival) + (top - from) * axes[2].y;
+        numbers = fill_segments(p, plane * p.plane + from * axes[2].y, count, &arrival) + (top - from) * axes[2].y;
         tile += OUTSIDE + phase_of(p.y + (plane * p.plane + from * axes[2].y)) + (top - from) * axes[2].y;
     } else {
         numbers = fill_tile(p, axes, plane, planes, top);
         await_planes();
     }
-    const u32 pitch = IS_STRETCH ? (u32)axes[2].y : p.row_fills.value * FILL,
-              apart = IS_STRETCH ? (u32)p.plane : p.rows_seen.value * pitch;
+    const u32 pitch = IS_SEGMENT ? (u32)axes[2].y : p.row_fills.value * FILL,
+              apart = IS_SEGMENT ? (u32)p.plane : p.rows_seen.value * pitch;
     const u32 pieces = planes * p.groups.value * p.columns.value;
     for (u32 n = threadIdx.x; n < pieces; n += THREADS) {
         u32 rest = n;
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes_bwd(co
         for (int j = 0; j < REACHING1; j++) {
             y_t dy[REACHING2];
             index_t where[REACHING2] = {};
-            const bool is_row = !IS_STRETCH || is_position(axes[1], top + (length_t)down * PATCH1 + j);
+            const bool is_row = !IS_SEGMENT || is_position(axes[1], top + (length_t)down * PATCH1 + j);
             take_row<VECTOR, PHASE>(dy, is_row ? tile + (at + j * (i32)pitch) : outside);
             if constexpr (HAS_INDEX)
                 take_row<VECTOR, PHASE>(where, is_row ? numbers + (at + j * (i32)pitch) : (const index_t *)outside);

@@ -47,7 +47,7 @@ DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3],
     find_in_row<false, false>(row, loaded, columns, row_mask);
 }
 
-/* Asks for what a warp reads first, where it is one stretch per tap. A template, so that what was not printed is not
+/* Asks for what a warp reads first, where it is one segment per tap. A template, so that what was not printed is not
    looked up. */
 template <class P> DEVICE void expect_row(const P &p, const axis (&axes)[3], const place &to, int lane, length_t t) {
     const length_t row = first_of(axes[1], to.at[1]) + t, column = first_of(axes[2], to.at[2]) + lane;

@@ -1,6 +1,6 @@
 /* pool_unaligned: pool.cuh for channels side by side whose number fits no wide accesses          any type, sm_75 and up
    Formula   as pool.cuh
-   Tile      what PATCH1 rows of tile_columns positions see passes through shared memory: a stretch of each row of x
+   Tile      what PATCH1 rows of tile_columns positions see passes through shared memory: a segment of each row of x
              (window/segment.cuh). A thread makes one channel of PATCH1 x PATCH2 positions, and lanes go along channels
    Limits    x is packed, and whole chunks of 16 bytes; every window sees more than padding
    Tried     3x3 maxima of 63 channels, 67 us: single elements from global memory (107); runs of eight channels out of
@@ -18,7 +18,7 @@ constexpr int HEIGHT = (PATCH1 - 1) * STEP1 + TAPS1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
-    begin_stretches(&arrival, HEIGHT);
+    begin_segments(&arrival, HEIGHT);
     begin_overlapped();
     axis axes[3];
     read_axes(axes, p);
@@ -40,10 +40,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_unaligned(con
     for (int t = 0; t < HEIGHT; t++) {
         const length_t at = nearest_inside(axes[1], above + t);
         const int count = at == above + t ? (int)((right - left + 1) * (length_t)channels) : 0;
-        fill_stretch(tile + (at * pitch + left * (length_t)channels),
+        fill_segment(tile + (at * pitch + left * (length_t)channels),
                      image + (at * axes[1].x_stride + left * axes[2].x_stride), count, &arrival);
     }
-    await_stretches(&arrival);
+    await_segments(&arrival);
     const length_t strides[3] = {0, pitch, (length_t)channels};
     for (u32 n = threadIdx.x; n < (u32)(columns + PATCH2 - 1) / PATCH2 * channels; n += THREADS) {
         u32 number = n;

@@ -1,6 +1,6 @@
 /* pool_whole: the maximum or mean of whole planes of images (NCHW)                               any type, sm_75 and up
    Formula   y[n,c] = f over all elements of plane n, c: a row of PLANE elements
-   Tile      tile_planes planes pass through shared memory as one stretch (window/segment.cuh); LANES lanes side by side
+   Tile      tile_planes planes pass through shared memory as one segment (window/segment.cuh); LANES lanes side by side
              share a plane
    Limits    x is packed, and tile_planes planes are whole chunks, as all of them are; one result, of the maximum no
              number
@@ -18,14 +18,14 @@ DEVICE math_t combine(math_t a, math_t b) { return IS_MAXIMUM ? larger(a, b) : a
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_whole(const __grid_constant__ arguments p) {
     __shared__ u64 arrival;
-    begin_stretches(&arrival, 1);
+    begin_segments(&arrival, 1);
     const i64 first = (i64)blockIdx.x * p.tile_planes;
     const u32 planes = (u32)(p.planes - first < p.tile_planes ? p.planes - first : p.tile_planes);
     begin_overlapped();
     const x_t *const memory = p.x + first * PLANE;
     x_t *const tile = (x_t *)shared + phase_of(memory);
-    fill_stretch(tile, memory, (int)planes * PLANE, &arrival);
-    await_stretches(&arrival);
+    fill_segment(tile, memory, (int)planes * PLANE, &arrival);
+    await_segments(&arrival);
     const math_t none =
         IS_MAXIMUM ? (math_t)__longlong_as_double(PROPAGATES_NAN ? (i64)0xfff0000000000000ull : 0x7ff8000000000000ll)
                    : (math_t)0;

@@ -5,7 +5,7 @@
 /* How far from the start of a line an element lies. */
 template <class T> DEVICE int phase_of(const T *p) { return (int)((u64)p % LINE / sizeof(T)); }
 
-/* Whole chunks that hold a stretch: how far from the start of the first it begins, and their bytes. */
+/* Whole chunks that hold a segment: how far from the start of the first it begins, and their bytes. */
 template <class T> struct chunks_of {
     int lead;
     u32 bytes;
@@ -14,8 +14,8 @@ template <class T> struct chunks_of {
           bytes(count > 0 ? (u32)((lead + count) * sizeof(T) + 15) / 16 * 16 : 0) {}
 };
 
-/* One thread makes the arrival of `count` stretches, which the others see before anything comes. */
-DEVICE void begin_stretches(u64 *arrival, int count) {
+/* One thread makes the arrival of `count` segments, which the others see before anything comes. */
+DEVICE void begin_segments(u64 *arrival, int count) {
     if constexpr (CHIP < 900)
         return;
     if (threadIdx.x == 0)
@@ -25,7 +25,7 @@ DEVICE void begin_stretches(u64 *arrival, int count) {
 
 /* All threads copy; on Hopper the copy engine does, as copies by threads cost as much as the arithmetic of a small
    window. */
-template <class T> DEVICE void fill_stretch(T *to, const T *from, int count, u64 *arrival) {
+template <class T> DEVICE void fill_segment(T *to, const T *from, int count, u64 *arrival) {
     const chunks_of<T> chunks(from, count);
     u8 *const target = (u8 *)(to - chunks.lead);
     const u8 *const source = (const u8 *)(from - chunks.lead);
@@ -45,7 +45,7 @@ template <class T> DEVICE void fill_stretch(T *to, const T *from, int count, u64
     }
 }
 
-DEVICE void await_stretches(u64 *arrival) {
+DEVICE void await_segments(u64 *arrival) {
     if constexpr (CHIP >= 800 && CHIP < 900) {
         commit_copies();
         await_copies<0>();
@@ -56,7 +56,7 @@ DEVICE void await_stretches(u64 *arrival) {
 }
 
 /* The first EXPECTS blocks, which start while the kernel before ends, ask for what they will read. */
-template <class T> DEVICE void expect_stretch(const T *from, int count) {
+template <class T> DEVICE void expect_segment(const T *from, int count) {
     const chunks_of<T> chunks(from, count);
     if (EXPECTS > 0 && threadIdx.x == 0 && blockIdx.x < EXPECTS)
         expect(from - chunks.lead, chunks.bytes);

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: window.c decides and prints; planes.c does so for images that lie in
-   memory as planes, boxes.c for windows that go one by one. */
+/* What the parts of the window family share: window.c serves, plan.c decides, print.c prints; planes.c does both for images
+   that lie in memory as planes, boxes.c for windows that go one by one. */
 #ifndef WEFT_ENGINES_CUDA_WINDOW_H
 #define WEFT_ENGINES_CUDA_WINDOW_H
 
 #include "engines/cuda/core/kernel.h"
 #include "graph/ops/resample.h"
 
-enum { POOL_THREADS = 128, POOL_LOADS = 64, POOL_LINE = 128 };
+enum {
+    POOL_THREADS = 128,
+    POOL_LOADS = 64,       /* elements of x that a thread holds, at most */
+    POOL_TAPS = 64,        /* of a window that the pool kernels serve, at most: they are unrolled */
+    POOL_SHARED_TAPS = 25, /* of windows whose overlaps a thread shares, at most */
+    POOL_LINE = 128        /* bytes of a line of memory */
+};
 
 /* The kernels; from POOL on, those of windows that go in whole steps and that registers hold. */
 enum window_kernel {
@@ -18,7 +24,7 @@ enum window_kernel {
     POOL_TEAM,       /* few large windows */
     POOL_BOXES,      /* windows that go one by one over channels side by side */
     POOL_BOXES_BWD,  /* the gradient of their maxima */
-    POOL_LOOSE,      /* channels whose number fits no wide accesses */
+    POOL_UNALIGNED,  /* channels whose number fits no wide accesses */
     POOL_PLANES,     /* images that lie as planes: parts of them */
     POOL_PLANES_BWD, /* the gradient of these */
     POOL_WHOLE,      /* one window per plane */
@@ -37,7 +43,7 @@ struct planes {
     int64_t shift,
         before; /* of gradients: how far after a window's start a run of dx begins, the first position that reaches it */
     int64_t index_fill;
-    bool is_stretch; /* the tile lies in shared memory as it does in memory, without padding */
+    bool is_segment; /* the tile lies in shared memory as it does in memory, without padding */
     bool shifts, index_shifts;
     int64_t grain; /* results side by side that one access takes */
     int64_t slack; /* elements that the last threads of a row may read after the last row */
@@ -61,7 +67,7 @@ struct window {
     bool index_is_scratch; /* between the two kernels of a gradient that finds its maxima first */
     int64_t patch[3];      /* positions along each axis that a thread makes; of dx, steps of windows */
     int64_t rows;          /* patches along the second axis that neighbouring threads take: POOL_ROWS positions */
-    int64_t tile_columns;  /* of POOL_LOOSE: positions of a row that a block makes of all channels, */
+    int64_t tile_columns;  /* of POOL_UNALIGNED: positions of a row that a block makes of all channels, */
     int64_t pitch;         /* and from row to row of x in shared memory */
     struct planes planes;
     struct boxes boxes;
@@ -95,6 +101,32 @@ int64_t window_first_patch(const struct window *w, int axis);
 
 /* Whether an operand lies as packed planes. */
 bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand);
+
+static inline double window_product(const int64_t *numbers) {
+    return (double)numbers[0] * (double)numbers[1] * (double)numbers[2];
+}
+
+/* ---- plan.c ---- */
+
+/* Fills the geometry and chooses the kernel, or says why the region is none of ours. */
+weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device);
+/* Whether a gradient finds its maxima in a kernel of its own, and the two passes that it then takes. */
+bool window_finds_first(const struct window *w);
+weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena);
+/* What threads take one by one: patches of runs of channels. */
+int64_t window_items(const struct window *w);
+/* Whether windows go in whole steps, few enough, over what padding does not change. */
+bool window_is_pool(const struct window *w);
+/* Whether the channels of all positions lie in one segment. */
+bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);
+
+/* ---- print.c ---- */
+
+/* The kernels' functions, each in a file of its name. */
+extern const char *const window_entries[];
+weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena);
+
+/* ---- planes.c, boxes.c ---- */
 
 /* Choose a kernel of planes, or of boxes, if one serves. */
 void window_find_planes(struct window *w);

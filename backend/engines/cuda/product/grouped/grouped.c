@@ -277,7 +277,4 @@ const struct family cuda_grouped = {
     .doc = "products of a mixture of experts, with tokens gathered or scattered, and to the weights",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

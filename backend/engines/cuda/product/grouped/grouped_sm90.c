@@ -340,7 +340,4 @@ const struct family cuda_grouped_sm90 = {
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
 };

@@ -438,10 +438,7 @@ const struct family cuda_hopper = {
     .accepts = accepts,
     .companions = companions,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };
 
 const struct family cuda_hopper_tf32 = {
@@ -453,8 +450,5 @@ const struct family cuda_hopper_tf32 = {
     .knobs = knobs,
     .accepts = accepts_tf32,
     .build = build_tf32,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

@@ -632,8 +632,5 @@ const struct family cuda_patch_sm90 = {
     .accepts = accepts,
     .companions = prologue_companions,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

@@ -212,10 +212,7 @@ const struct family cuda_packed = {
     .doc = "a matmul or convolution whose factors are copied first as Hopper's copy engine wants them",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };
 
 const struct family cuda_packed_tf32 = {
@@ -225,8 +222,5 @@ const struct family cuda_packed_tf32 = {
     .narrows = contraction_narrows,
     .accepts = accepts_tf32,
     .build = build_tf32,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

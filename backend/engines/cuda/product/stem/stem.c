@@ -264,8 +264,5 @@ const struct family cuda_stem = {
     .doc = "a convolution of images of at most 8 channels or a gradient of it, and the pointwise operations behind it",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

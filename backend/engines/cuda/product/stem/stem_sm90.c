@@ -240,8 +240,5 @@ const struct family cuda_stem_sm90 = {
     .doc = "a forward convolution of 8 channels and the pointwise operations behind it, on Hopper's tensor cores",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

@@ -237,8 +237,5 @@ const struct family cuda_weight_only_sm90 = {
     .accepts = accepts,
     .companions = weight_product_companions,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = contraction_may_alias,
-    .release = cuda_release,
 };

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the window family does with a pooling or an interpolation: its geometry, which kernel serves it, and what a thread
+   of that makes. It prints nothing. */
+#include "base/number.h"
+#include "engines/cuda/window/window.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LONGEST_RUN = 16 }; /* channels of one access, at most */
+
+/* What the pool kernels are worth, of an H200; elements unless said. */
+enum {
+    POOL_RUN = 8,                   /* channels of a thread */
+    POOL_STEP = 4,                  /* of windows, along each axis, at most */
+    POOL_SIDES = 9,                 /* of dx, that a patch makes, at most */
+    POOL_REACHING = 16,             /* positions that reach into a patch of dx, at most; */
+    POOL_FOUND_AGAIN = 4,           /* the same where their maxima are searched again */
+    POOL_ROWS = 4,                  /* positions that neighbouring threads take along the second axis */
+    TEAM_MAX = 16,                  /* rows of a large window, a thread each, at most */
+    UNALIGNED_ACCESS_BYTES = 2,     /* of one access, at most: more needs no shared memory */
+    UNALIGNED_CHANNEL_BYTES = 32,   /* of all channels of a position, at least */
+    UNALIGNED_TILE_BYTES = 18 << 10 /* of a tile in shared memory, at most */
+};
+
+static const double INT32_REACH = 1 << 30;
+
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check_tensor(const struct window *w, const struct tensor *tensor) {
+    if (!tensor)
+        return WEFT_STATUS_SUCCESS;
+    TRY(tensor_check_plain(tensor, w->op));
+    if (!cuda_type_name((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
+             descriptor_label(w->op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* How many channels of an operand one access takes. */
+static int64_t channels_per_access(const struct resample_operand *operand) {
+    if (operand->channel_stride != 1)
+        return 1;
+    int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
+    int64_t run = gcd64(fits > 1 ? fits : 1, operand->batch_stride);
+    for (int i = 0; i < 3; i++)
+        run = gcd64(run, operand->size[i] > 1 ? operand->size_stride[i] : 0);
+    return run;
+}
+
+static bool is_stored(const struct region *region, const struct tensor *tensor) {
+    int value = tensor ? graph_find_value(region->graph, tensor) : -1;
+    return value >= 0 && !value_is_dead(&region->graph->values[value]);
+}
+
+/* The gradient of a mean whose windows go step by step is such a mean itself, of dy. */
+static void make_forward_mean(struct window *w) {
+    struct resample_geometry *g = &w->g;
+    bool is_mean = (g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING && g->padding != WEFT_EDGE_VAL_PAD) ||
+                   (g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING && !window_has_padding(g));
+    struct resample_operand dx = g->x;
+    for (int i = 0; i < 3; i++)
+        is_mean = is_mean && g->denominator[i] == 1 && g->step[i] == 1;
+    if (!g->backward || !is_mean)
+        return;
+    g->backward = false;
+    g->mode = WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
+    g->padding = WEFT_ZERO_PAD;
+    g->x = g->y;
+    g->y = dx;
+    g->saved.tensor = NULL;
+    for (int i = 0; i < 3; i++)
+        g->offset[i] = g->taps[i] - 1 - g->offset[i];
+}
+
+static void find_reach(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    for (int i = 0; i < 3; i++) {
+        double y = ((double)g->y.size[i] + 1) * (double)g->step[i] + fabs((double)g->offset[i]);
+        double x = ((double)g->x.size[i] + (double)g->taps[i] + 1) * (double)g->denominator[i];
+        w->is_wide = w->is_wide || x + y > INT32_REACH;
+    }
+}
+
+/* ---- Patches ------------------------------------------------------------------------------------------------------ */
+
+/* Positions that reach into a patch of dx, along one axis. */
+static int64_t reaching(const struct window *w, int axis) {
+    return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
+}
+
+static bool forward_fits(const struct window *w) {
+    int64_t loads = w->g.taps[0];
+    for (int i = 1; i < 3; i++)
+        loads *= (w->patch[i] - 1) * w->g.step[i] + w->g.taps[i];
+    return loads <= POOL_LOADS;
+}
+
+static bool backward_fits(const struct window *w) {
+    int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
+    return sides <= POOL_SIDES && all <= (window_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
+}
+
+/* Whether windows go in whole steps, few enough, over what padding does not change. */
+bool window_is_pool(const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    bool is_mean = excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
+    bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && window_product(g->taps) <= POOL_TAPS &&
+              (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
+    for (int i = 0; i < 3; i++)
+        is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
+    return is;
+}
+
+/* Windows that overlap share what a thread loads; those of rows two steps apart share it through the first cache. */
+static void find_patch(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool is_small = window_product(g->taps) <= POOL_SHARED_TAPS;
+    w->kernel = g->backward ? WINDOW_BWD : WINDOW;
+    w->rows = 1;
+    for (int i = 0; i < 3; i++) {
+        bool is_dense = g->step[i] == 1 && g->taps[i] > 1;
+        w->patch[i] = i > 0 && g->y.size[i] > 1 && is_small && (i == 2 || is_dense) ? 2 : 1;
+    }
+    if (!window_is_pool(w))
+        return;
+    if (g->backward && !backward_fits(w))
+        w->patch[1] = w->patch[2] = 1;
+    if (!(g->backward ? backward_fits(w) : forward_fits(w)))
+        return;
+    w->kernel = g->backward ? POOL_BWD : POOL;
+    w->run = w->run > POOL_RUN ? POOL_RUN : w->run;
+    int64_t rows = POOL_ROWS / w->patch[1];
+    w->rows = w->run > 1 && window_patches(w, 1) >= rows ? rows : 1;
+}
+
+/* Windows that hardly share elements, and are so large that a thread each would be few. */
+static void find_team(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    if (w->kernel == POOL && w->run > 1 && window_product(g->taps) > POOL_SHARED_TAPS && g->taps[0] == 1 &&
+        g->taps[1] > 1 && g->taps[1] <= TEAM_MAX && (g->y.size[1] == 1 || g->step[1] >= g->taps[1]))
+        w->kernel = POOL_TEAM;
+}
+
+/* Whether the channels of all positions lie in one segment. */
+bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand) {
+    int64_t stride = g->c;
+    bool is_packed = operand->channel_stride == 1 && operand->tensor->alignment % 16 == 0;
+    for (int i = 3; i-- > 0; stride *= operand->size[i])
+        is_packed = is_packed && (operand->size[i] == 1 || operand->size_stride[i] == stride);
+    return is_packed && (g->n == 1 || operand->batch_stride == stride);
+}
+
+/* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the row. */
+static void find_unaligned(struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
+    if (w->kernel != POOL || w->run * size > UNALIGNED_ACCESS_BYTES || g->c * size < UNALIGNED_CHANNEL_BYTES ||
+        g->x.size[0] != 1 || g->taps[0] != 1 || g->step[0] != 1 || g->offset[0] != 0 || 16 % size != 0 ||
+        window_may_be_empty(g) || !window_is_packed_last(g, &g->x) || tensor_bytes(g->x.tensor) % 16 != 0 ||
+        g->n * g->y.size[1] * row >= INT32_MAX)
+        return;
+    struct window tall = *w;
+    tall.patch[1] = tall.patch[2] = 2;
+    int64_t down = g->y.size[1] > 1 && window_product(g->taps) <= POOL_SHARED_TAPS && forward_fits(&tall) ? 2 : 1;
+    most =
+        (UNALIGNED_TILE_BYTES / ((down - 1) * g->step[1] + g->taps[1]) / (g->c * size) - g->taps[2]) / g->step[2] + 1;
+    if (most < 2 && most < row)
+        return;
+    int64_t tiles = divide_up(row, most);
+    w->kernel = POOL_UNALIGNED;
+    w->run = 1;
+    w->rows = 1;
+    w->patch[1] = down;
+    w->patch[2] = row > 1 ? 2 : 1;
+    w->tile_columns = round_up(divide_up(row, tiles), w->patch[2]);
+    w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
+    while ((g->x.size[2] * g->c - w->pitch) % (POOL_LINE / size) != 0)
+        w->pitch++;
+}
+
+/* How many channels go at once, and what a thread makes of them. */
+static void choose_kernel(struct window *w) {
+    const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
+    int64_t run = gcd64(LONGEST_RUN, w->g.c);
+    for (int k = 0; k < 4; k++)
+        if (window_uses(w, operands[k]))
+            run = gcd64(run, channels_per_access(operands[k]));
+    w->run = (int)run;
+    find_reach(w);
+    find_patch(w);
+    find_team(w);
+    window_find_boxes(w);
+    find_unaligned(w);
+    window_find_planes(w);
+}
+
+/* ---- Analysis ----------------------------------------------------------------------------------------------------- */
+
+weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device) {
+    *w = (struct window){.region = region, .device = device, .op = region_node(region, 0)->op};
+    bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;
+    if (!is_resample)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is neither pooling nor interpolation.",
+             descriptor_label(w->op));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: nothing is fused with it, %s needs a kernel of its own.",
+             descriptor_label(w->op), descriptor_label(region_node(region, 1)->op));
+    w->g = resample_geometry(w->op);
+    const struct resample_geometry *g = &w->g;
+    if (window_product(g->taps) >= INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its window has %g elements; kernels count to 2^31.",
+             descriptor_label(w->op), window_product(g->taps));
+    w->has_y = g->backward || is_stored(region, g->y.tensor);
+    w->has_index = g->backward ? g->index.tensor != NULL : is_stored(region, g->index.tensor);
+    const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
+    for (int k = 0; k < 4; k++)
+        TRY(check_tensor(w, operands[k]->tensor));
+    make_forward_mean(w);
+    for (int i = 0; i < 3 && !w->g.backward; i++)
+        if (w->g.y.size[i] == 1 && w->g.denominator[i] == 1)
+            w->g.step[i] = 1; /* a single position takes none */
+    choose_kernel(w);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
+   patches that they reach, and planes are read with their numbers. */
+bool window_finds_first(const struct window *w) {
+    bool overlaps = w->g.taps[0] > w->g.step[0] || w->g.taps[1] > w->g.step[1] || w->g.taps[2] > w->g.step[2];
+    return w->g.backward && window_uses(w, &w->g.saved) && window_product(w->g.taps) < INT8_MAX &&
+           (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
+}
+
+/* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. */
+weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena) {
+    struct tensor *numbers;
+    TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
+    numbers->type = WEFT_DATA_INT8;
+    numbers->alignment = 16;
+    for (int i = 0; i < 2; i++) {
+        passes[i] = *w;
+        passes[i].g.index = w->g.y;
+        passes[i].g.index.tensor = numbers;
+        passes[i].has_index = passes[i].index_is_scratch = true;
+    }
+    struct resample_geometry *first = &passes[0].g;
+    first->backward = passes[0].has_y = false;
+    first->x = first->saved;
+    first->saved.tensor = NULL;
+    first->alpha = 1;
+    first->beta = 0;
+    for (int i = 0; i < 2; i++)
+        choose_kernel(&passes[i]);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What threads take one by one: patches of runs of channels. */
+int64_t window_items(const struct window *w) {
+    const struct resample_operand *result = window_result(w);
+    if (result->size[0] * result->size[1] * result->size[2] == 0)
+        return 0;
+    int64_t groups = divide_up(window_patches(w, 1), w->rows);
+    return w->g.n * (w->g.c / w->run) * window_patches(w, 0) * groups * w->rows * window_patches(w, 2);
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of the window family's kernels: constants, operands, and how a thread finds what it makes by the number of its
+   item. plan.c has decided all of it. */
+#include "base/number.h"
+#include "engines/cuda/window/window.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    THREADS = 256,       /* of a block of the kernels for all geometries */
+    UNROLLED_TAPS = 16,  /* of their windows, at most */
+    COORDINATES_MAX = 6, /* of an item */
+    AHEAD = 528, /* blocks by which one asks for memory before it is read: four for each multiprocessor of an H200 */
+};
+
+/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+
+static void print_bits(struct kernel_print *print, double number, const char *name) {
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    print_number(print, bits, name);
+}
+
+static void print_numbered(struct kernel_print *print, const int64_t *numbers, const char *name) {
+    char text[32];
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text, "%s%d", name, i);
+        print_number(print, numbers[i], text);
+    }
+}
+
+/* Type, strides and, where it is used, pointer of an operand. */
+static void print_operand(struct kernel_print *print, const struct window *w, const struct resample_operand *operand,
+                          const char *name, const char *pointer) {
+    char text[32];
+    weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_INT8;
+    if (operand == &w->g.index && w->index_is_scratch)
+        print_scratch(print, cuda_type_name(type), 0, pointer);
+    else if (window_uses(w, operand))
+        print_pointer(print, type, graph_find_value(w->region->graph, operand->tensor), 0, pointer);
+    snprintf(text, sizeof text, "%s_t", pointer);
+    print_type(print, text, type);
+    snprintf(text, sizeof text, "%s_n", pointer);
+    print_number(print, operand->batch_stride, text);
+    snprintf(text, sizeof text, "%s_c", pointer);
+    print_number(print, operand->channel_stride, text);
+    print_numbered(print, operand->size_stride, name);
+}
+
+/* A digit of the number of an item: which coordinate it adds to, and how much each. */
+struct digit {
+    const char *name;
+    int64_t extent, stride, times;
+};
+
+/* The digits of an item, slowest first in memory: the result's image, run of channels, and place or patch along each axis.
+   Rows of patches that neighbours take come right before the channels. */
+static int list_digits(const struct window *w, struct digit *digits) {
+    const struct resample_operand *result = window_result(w);
+    int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
+            step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
+    const struct digit all[] = {
+        {"n", w->g.n, result->batch_stride, 1},
+        {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
+        {"at[1]", divide_up(window_patches(w, 1), w->rows), result->size_stride[1], w->rows * step1},
+        {"at[2]", window_patches(w, 2), result->size_stride[2], step2},
+        {"at[1]", w->rows, w->run > 1 ? -1 : result->size_stride[1], step1},
+        {"c", w->g.c / w->run, w->run > 1 ? -2 : result->channel_stride, w->run},
+    };
+    int count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        int at = count;
+        if (all[i].extent == 1)
+            continue;
+        for (; at > 0 && digits[at - 1].stride < all[i].stride; at--)
+            digits[at] = digits[at - 1];
+        digits[at] = all[i];
+        count++;
+    }
+    return count;
+}
+
+static void print_locate(struct kernel_print *print, const struct window *w) {
+    struct digit digits[COORDINATES_MAX];
+    int count = list_digits(w, digits);
+    text_add(&print->code, "DEVICE place locate(const arguments& p, position rest) {\n    place to = {};\n");
+    for (int k = count; k-- > 0;) {
+        char text[32];
+        snprintf(text, sizeof text, "digit%d", k);
+        if (k > 0)
+            print_divisor(print, digits[k].extent, text);
+        text_add(&print->code, "    to.%s += ", digits[k].name);
+        text_add(&print->code, k > 0 ? "split(rest, p.%s)" : "rest", text);
+        text_add(&print->code, digits[k].times == 1 ? ";\n" : " * %lld;\n", (long long)digits[k].times);
+    }
+    text_add(&print->code, "    return to;\n}\n\n");
+}
+
+/* float holds whole numbers to 2^24, so wider ones are compared and summed in double; interpolated ones as well, whose
+   halves must round as they should. */
+static bool computes_in_double(const struct window *w) {
+    const struct resample *p = ((const struct resample_op *)w->op)->parameters;
+    const struct tensor *tensors[] = {w->g.x.tensor, w->g.y.tensor, w->g.saved.tensor};
+    bool is_double = p->math == WEFT_DATA_DOUBLE;
+    for (int k = 0; k < 3; k++)
+        if (tensors[k])
+            is_double = is_double || tensors[k]->type == WEFT_DATA_DOUBLE ||
+                        (dtype_is_integer((weftDataType_t)tensors[k]->type) &&
+                         (dtype_bytes((weftDataType_t)tensors[k]->type, 1) > 1 || w->g.mode == WEFT_RESAMPLE_BILINEAR));
+    return is_double;
+}
+
+static int threads_of(const struct window *w) {
+    return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
+}
+
+static bool is_boxes(const struct window *w) { return w->kernel == POOL_BOXES || w->kernel == POOL_BOXES_BWD; }
+
+/* Whether blocks go over the result as often as it takes. */
+static bool takes_items(const struct window *w) { return w->kernel < POOL_BOXES; }
+
+static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
+
+/* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a NaN
+   is above all. */
+static bool is_paired(const struct window *w) {
+    weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
+    bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
+    return w->kernel >= POOL && w->kernel != POOL_WHOLE && !w->g.backward && w->g.mode == WEFT_RESAMPLE_MAXPOOL &&
+           finds && (w->run % 2 == 0 || w->run == 1) && dtype_is_half(type) && w->device->cuda.major >= 8;
+}
+
+/* How many blocks a multiprocessor's registers must hold at once. */
+static int blocks_of(const struct window *w) {
+    bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
+    if (w->kernel == POOL_TEAM)
+        return 1024 / threads_of(w);
+    if (w->kernel == POOL_WHOLE)
+        return 8;
+    if (window_product(w->g.taps) > POOL_SHARED_TAPS)
+        return 2;
+    if (computes_in_double(w) || window_uses(w, &w->g.saved) || window_product(w->g.taps) > 9)
+        return 3;
+    if (w->kernel == POOL_BOXES_BWD)
+        return 5;
+    if (is_planes(w))
+        return w->has_index || w->g.backward ? 6 : is_paired(w) ? 12 : 8;
+    if (w->kernel == POOL_UNALIGNED)
+        return 8;
+    if (w->has_index && !w->g.backward)
+        return is_paired(w) ? 4 : 3;
+    if (w->g.backward && (is_mean || is_small))
+        return is_small ? 6 : 5;
+    return is_mean || is_paired(w) || is_small ? 5 : 4;
+}
+
+/* Whether places in memory pass 31 bits. */
+static bool has_far_elements(const struct window *w) {
+    const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
+    double farthest = 0;
+    for (int k = 0; k < 4; k++) {
+        const struct resample_operand *o = operands[k];
+        double last = (double)w->g.n * (double)o->batch_stride + (double)w->g.c * (double)o->channel_stride;
+        for (int i = 0; i < 3; i++)
+            last += ((double)o->size[i] + POOL_TAPS) * (double)o->size_stride[i];
+        farthest = window_uses(w, o) && last > farthest ? last : farthest;
+    }
+    return farthest >= INT32_MAX;
+}
+
+static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
+
+/* Of POOL_UNALIGNED: tiles of a row, and rows of them. */
+static int64_t unaligned_tiles(const struct window *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
+static int64_t unaligned_tile_rows(const struct window *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
+
+/* Blocks that take a tile each, or one item per thread. */
+static int64_t blocks_at_all(const struct window *w) {
+    int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
+    if (w->kernel >= POOL_PLANES)
+        return window_blocks_of_planes(w);
+    if (is_boxes(w))
+        return window_blocks_of_boxes(w);
+    if (w->kernel == POOL_UNALIGNED)
+        return w->g.n * unaligned_tile_rows(w) * unaligned_tiles(w);
+    return divide_up(window_items(w), each);
+}
+
+/* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where each
+   warp reads one segment per tap, or each block one. */
+static int64_t expects(const struct window *w) {
+    int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
+    bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
+                   window_bytes(&w->g.x, w->run) == 16 && w->g.x.tensor->alignment % 16 == 0 &&
+                   blocks_at_all(w) <= at_once;
+    bool is_segment = w->kernel == POOL_PLANES && w->planes.is_segment;
+    return (is_team || is_segment) && w->device->cuda.major >= 9 ? at_once : 0;
+}
+
+/* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. */
+static int ahead_of(const struct window *w) {
+    const struct resample_operand *read = window_source(w);
+    return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && window_is_packed_last(&w->g, read) &&
+                   blocks_at_all(w) > 4 * AHEAD && blocks_at_all(w) <= most_blocks(w->device)
+               ? AHEAD
+               : 0;
+}
+
+static void print_constants(struct kernel_print *print, const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    bool is_pool = w->kernel >= POOL, unrolls = is_pool || window_product(g->taps) <= UNROLLED_TAPS;
+    const struct {
+        const char *name;
+        int64_t value;
+    } constants[] = {
+        {"RUN", is_planes(w) ? w->planes.along : w->run},
+        {"ALONG_ROWS", is_planes(w)},
+        {"EXPECTS", expects(w)},
+        {"AHEAD", ahead_of(w)},
+        {"GRAIN", is_planes(w) ? w->planes.grain : w->run},
+        {"THREADS", threads_of(w)},
+        {"TAPS0", unrolls ? g->taps[0] : 0},
+        {"TAPS1", unrolls ? g->taps[1] : 0},
+        {"TAPS2", unrolls ? g->taps[2] : 0},
+        {"STEP0", is_pool ? g->step[0] : 0},
+        {"STEP1", is_pool ? g->step[1] : 0},
+        {"STEP2", is_pool ? g->step[2] : 0},
+        {"PATCH1", w->patch[1]},
+        {"PATCH2", w->patch[2]},
+        {"BLOCKS", blocks_of(w)},
+        {"LANES", w->boxes.lanes},
+        {"LINE", POOL_LINE},
+        {"IS_PAIRED", is_paired(w)},
+        {"IS_SCALED", g->alpha != 1},
+        {"WANTS_WHERE", g->backward || w->has_index},
+        {"IS_MAXIMUM", is_maximum},
+        {"IS_LINEAR", g->mode == WEFT_RESAMPLE_BILINEAR},
+        {"IS_POOL", is_maximum || excludes || g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING},
+        {"IS_WHOLE", g->denominator[0] == 1 && g->denominator[1] == 1 && g->denominator[2] == 1},
+        {"CLAMPS", g->padding == WEFT_EDGE_VAL_PAD && !excludes},
+        {"SKIPS_PADDING", g->padding == WEFT_NEG_INF_PAD},
+        {"MAY_BE_EMPTY", g->padding == WEFT_NEG_INF_PAD && window_may_be_empty(g)},
+        {"EXCLUDES_PADDING", excludes},
+        {"PROPAGATES_NAN", g->propagates_nan},
+        {"HAS_Y", w->has_y},
+        {"HAS_INDEX", w->has_index},
+        {"HAS_SAVED", window_uses(w, &g->saved)},
+        {"HAS_OLD", g->beta != 0},
+    };
+    if (w->kernel >= POOL_BOXES)
+        text_add(&print->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    text_add(
+        &print->constants,
+        "using element = u16;\nusing math_t = %s;\nusing length_t = %s;\nusing offset_t = %s;\nusing position = %s;\n",
+        computes_in_double(w) ? "double" : "float", w->is_wide ? "i64" : "i32", has_far_elements(w) ? "i64" : "i32",
+        window_items(w) < INT32_MAX ? "u32" : "i64");
+}
+
+/* What blocks ask for ahead: slabs of the memory that is read, as many as there are blocks. */
+static void print_ahead(struct kernel_print *print, const struct window *w) {
+    const struct resample_operand *read = window_source(w);
+    int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
+    if (!ahead_of(w))
+        return;
+    print_number(print, round_up(divide_up(bytes, slabs), 16), "slab");
+    print_number(print, bytes / 16 * 16, "whole");
+}
+
+static void print_geometry(struct kernel_print *print, const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
+    const struct dtype *type = dtype_of((weftDataType_t)compared->type);
+    print_numbered(print, g->x.size, "x");
+    print_numbered(print, g->y.size, "y");
+    print_numbered(print, g->taps, "taps");
+    print_numbered(print, g->step, "step");
+    print_numbered(print, g->offset, "offset");
+    print_numbered(print, g->denominator, "denominator");
+    print_operand(print, w, &g->x, "x_stride", "x");
+    print_operand(print, w, &g->y, "y_stride", "y");
+    print_operand(print, w, &g->index, "index_stride", "index");
+    print_operand(print, w, &g->saved, "saved_stride", "saved");
+    print_bits(print, g->alpha, "alpha");
+    print_bits(print, g->beta, "beta");
+    print_bits(print, type->is_float ? -INFINITY : type->lowest, "lowest");
+    print_number(print, window_items(w), "runs");
+    if (w->kernel == POOL_BWD || w->kernel == POOL_PLANES_BWD) {
+        print_number(print, window_first_patch(w, 1), "first1");
+        print_number(print, window_first_patch(w, 2), "first2");
+    }
+    print_ahead(print, w);
+}
+
+/* Functions, each in a file of its name. */
+const char *const window_entries[] = {
+    [WINDOW] = "window",
+    [WINDOW_BWD] = "window_bwd",
+    [POOL] = "pool",
+    [POOL_BWD] = "pool_bwd",
+    [POOL_TEAM] = "pool_team",
+    [POOL_BOXES] = "pool_boxes",
+    [POOL_BOXES_BWD] = "pool_boxes_bwd",
+    [POOL_UNALIGNED] = "pool_unaligned",
+    [POOL_PLANES] = "pool_planes",
+    [POOL_PLANES_BWD] = "pool_planes_bwd",
+    [POOL_WHOLE] = "pool_whole",
+};
+
+static uint32_t print_unaligned(struct kernel_print *print, const struct window *w) {
+    print_number(print, w->tile_columns, "tile_columns");
+    print_number(print, w->pitch, "pitch");
+    print_divisor(print, unaligned_tiles(w), "tiles");
+    print_divisor(print, unaligned_tile_rows(w), "bands");
+    print_divisor(print, w->g.c, "channels");
+    return (uint32_t)window_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
+}
+
+/* How a kernel finds its places; gives the shared memory of a block. */
+static uint32_t print_places(struct kernel_print *print, const struct window *w) {
+    if (w->kernel >= POOL_PLANES)
+        return window_print_planes(print, w);
+    if (is_boxes(w))
+        return window_print_boxes(print, w);
+    if (w->kernel == POOL_UNALIGNED)
+        return print_unaligned(print, w);
+    print_locate(print, w);
+    return 0;
+}
+
+weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
+    const char *file;
+    TRY(arena_print(arena, &file, "window/%s.cuh", window_entries[w->kernel]));
+    struct kernel_print print;
+    kernel_print_init(&print, w->region);
+    if (is_boxes(w))
+        window_print_maps(&print, w);
+    print_constants(&print, w);
+    print_geometry(&print, w);
+    text_add(&print.code,
+             "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n#include \"window/geometry.cuh\"\n%s\n",
+             w->kernel >= POOL ? "#include \"window/pool_common.cuh\"\n" : "");
+    int64_t blocks = blocks_at_all(w), most = most_blocks(w->device);
+    kernel->shared_bytes = print_places(&print, w);
+    TRY(kernel_finish(&print, kernel, file, window_entries[w->kernel], arena));
+    kernel->grid[0] = (uint32_t)(takes_items(w) && blocks > most ? most : blocks);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)threads_of(w);
+    kernel->is_dependent = w->kernel >= POOL && w->device->cuda.major >= 9;
+    return WEFT_STATUS_SUCCESS;
+}
