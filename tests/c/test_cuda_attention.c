@@ -362,21 +362,21 @@ static const struct attention_case decode_cases[] = {
     {"decode", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .forward = "bf16 on tensor cores, 16 rows",
      .forward_kernels = 1},
     {"decode, split, padded", BF16, F32, 0, 1, 32, 8, 8, 3, 32768, 128, 64, .is_padded = true, .has_sink = true,
-     .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 2},
+     .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 1},
     {"decode of 17 rows", F16, F16, 0, 1, 32, 32, 32, 17, 4096, 80, 128, .is_causal = true,
-     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 2},
+     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 1},
     {"decode of 64 rows", BF16, BF16, BOOL, 4, 64, 8, 8, 8, 4096, 128, 128, .bias = {4, 1, 8, 4096}, .has_alibi = true,
-     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 1},
     {"decode, heads of 256", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
-     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+     .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 1},
     {"decode, pages of 16", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .is_padded = true, .page = 16,
      .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 1},
     {"decode, pages of 1", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .is_padded = true, .page = 1,
      .forward = "bf16 on tensor cores, 16 rows", .forward_kernels = 1},
     {"decode of 17 rows, pages of 8", F16, F16, 0, 1, 32, 32, 32, 17, 4096, 80, 128, .is_padded = true, .page = 8,
-     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 2},
+     .forward = "f16 on tensor cores, 32 rows", .forward_kernels = 1},
     {"decode of 64 rows, heads of 256, pages of 1", BF16, BF16, 0, 4, 16, 2, 2, 64, 4096, 256, 256, .is_padded = true,
-     .page = 1, .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 2},
+     .page = 1, .forward = "bf16 on tensor cores, 64 rows", .forward_kernels = 1},
     {"decode of FP8", BF16, BF16, 0, 64, 32, 8, 8, 1, 4096, 128, 128, .shared_type = E4M3, .scales = SCALES,
      .forward = "bf16 on tensor cores, 16 rows, 8 groups of warps with 6 slices of 16 keys in boxes",
      .forward_kernels = 1},
@@ -396,7 +396,8 @@ static void build_decode_cases(void) {
         for (int a = 0; a < arch_count; a++) {
             struct device device;
             MUST(device_describe_cuda(&device, archs[a][0], archs[a][1]));
-            if (archs[a][0] >= 8)
+            bool has_bytes = decode_cases[i].shared_type || decode_cases[i].type == E4M3;
+            if (archs[a][0] * 10 + archs[a][1] >= (has_bytes ? 89 : 80))
                 check_case(&decode_cases[i], true, &device, a);
         }
     family = &cuda_attention;
@@ -479,7 +480,8 @@ static void decoding_declines(void) {
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 257, .dropout = 0},
          "sdpa_fwd: decoding has heads of up to 256; the portable attention family takes it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 60, 64, .dropout = 0},
-         "sdpa_fwd: tensor (uid 2) is not of type bf16 with rows side by side in memory of whole 16 bytes; the "
+         "sdpa_fwd: tensor (uid 2) is not of type bf16, FP8 or INT8 with rows side by side in memory of whole 16 "
+         "bytes; the "
          "portable attention family takes it."},
         {{"", F32, F32, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0},
          "sdpa_fwd: decoding multiplies f16 or bf16 on compute capability 8.0 or newer; the portable attention family "
