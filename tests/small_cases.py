@@ -329,6 +329,7 @@ def all_gradients(t: Maker, width: int = 64) -> None:
     t.out(more["dSink_token"], dtype="f32")
 
 
+BITS = np.array([0, 0, 129, 0, 3, 1, 254, 0], "u1").reshape(2, 1, 2, 2)
 TILES = np.array([1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 1], "i1").reshape(1, 2, 2, 3)
 
 
@@ -795,6 +796,26 @@ CASES = {
         attention(dims=(2, 70, 150, 128), attn_scale=0.1, bias=lambda t: t(1, 2, 70, 150, dtype="bool8")),
     ),
     "attention on Hopper, modified": Case("forward_sm90", "attention_hopper", modified_attention(64)),
+    "attention on Hopper, block mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 300, 300, 64),
+            attn_scale=0.1,
+            use_causal_mask=True,
+            block_mask=lambda t: t(1, 2, 3, 3, dtype="i8", values=np.resize(TILES, (1, 2, 3, 3))),
+        ),
+    ),
+    "attention on Hopper, bits of a block mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(1, 200, 1100, 128),
+            attn_scale=0.1,
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([1000, 70], "i4")),
+            block_mask=lambda t: t(2, 1, 2, 2, dtype="u8", values=BITS),
+        ),
+    ),
     "attention on Hopper, dropout": Case(
         "forward_sm90",
         "attention_hopper",
