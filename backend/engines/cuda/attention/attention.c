@@ -232,7 +232,9 @@ static double predict(const struct cuda_attention *c) {
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */
-    return START_SECONDS + (c->backward || has_merge ? KERNEL_SECONDS : 0) + (moving > computing ? moving : computing);
+    double beside = c->backward ? attention_backward_predict_biases(c) : 0;
+    return START_SECONDS + (c->backward || has_merge ? KERNEL_SECONDS : 0) + beside +
+           (moving > computing ? moving : computing);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
