@@ -317,11 +317,11 @@ def attention_dropout(t: Maker) -> None:
     t.out(dump, dtype="f32")
 
 
-def all_gradients(t: Maker, width: int = 64) -> None:
-    q, k, v, o, d_o = (t(2, 2, 70, width) for _ in range(5))
-    bias, sink = t(1, 2, 70, 70), t(1, 2, 1, 1, dtype="f32")
+def all_gradients(t: Maker, heads: int = 4, rows: int = 200, width: int = 64) -> None:
+    q, k, v, o, d_o = (t(2, heads, rows, width) for _ in range(5))
+    bias, sink = t(1, heads, rows, rows), t(1, heads, 1, 1, dtype="f32")
     more = {"dBias": t.g.tensor(name="dBias"), "dSink_token": t.g.tensor(name="dSink")}
-    stats = t(2, 2, 70, 1, dtype="f32", low=9)
+    stats = t(2, heads, rows, 1, dtype="f32", low=9)
     scale = {"attn_scale_value": 1 / 32}
     for grad in t.g._sdpa_bwd(q, k, v, o, d_o, stats, bias=bias, sink_token=sink, **scale, **more):
         t.out(grad)
@@ -329,6 +329,7 @@ def all_gradients(t: Maker, width: int = 64) -> None:
     t.out(more["dSink_token"], dtype="f32")
 
 
+BITS = np.array([0, 0, 129, 0, 3, 1, 254, 0], "u1").reshape(2, 1, 2, 2)
 TILES = np.array([1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 1], "i1").reshape(1, 2, 2, 3)
 
 
@@ -350,7 +351,7 @@ def masked_attention_gradient(bits: bool, width: int) -> Any:
 
 def wide_gradients(t: Maker) -> None:
     """Rows of 120 bytes, which Hopper's copy engine does not take."""
-    all_gradients(t, 60)
+    all_gradients(t, 2, 70, 60)
 
 
 def soft_cap(g: Any, s: Any) -> Any:
@@ -376,18 +377,18 @@ def modified_attention(width: int = 60) -> Any:
     return build
 
 
-def modified_attention_gradient(width: int, is_given: bool) -> Any:
+def modified_attention_gradient(width: int, is_given: bool, heads: int = 2, rows: int = 70) -> Any:
     """Derived, with gradients of operands, or given."""
 
     def build(t: Maker) -> None:
-        q, k, v, o, d_o = (t(2, 2, 70, width) for _ in range(5))
-        gate, of_keys, number = t(1, 2, 70, 1, dtype="f32"), t(2, 1, 1, 70), t(1, dtype="f32")
+        q, k, v, o, d_o = (t(2, heads, rows, width) for _ in range(5))
+        gate, of_keys, number = t(1, heads, rows, 1, dtype="f32"), t(2, 1, 1, rows), t(1, dtype="f32")
         sources = {each: t.g.tensor() for each in (() if is_given else (gate, of_keys, number))}
         more: dict[str, Any] = {"score_mod_gradients": sources or None}
         if is_given:
             more["score_mod_bprop"] = lambda g, slope: g.mul(slope, gate)
         for grad in t.g.sdpa_backward(
-            q, k, v, o, d_o, t(2, 2, 70, 1, dtype="f32", low=9), attn_scale=1 / 8,
+            q, k, v, o, d_o, t(2, heads, rows, 1, dtype="f32", low=9), attn_scale=1 / 8,
             score_mod=lambda g, s: g.add(g.mul(soft_cap(g, s), gate), g.mul(of_keys, number)), **more,
         ):  # fmt: skip
             t.out(grad)
@@ -795,6 +796,26 @@ CASES = {
         attention(dims=(2, 70, 150, 128), attn_scale=0.1, bias=lambda t: t(1, 2, 70, 150, dtype="bool8")),
     ),
     "attention on Hopper, modified": Case("forward_sm90", "attention_hopper", modified_attention(64)),
+    "attention on Hopper, block mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 300, 300, 64),
+            attn_scale=0.1,
+            use_causal_mask=True,
+            block_mask=lambda t: t(1, 2, 3, 3, dtype="i8", values=np.resize(TILES, (1, 2, 3, 3))),
+        ),
+    ),
+    "attention on Hopper, bits of a block mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(1, 200, 1100, 128),
+            attn_scale=0.1,
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([1000, 70], "i4")),
+            block_mask=lambda t: t(2, 1, 2, 2, dtype="u8", values=BITS),
+        ),
+    ),
     "attention on Hopper, dropout": Case(
         "forward_sm90",
         "attention_hopper",
@@ -859,7 +880,7 @@ CASES = {
         ),
     ),
     "attention gradient on Hopper, modified": Case(
-        "backward_sm90 backward_bias", "attention_hopper", modified_attention_gradient(64, False)
+        "backward_sm90 backward_bias", "attention_hopper", modified_attention_gradient(64, False, 4, 200)
     ),
     "attention gradient on Hopper, unordered mask": Case(
         "backward_sm90 backward_queries_sm90",

@@ -63,7 +63,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
                 continue;
             const bool is_used = row < own_in_use(used); /* ragged rows beyond belong to others */
             if constexpr (MAKES_FIRST)
-                if (is_used || !first_is_ragged) {
+                if (is_used || !is_ragged(a.first_batch)) {
                     const sum_t scale = scale_of(a);
                     first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
 #pragma unroll
@@ -73,7 +73,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
                                                  made.first[m][j][2 * h + 1] * scale);
                 }
             if constexpr (MAKES_SECOND)
-                if (is_used || !second_is_ragged) {
+                if (is_used || !is_ragged(a.second_batch)) {
                     const sum_t growth = growth_of(a);
                     second_t *to =
                         a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;

@@ -15,15 +15,15 @@ DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &
     if (stores) {
         const bool is_used = query < used.queries; /* ragged rows beyond belong to others */
         if constexpr (HAS_STATS)
-            if (is_used || !stats_is_ragged)
+            if (is_used || !is_ragged(a.stats_batch))
                 a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =
                     from<stats_t>::number(sum == 0 ? unseen() : in_nature(most) + ::log(sum));
         if constexpr (HAS_MAX)
-            if (is_used || !max_is_ragged)
+            if (is_used || !is_ragged(a.max_batch))
                 a.max[batch * a.max_batch + head * a.max_head + query * a.max_row] =
                     from<max_t>::number(in_nature(most));
         if constexpr (HAS_SUM_EXP)
-            if (is_used || !sum_exp_is_ragged)
+            if (is_used || !is_ragged(a.sum_exp_batch))
                 a.sum_exp[batch * a.sum_exp_batch + head * a.sum_exp_head + query * a.sum_exp_row] =
                     from<sum_exp_t>::number(sum);
     }

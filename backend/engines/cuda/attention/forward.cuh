@@ -176,9 +176,9 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
             for (int j = 0; j < VALUES / 8; j++)
                 amax.note(o[j][2 * h] * factor), amax.note(o[j][2 * h + 1] * factor);
             factor *= result_scale_of(a);
-            if (o_is_ragged && to.query >= used.queries)
-                continue; /* which belongs to others */
             if constexpr (HAS_O) {
+                if (is_ragged(a.o_batch) && to.query >= used.queries)
+                    continue; /* its row belongs to others */
                 o_t *place = a.o + at.batch * a.o_batch + to.head * a.o_head + to.query * a.o_row +
                              at.chunk * VALUES * a.o_column;
 #pragma unroll

@@ -35,8 +35,9 @@ template <class P> DEVICE void merge(const P &a, i64 line, largest &amax) {
     factor *= value_scale_of(a, batch, head);
     if constexpr (HAS_DROPOUT)
         factor *= (sum_t)__longlong_as_double(a.growth);
-    if (o_is_ragged && query >= used.queries)
-        return; /* it belongs to others */
+    if constexpr (HAS_O)
+        if (is_ragged(a.o_batch) && query >= used.queries)
+            return; /* the row belongs to others */
     if constexpr (HAS_O || HAS_AMAX_O)
         for (i64 column = lane(); column < a.value_depth; column += 32) {
             sum_t o = 0;

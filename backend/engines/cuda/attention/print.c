@@ -26,8 +26,6 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     snprintf(field, sizeof field, "%s_t", name);
     print_type(print, field, (weftDataType_t)tensor->type);
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
-    snprintf(field, sizeof field, "%s_is_ragged", name);
-    print_constant(print, field, tensor->ragged_offset != NULL);
     for (int i = 0; i < 4; i++) {
         const struct tensor *offsets = i == 0 ? tensor->ragged_offset : NULL;
         snprintf(field, sizeof field, "%s_%s", name, (axes ? axes : usual)[i]);
@@ -66,8 +64,7 @@ void attention_print_wanted(struct kernel_print *print, const struct cuda_attent
     if (attention_wants(c, tensor))
         attention_print_tensor(print, c, tensor, name, NULL);
     else
-        text_add(&print->constants, "using %s_t = float;\nconstexpr bool %s_is_ragged = false;\n", name,
-                 name); /* the kernel's text names them */
+        text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel's text names it */
 }
 
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,

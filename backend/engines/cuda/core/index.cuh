@@ -15,3 +15,5 @@ template <class T> struct ragged {
 template <class T> DEVICE i64 operator*(i64 batch, const ragged<T> &r) {
     return to_integer(r.offsets[batch * r.step]) * r.multiplier;
 }
+template <class T> DEVICE constexpr bool is_ragged(const ragged<T> &) { return true; }
+DEVICE constexpr bool is_ragged(i64) { return false; }

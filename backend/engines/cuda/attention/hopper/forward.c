@@ -37,7 +37,7 @@ static const struct forward_tile {
     {5, 128, 128, 96, 2, 2, 0, 232, 40, true}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true},
     {5, 192, 128, 96, 2, 2, 1, 232, 40, true}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true},
     {5, 192, 192, 64, 2, 2, 1, 232, 40, true}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true},
-    {5, 256, 256, 48, 2, 2, 2, 232, 40, true},
+    {5, 256, 256, 48, 2, 2, 2, 232, 40, true}, {5, 256, 256, 32, 2, 2, 2, 232, 40, true},
 };
 
 struct forward {
@@ -66,8 +66,6 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
     if (attention_is_ragged(c))
         return refuse(c, "Hopper's forward kernel reads no ragged offsets");
-    if (c->a->block_mask)
-        return refuse(c, "Hopper's forward kernel reads no block mask");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -125,6 +123,13 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     return START_SECONDS + (moving > computing ? moving : computing);
 }
 
+/* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. */
+static bool fits(const struct forward_tile *t, const struct forward *f, int terms) {
+    bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
+    return t->depth >= f->depth && t->value_depth >= f->value_depth && t->terms >= terms &&
+           (is_inside || !f->c->a->block_mask);
+}
+
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t multiprocessors = c->device->cuda.multiprocessors;
     *f = (struct forward){.c = c, .op = c->forward, .tile = tiles};
@@ -132,7 +137,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     f->value_depth = (int)round_up(c->value_depth, 16);
     int terms =
         (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
-    while (f->tile->depth < f->depth || f->tile->value_depth < f->value_depth || f->tile->terms < terms)
+    while (!fits(f->tile, f, terms))
         f->tile++;
     f->o_stages = f->tile->o_stages == 0 && slabs(f->value_depth) > slabs(f->depth) ? 1 : f->tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
@@ -233,6 +238,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
     attention_hopper_print_terms(&print, f->c);
+    attention_print_block_mask(&print, f->c);
     attention_print_dropout(&print, f->c);
     print_tile(&print, f);
     print_outputs(&print, f);

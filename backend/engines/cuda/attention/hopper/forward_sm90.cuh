@@ -13,6 +13,7 @@
    Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
              shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or modifier
              hides is multiplied by 0
+             HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
@@ -42,6 +43,8 @@ static_assert(BLOCK_K % 16 == 0 && HEAD_QK % 16 == 0 && HEAD_V % 16 == 0, "produ
 static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && V_SLABS <= QK_SLABS : Q_STAGES == 1,
               "O fits where Q was, while the next Q is there; two tiles are known at a time");
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
+static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
+              "a block lies in one of its tiles");
 
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
@@ -124,19 +127,26 @@ DEVICE void load_tiles(const arguments &a) {
         if (!is_tile)
             break;
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
+        const auto load_keys = [&](i32 block) {
+            load_block<QK_SLABS>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block, k_head,
+                                 t.batch);
+            k.advance();
+        };
+        const auto load_values = [&](i32 block) {
+            load_block<V_SLABS>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block, v_head,
+                                t.batch);
+            v.advance();
+        };
+        i32 block = t.blocks.last - 1;
+        load_keys(block);
 #pragma unroll 1
-        for (i32 block = t.blocks.last - 1; block >= t.blocks.first - 1; --block) {
-            if (block >= t.blocks.first) {
-                load_block<QK_SLABS>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block, k_head,
-                                     t.batch);
-                k.advance();
-            }
-            if (block + 1 < t.blocks.last) {
-                load_block<V_SLABS>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block + 1,
-                                    v_head, t.batch);
-                v.advance();
-            }
+        while (block > t.blocks.first) {
+            const i32 below = block_below(a, t, block);
+            load_keys(below);
+            load_values(block);
+            block = below;
         }
+        load_values(block);
         index = next;
     }
 }
@@ -352,7 +362,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         if constexpr (HAS_SEQ_LEN_KV)
             clear_values(c, t, block);
 #pragma unroll 1
-        for (;; --block) {
+        for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
             if constexpr (HAS_TERMS)
                 add_terms(c.s, a, t, first_query, block, slope);

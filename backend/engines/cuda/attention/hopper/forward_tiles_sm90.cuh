@@ -5,6 +5,7 @@
    Schedule  static (every gridDim.x-th tile) or, with a counter that is zero at the start, whoever is free takes the
              next one */
 
+#include "attention/block_mask.cuh"
 #include "attention/lengths.cuh"
 
 /* ---- Which keys a query sees ---- */
@@ -73,6 +74,28 @@ template <class P> DEVICE i32 keys_of(const P &a, i32 batch) {
         return (i32)a.keys;
 }
 
+/* ---- Block masks: a block of keys lies in one of their tiles ---- */
+
+template <class P> DEVICE bool takes_part(const P &a, const tile &t, i32 block) {
+    return keeps_tile(a, t.batch, t.head, t.row, block * BLOCK_K);
+}
+/* From the first block that takes part to the last; where none does, a block of which nothing is seen. */
+template <class P> DEVICE void trim(const P &a, tile &t) {
+    while (t.blocks.first < t.blocks.last && !takes_part(a, t, t.blocks.last - 1))
+        --t.blocks.last;
+    while (t.blocks.first < t.blocks.last && !takes_part(a, t, t.blocks.first))
+        ++t.blocks.first;
+    if (t.blocks.first == t.blocks.last)
+        t.blocks = range{0, 1}, t.keys = 0;
+}
+/* The block that comes after this one, which is not the first. */
+template <class P> DEVICE i32 block_below(const P &a, const tile &t, i32 block) {
+    --block;
+    while (HAS_BLOCK_MASK && block > t.blocks.first && !takes_part(a, t, block))
+        --block;
+    return block;
+}
+
 DEVICE tile find_tile(const arguments &a, u32 index) {
     const u32 group_tiles = (u32)a.raster_heads * (u32)a.tiles, group = index / group_tiles;
     const u32 within = index - group * group_tiles, first_head = group * (u32)a.raster_heads;
@@ -85,6 +108,8 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
            queries_of(a, (i32)batch),
            keys_of(a, (i32)batch)};
     t.blocks = blocks_seen(bounds(a, t.queries, t.keys), t.row, min(t.row + BLOCK_Q, t.queries));
+    if constexpr (HAS_BLOCK_MASK)
+        trim(a, t);
     return t;
 }
 
