@@ -582,7 +582,7 @@ CASES = {
     "matmul f32": Case(
         "product_sm90", "hopper.tf32", matmul(250, 200, 520, "f32", "f32", True), engine="cuda.tf32"
     ),
-    "matmul fp8": Case("product_sm90", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
+    "matmul fp8": Case("product_promoted_sm90", "hopper", matmul(250, 200, 528, "e4m3", "bf16", True)),
     "matmul of few, f32": Case(
         "portable_mma", "contraction.tf32", matmul(33, 65, 129, "f32"), engine="cuda.tf32"
     ),
@@ -593,6 +593,15 @@ CASES = {
     "matmul of odd depth": Case("map product_sm90", "packed", matmul(2048, 256, 2047)),
     "matmul of odd depth, f32": Case(
         "transpose product_sm90", "packed.tf32", matmul(2048, 256, 2047, "f32"), engine="cuda.tf32"
+    ),
+    "matmul of few rows": Case(
+        "product_cluster_split_sm90", "hopper", matmul(60, 200, 520, transposed=True), knobs={"TILE_SIZE": 28}
+    ),
+    "matmul of few rows, fp8": Case(
+        "product_cluster_split_promoted_sm90",
+        "hopper",
+        matmul(16, 200, 1040, "e4m3", "bf16", True),
+        knobs={"TILE_SIZE": 26},
     ),
     "matmul int8 on Hopper": Case("product_sm90", "hopper", matmul(250, 256, 528, "i8", "i32", True)),
     "matmul and a matrix": Case("product_sm90", "hopper", matmul_and_more([], two=False)),
@@ -611,7 +620,7 @@ CASES = {
     "matmul of few, rounded between": Case("portable_mma", "contraction", rounded_product(33, 65, 64)),
     "matmul of integers": Case("portable_fma", "contraction", exact_product),
     "totals": Case("product_sm90 combine_partials", "hopper", totals),
-    "scales": Case("product_sm90", "hopper", scaled),
+    "scales": Case("product_promoted_sm90", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
     "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens),
     # convolutions
@@ -634,7 +643,7 @@ CASES = {
     ),
     "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
     "conv, prepared": Case(
-        "product_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
+        "product_prologue_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
     ),
     "conv wgrad, prepared": Case(
         "product_sm90", "hopper", conv("wgrad", (4, 72, 13, 15), (200, 72, 3, 3), 2, prepared=True)
@@ -643,7 +652,7 @@ CASES = {
         "transpose product_sm90", "packed", conv("fprop", (32, 128, 14, 14), (256, 128, 3, 3), last=False)
     ),
     "conv NCHW, all turned": Case(
-        "transpose product_sm90",
+        "transpose product_pingpong_sm90",
         "packed",
         conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False),
         is_read_again=True,
@@ -705,7 +714,7 @@ CASES = {
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
     "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),
-    "experts fp8": Case("tile_list product_sm90", "grouped_sm90", experts("e4m3", 128)),
+    "experts fp8": Case("tile_list product_promoted_sm90", "grouped_sm90", experts("e4m3", 128)),
     "experts wgrad": Case("product_sm90", "grouped_sm90", experts_gradient),
     "experts f32": Case("tile_list portable_fma", "grouped", experts("f32", 40)),
     # attention

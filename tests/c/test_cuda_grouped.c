@@ -126,7 +126,7 @@ static const struct family_case hopper_cases[] = {
     {&cuda_grouped_sm90, scattered, "scattered, wgmma", "8 experts, staged"},
     {&cuda_grouped_sm90, gradient_bf16, "gradient, wgmma", "64 experts, staged"},
     {&cuda_grouped_sm90, gradient_to_float, "gradient to float, wgmma",
-     "wgmma, tiles of 128x128 in turn, 6 stages, clusters of 1, 8 experts"},
+     "wgmma, tiles of 128x128 in ping-pong, 6 stages, clusters of 1, 8 experts"},
 };
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */

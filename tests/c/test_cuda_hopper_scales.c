@@ -70,7 +70,7 @@ static void batches(struct model *m) {
 static const struct family_case cases[] = {
     {&cuda_hopper, tokens_and_weights, "scales of tokens and weights", "scaled by blocks, staged, 0 operations behind"},
     {&cuda_hopper, many_tokens, "scales of many tokens", "tiles of 192x128"},
-    {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "turned"},
+    {&cuda_hopper, weights_and_tokens, "scales of weights and tokens", "swapped"},
     {&cuda_hopper, one_factor_and_gelu, "scales of tokens, gelu", "scaled by blocks, staged, 1 operations behind"},
     {&cuda_hopper, batches, "scales in a batch", "scaled by blocks, staged"},
 };
@@ -114,7 +114,7 @@ static const struct refused_case refusals[] = {
     {&cuda_hopper, wanted_elsewhere,
      "block_scale_dequantize: tensor (uid 3) must have the strides of tensor (uid 1) and be read by the product alone, "
      "to be scaled within it."},
-    {&cuda_hopper, scaled_residual, "matmul: scales of blocks multiply its factors here and nothing else."},
+    {&cuda_hopper, scaled_residual, "matmul: scales of blocks multiply its operands here and nothing else."},
 };
 
 int main(void) {

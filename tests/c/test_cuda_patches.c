@@ -212,10 +212,10 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, narrow_end, "3x3 of 320 to 24", "wgmma over patches of "},
     {&cuda_patch_sm90, prepared, "3x3 of 64 behind relu",
      "wgmma over patches of 10x30 pixels, tiles of 8x28, 1 phases, 4 patches and 9 resident filter taps in shared "
-     "memory, prepared"},
+     "memory, prologue"},
     {&cuda_patch_sm90, joined, "3x3 of 64 and another image",
      "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 3 patches and 9 resident filter taps in shared "
-     "memory, brought"},
+     "memory, auxiliary load"},
 };
 
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
@@ -274,7 +274,7 @@ static const struct refused_case refusals[] = {
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,
-     "conv_fprop: factors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
     {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
     {&cuda_stem, float_stem,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): tensors of one 16-bit float type, with products summed in float, "

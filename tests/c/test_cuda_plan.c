@@ -288,7 +288,7 @@ static void tensor_maps(void) {
         const uint64_t addresses[] = {day << 40, day << 41, day << 42};
         MUST(weftExecute(plan, 3, addresses, (void *)(UINT64_C(1) << 45), NULL));
         struct fake_launch launch = launch_at(fake->launches() - 1);
-        EXACTLY(launch.kernel, "hopper");
+        EXACTLY(launch.kernel, "product_pingpong_sm90");
         CHECK(has_argument(&launch, (void *)(day << 40)) && has_argument(&launch, (void *)(day << 41)), "day %d",
               (int)day);
     }

@@ -140,7 +140,7 @@ def test_one_kernel_prepares_and_multiplies_what_memory_limits(depth: int, colum
     w = g.tensor(dim=[1, depth, columns], stride=[depth * columns, 1, depth], data_type="bf16")
     g.matmul(g.relu(g.mul(x, scale)).set_data_type("bf16"), w).set_output(True)
     g.build()
-    assert ("prepared" in str(g.explain())) == (depth == 64)
+    assert ("prologue" in str(g.explain())) == (depth == 64)
 
 
 @pytest.mark.parametrize(("taps", "stride", "channels"), [(1, 2, 256), (3, 2, 128), (3, 1, 256)])
@@ -156,4 +156,4 @@ def test_images_are_prepared_apart_where_many_taps_read_them(taps: int, stride: 
     prepared = g.relu(g.mul(x, scale)).set_data_type("bf16")
     g.conv_fprop(prepared, w, stride=[stride] * 2, padding=[taps // 2] * 2).set_output(True)
     g.build()
-    assert ("prepared" in str(g.explain())) == (stride == 2)
+    assert ("prologue" in str(g.explain())) == (stride == 2)

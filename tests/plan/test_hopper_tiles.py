@@ -184,7 +184,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for tile in range(1, TILES + 1):
         try:
             report = compile_for_h200(build, {"TILE_SIZE": tile})
-            served += "wgmma, tiles" in report and ("prepared" in report) == (build in PREPARED)
+            served += "wgmma, tiles" in report and ("prologue" in report) == (build in PREPARED)
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
     assert served >= (5 if build in (block_scaled, totals) else 8)
@@ -195,7 +195,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("a", "b", "math"), [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")]
 )
 @pytest.mark.parametrize(("rows", "tile"), [(128, 25), (16, 26), (32, 27), (64, 28)])
-def test_tiles_in_two_parts(
+def test_tiles_split_over_clusters(
     rows: int, tile: int, a: str, b: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def few_rows(g: weft.Graph) -> Any:
@@ -206,7 +206,7 @@ def test_tiles_in_two_parts(
 
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")
-    assert "in two parts" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
+    assert "split over clusters" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
     cubins.check_dumped(tmp_path)
 
 
@@ -265,11 +265,11 @@ def joined_and_totalled(g: weft.Graph) -> Any:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (joined, "memory, brought"),
-        (joined_and_prepared, "prepared, brought"),
-        (totalled, "memory, totals"),
-        (totalled_and_prepared, "prepared, totals"),
-        (joined_and_totalled, "brought, totals"),
+        (joined, "memory, auxiliary load"),
+        (joined_and_prepared, "prologue, auxiliary load"),
+        (totalled, "memory, reductions"),
+        (totalled_and_prepared, "prologue, reductions"),
+        (joined_and_totalled, "auxiliary load, reductions"),
     ],
 )
 def test_tiles_of_patches(build: Build, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ void cuda_release(struct step *step);
 
 /* ---- Device files ------------------------------------------------------------------------------------------------ */
 
-enum { DEVICE_FILES_MAX = 128 };
+enum { DEVICE_FILES_MAX = 192 };
 
 /* All of them, by the paths under which they include each other. */
 const struct program_header *device_files(int *count);

@@ -83,14 +83,50 @@
     FILE(product_grouped_grouped_sm90, "product/grouped/grouped_sm90.cuh", "product/grouped/grouped_sm90.cuh")         \
     FILE(product_grouped_groups, "product/grouped/groups.cuh", "product/grouped/groups.cuh")                           \
     FILE(product_grouped_tile_list, "product/grouped/tile_list.cuh", "product/grouped/tile_list.cuh")                  \
-    FILE(product_hopper_offsets, "product/hopper/offsets.cuh", "product/hopper/offsets.cuh")                           \
+    FILE(product_hopper_auxiliary_load, "product/hopper/auxiliary_load.cuh", "product/hopper/auxiliary_load.cuh")      \
+    FILE(product_hopper_coordinates, "product/hopper/coordinates.cuh", "product/hopper/coordinates.cuh")               \
+    FILE(product_hopper_epilogue, "product/hopper/epilogue.cuh", "product/hopper/epilogue.cuh")                        \
+    FILE(product_hopper_epilogue_direct, "product/hopper/epilogue_direct.cuh", "product/hopper/epilogue_direct.cuh")   \
+    FILE(product_hopper_epilogue_staged, "product/hopper/epilogue_staged.cuh", "product/hopper/epilogue_staged.cuh")   \
+    FILE(product_hopper_main_loop, "product/hopper/main_loop.cuh", "product/hopper/main_loop.cuh")                     \
+    FILE(product_hopper_main_loop_prologue, "product/hopper/main_loop_prologue.cuh",                                   \
+         "product/hopper/main_loop_prologue.cuh")                                                                      \
+    FILE(product_hopper_main_loop_promoted, "product/hopper/main_loop_promoted.cuh",                                   \
+         "product/hopper/main_loop_promoted.cuh")                                                                      \
+    FILE(product_hopper_overrides, "product/hopper/overrides.cuh", "product/hopper/overrides.cuh")                     \
+    FILE(product_hopper_patch_epilogue, "product/hopper/patch_epilogue.cuh", "product/hopper/patch_epilogue.cuh")      \
+    FILE(product_hopper_patch_main_loop, "product/hopper/patch_main_loop.cuh", "product/hopper/patch_main_loop.cuh")   \
+    FILE(product_hopper_patch_memory, "product/hopper/patch_memory.cuh", "product/hopper/patch_memory.cuh")            \
+    FILE(product_hopper_patch_producer, "product/hopper/patch_producer.cuh", "product/hopper/patch_producer.cuh")      \
+    FILE(product_hopper_patch_reductions, "product/hopper/patch_reductions.cuh",                                       \
+         "product/hopper/patch_reductions.cuh")                                                                        \
+    FILE(product_hopper_patch_scheduler, "product/hopper/patch_scheduler.cuh", "product/hopper/patch_scheduler.cuh")   \
     FILE(product_hopper_patch_sm90, "product/hopper/patch_sm90.cuh", "product/hopper/patch_sm90.cuh")                  \
+    FILE(product_hopper_patch_store, "product/hopper/patch_store.cuh", "product/hopper/patch_store.cuh")               \
+    FILE(product_hopper_pipeline, "product/hopper/pipeline.cuh", "product/hopper/pipeline.cuh")                        \
+    FILE(product_hopper_producer, "product/hopper/producer.cuh", "product/hopper/producer.cuh")                        \
+    FILE(product_hopper_product_cluster_split_promoted_sm90, "product/hopper/product_cluster_split_promoted_sm90.cuh", \
+         "product/hopper/product_cluster_split_promoted_sm90.cuh")                                                     \
+    FILE(product_hopper_product_cluster_split_sm90, "product/hopper/product_cluster_split_sm90.cuh",                   \
+         "product/hopper/product_cluster_split_sm90.cuh")                                                              \
+    FILE(product_hopper_product_pingpong_sm90, "product/hopper/product_pingpong_sm90.cuh",                             \
+         "product/hopper/product_pingpong_sm90.cuh")                                                                   \
+    FILE(product_hopper_product_prologue_sm90, "product/hopper/product_prologue_sm90.cuh",                             \
+         "product/hopper/product_prologue_sm90.cuh")                                                                   \
+    FILE(product_hopper_product_promoted_sm90, "product/hopper/product_promoted_sm90.cuh",                             \
+         "product/hopper/product_promoted_sm90.cuh")                                                                   \
     FILE(product_hopper_product_sm90, "product/hopper/product_sm90.cuh", "product/hopper/product_sm90.cuh")            \
-    FILE(product_hopper_prologue, "product/hopper/prologue.cuh", "product/hopper/prologue.cuh")                        \
     FILE(product_hopper_reductions, "product/hopper/reductions.cuh", "product/hopper/reductions.cuh")                  \
-    FILE(product_hopper_staged_reductions, "product/hopper/staged_reductions.cuh",                                     \
-         "product/hopper/staged_reductions.cuh")                                                                       \
-    FILE(product_hopper_staging, "product/hopper/staging.cuh", "product/hopper/staging.cuh")                           \
+    FILE(product_hopper_reductions_staged, "product/hopper/reductions_staged.cuh",                                     \
+         "product/hopper/reductions_staged.cuh")                                                                       \
+    FILE(product_hopper_roles, "product/hopper/roles.cuh", "product/hopper/roles.cuh")                                 \
+    FILE(product_hopper_schedule_cluster_split, "product/hopper/schedule_cluster_split.cuh",                           \
+         "product/hopper/schedule_cluster_split.cuh")                                                                  \
+    FILE(product_hopper_schedule_cooperative, "product/hopper/schedule_cooperative.cuh",                               \
+         "product/hopper/schedule_cooperative.cuh")                                                                    \
+    FILE(product_hopper_schedule_pingpong, "product/hopper/schedule_pingpong.cuh",                                     \
+         "product/hopper/schedule_pingpong.cuh")                                                                       \
+    FILE(product_hopper_tile_scheduler, "product/hopper/tile_scheduler.cuh", "product/hopper/tile_scheduler.cuh")      \
     FILE(product_portable_direct, "product/portable_direct.cuh", "product/portable_direct.cuh")                        \
     FILE(product_portable_fma, "product/portable_fma.cuh", "product/portable_fma.cuh")                                 \
     FILE(product_portable_mma, "product/portable_mma.cuh", "product/portable_mma.cuh")                                 \

@@ -1,27 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How products are made and summed: by the types of the factors, the type to calculate in, and the chip. */
+/* How products are made and summed: by the types of the operands, the type to calculate in, and the chip. */
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 
+/* A and B as they are staged, the sum, whether tensor cores multiply, bytes of a staged element, elements of k in a
+   step. */
 const struct arithmetic_row arithmetic_rows[] = {
-    [MMA_F16] = {"f16", "f16", "float", true, 2, 4, 32},
-    [MMA_BF16] = {"bf16", "bf16", "float", true, 2, 4, 32},
-    [MMA_INT8] = {NULL, NULL, "i32", true, 1, 4, 64},
-    [MMA_TF32] = {"tf32", "tf32", "float", true, 4, 4, 16},
-    [FMA_FLOAT] = {"float", "float", "float", false, 4, 4, 16},
-    [FMA_DOUBLE] = {"double", "double", "double", false, 8, 8, 16},
-    [FMA_INT32] = {"i32", "i32", "i32", false, 4, 4, 16},
-    [FMA_INT64] = {"i64", "i64", "i64", false, 8, 8, 16},
+    [MMA_F16] = {"f16", "f16", WEFT_DATA_FLOAT, true, 2, 32},
+    [MMA_BF16] = {"bf16", "bf16", WEFT_DATA_FLOAT, true, 2, 32},
+    [MMA_INT8] = {NULL, NULL, WEFT_DATA_INT32, true, 1, 64},
+    [MMA_TF32] = {"tf32", "tf32", WEFT_DATA_FLOAT, true, 4, 16},
+    [FMA_FLOAT] = {"float", "float", WEFT_DATA_FLOAT, false, 4, 16},
+    [FMA_DOUBLE] = {"double", "double", WEFT_DATA_DOUBLE, false, 8, 16},
+    [FMA_INT32] = {"i32", "i32", WEFT_DATA_INT32, false, 4, 16},
+    [FMA_INT64] = {"i64", "i64", WEFT_DATA_INT64, false, 8, 16},
 };
 
+/* What int8 tensor cores take; booleans are 0 and 1. */
 static bool is_byte(weftDataType_t type) {
     return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
 }
 
+/* Whether f16 holds all its numbers. */
 static bool is_exact_in_half(weftDataType_t type) { return is_byte(type) || dtype_is_fp8(type); }
 
+/* What floats would round. */
 static bool is_wide(weftDataType_t type) {
     return !is_byte(type) && (dtype_is_integer(type) || type == WEFT_DATA_DOUBLE);
 }
@@ -35,7 +40,7 @@ weftDataType_t contraction_math(const struct node *node) {
 }
 
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
-    weftDataType_t a = factor_type(c, FACTOR_A), b = factor_type(c, FACTOR_B),
+    weftDataType_t a = operand_type(c, OPERAND_A), b = operand_type(c, OPERAND_B),
                    math = math_type(contraction_math(c->node));
     bool is_turing = device->cuda.major < 8, whole = !dtype_is_float(a) && !dtype_is_float(b);
     bool float_math = math != WEFT_DATA_DOUBLE && dtype_is_float(math);
@@ -43,7 +48,7 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
         return float_math && !is_wide(a) && !is_wide(b) && !whole ? FMA_FLOAT : FMA_DOUBLE;
     if (is_byte(a) && is_byte(b)) {
         /* Products of two unsigned bytes reach 2^16. */
-        bool fits = c->depth < 32768;
+        bool fits = c->k_count < 32768;
         return fits ? is_turing ? FMA_INT32 : MMA_INT8 : FMA_INT64;
     }
     if (whole && !float_math && math != WEFT_DATA_DOUBLE)
@@ -58,6 +63,7 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
 }
 
+/* By compute capability; a device that does not tell its clock counts as 1.5 GHz. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;

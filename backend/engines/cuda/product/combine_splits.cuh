@@ -1,9 +1,13 @@
-/* combine: C[z,i,j] = finish(sum over splits of the parts in the workspace)                         any types, sm_75 and up
-   Formula   threads of a block share the parts of a run: each adds its own from the first to the last, and the first thread adds
-             the threads' sums in the same way, so that every run gives the same bits; finish() is printed
-   Tile      a block finishes THREADS / sharers runs of RUN neighbours of the result at a time; where threads share, that is all
+/* combine_splits: C[z,i,j] = epilogue(sum over splits of the partial sums in the workspace)
+   Types     any types, sm_75 and up
+   Formula   threads of a block share the partial sums of a run: each adds its own from the first to the last, and the
+             first thread adds the threads' sums in the same way, so that every run gives the same bits; epilogue() is
+             printed
+   Tile      a block makes THREADS / sharers runs of RUN neighbours of the result at a time; where threads share,
+             that is all
    Params    THREADS RUN LEAD_IS_ROW sum_t index position
-   Tried     one thread per run: few results of many parts wait for one load after another, 6 us of a filter gradient's 72 */
+   Tried     one thread per run: few results of many splits wait for one load after another, 6 us of a filter gradient's
+             72 */
 
 DEVICE void add(run<sum_t, RUN> &sum, const run<sum_t, RUN> &other) {
 #pragma unroll
@@ -11,7 +15,7 @@ DEVICE void add(run<sum_t, RUN> &sum, const run<sum_t, RUN> &other) {
         sum.at[e] += other.at[e];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) combine_splits(const __grid_constant__ arguments p) {
     __shared__ run<sum_t, RUN> s_sums[THREADS]; /* [sharers][runs at a time] */
     const u32 sharers = (u32)p.sharers, together = THREADS / sharers, share = threadIdx.x / together,
               lane = threadIdx.x % together;
@@ -35,6 +39,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_co
             continue;
         position rest = (position)(at * RUN);
         const index along = (index)split(rest, p.along), across = (index)split(rest, p.across);
-        finish(p, (index)rest, LEAD_IS_ROW ? along : across, LEAD_IS_ROW ? across : along, sum);
+        epilogue(p, (index)rest, LEAD_IS_ROW ? along : across, LEAD_IS_ROW ? across : along, sum);
     }
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows the sum: alpha, beta, the pointwise operations of the region, and the stores, as one printed function over
-   a run of results that lie side by side. It must not know how sums are made. */
+/* What follows the sum: alpha, beta, the pointwise operations of the region, and the stores, as one printed function
+   over a run of results that lie side by side. It must not know how sums are made. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/pointwise.h"
 
-#include <string.h>
-
-enum { LONGEST_RUN = 8 };
-enum { LOAD_INSTRUCTIONS = 2, TOTAL_INSTRUCTIONS = 2 };
+enum {
+    LONGEST_RUN = 8,         /* neighbours of the result that a thread makes: 16 bytes of halves */
+    LOAD_INSTRUCTIONS = 2,   /* for an element of an operand: its share of a vector access, and a conversion */
+    REDUCE_INSTRUCTIONS = 2, /* for an element of a reduction */
+};
 
 static const struct tensor *tensor_at(const struct contraction *c, int value) {
     return c->region->graph->values[value].tensor;
@@ -18,15 +19,18 @@ static weftDataType_t tensor_type(const struct contraction *c, int value) {
     return (weftDataType_t)tensor_at(c, value)->type;
 }
 
+/* Whether the value is made by an operation of the region, and so is in registers. */
 static bool made_inside(const struct contraction *c, int value) {
     int producer = c->region->graph->values[value].producer;
     return producer >= 0 && region_has(c->region, producer);
 }
 
+/* GEN_INDEX reads no tensor: its value is a coordinate. */
 static bool is_index(const struct node *node) {
     return ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
 }
 
+/* Pointwise operations have one output. */
 static int output_of(const struct node *node) {
     int i = 0;
     while (!node->is_output[i])
@@ -50,55 +54,57 @@ static weftStatus_t check_tensor(const struct contraction *c, const struct descr
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t add_finisher(struct contraction *c, struct finisher **added, enum finisher_role role, int value) {
-    struct finish *finish = &c->finish;
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == role && finish->at[k].value == value) {
-            *added = &finish->at[k];
+/* Finds the operand of this role and value, or adds one: a tensor that two operations read is read once. */
+static weftStatus_t add_operand(struct contraction *c, struct epilogue_operand **added, enum epilogue_role role,
+                                int value) {
+    struct epilogue *epilogue = &c->epilogue;
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == role && epilogue->at[k].value == value) {
+            *added = &epilogue->at[k];
             return WEFT_STATUS_SUCCESS;
         }
-    if (finish->count == FINISHERS_MAX)
+    if (epilogue->count == EPILOGUE_OPERANDS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operands would follow it in one kernel",
-             descriptor_label(c->node->op), FINISHERS_MAX);
-    *added = &finish->at[finish->count++];
-    **added = (struct finisher){.role = role, .value = value};
+             descriptor_label(c->node->op), EPILOGUE_OPERANDS_MAX);
+    *added = &epilogue->at[epilogue->count++];
+    **added = (struct epilogue_operand){.role = role, .value = value};
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand in memory: its strides over the digits, 0 where it broadcasts. */
-static weftStatus_t add_memory(struct contraction *c, enum finisher_role role, int value) {
+/* An operand in memory: its strides over the modes, 0 where it broadcasts. */
+static weftStatus_t add_memory(struct contraction *c, enum epilogue_role role, int value) {
     const struct tensor *tensor = tensor_at(c, value);
-    struct finisher *finisher = NULL;
+    struct epilogue_operand *operand = NULL;
     if (!cuda_type_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, whose elements have no address",
              descriptor_label(c->node->op), descriptor_label(&tensor->base),
              dtype_of((weftDataType_t)tensor->type)->name);
-    TRY(add_finisher(c, &finisher, role, value));
-    finisher->type = (weftDataType_t)tensor->type;
+    TRY(add_operand(c, &operand, role, value));
+    operand->type = (weftDataType_t)tensor->type;
     bool is_scalar = tensor_elements(tensor) == 1;
-    for (int index = BATCH; index < DEPTH; index++)
-        for (int d = 0; d < c->digits[index].count; d++) {
-            const struct digit *digit = &c->digits[index].at[d];
-            bool moves = !is_scalar && tensor->dims.at[digit->dim] != 1;
-            finisher->strides[index][d] = moves ? tensor->strides.at[digit->dim] * digit->dim_step : 0;
+    for (int index = BATCH; index < K; index++)
+        for (int d = 0; d < c->modes[index].count; d++) {
+            const struct mode *mode = &c->modes[index].at[d];
+            bool moves = !is_scalar && tensor->dims.at[mode->dim] != 1;
+            operand->strides[index][d] = moves ? tensor->strides.at[mode->dim] * mode->dim_step : 0;
         }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* A coordinate of the result, as the value of GEN_INDEX or to be held below a bound. */
-static weftStatus_t add_coordinate(struct contraction *c, enum finisher_role role, int value, int64_t dim) {
-    struct finisher *finisher = NULL;
-    TRY(add_finisher(c, &finisher, role, value));
-    finisher->bound = tensor_at(c, c->result)->dims.at[dim];
-    for (int index = BATCH; index < DEPTH; index++)
-        for (int d = 0; d < c->digits[index].count; d++)
-            finisher->strides[index][d] = c->digits[index].at[d].dim == dim ? c->digits[index].at[d].dim_step : 0;
+static weftStatus_t add_coordinate(struct contraction *c, enum epilogue_role role, int value, int64_t dim) {
+    struct epilogue_operand *operand = NULL;
+    TRY(add_operand(c, &operand, role, value));
+    operand->bound = tensor_at(c, c->result)->dims.at[dim];
+    for (int index = BATCH; index < K; index++)
+        for (int d = 0; d < c->modes[index].count; d++)
+            operand->strides[index][d] = c->modes[index].at[d].dim == dim ? c->modes[index].at[d].dim_step : 0;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* What a reduction comes to is known when all tiles are done: nothing here can read it. */
 static weftStatus_t check_source(const struct contraction *c, const struct node *node, int value) {
-    if (made_inside(c, value) && totals_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
+    if (made_inside(c, value) && reductions_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is known when the whole product is made.",
              descriptor_label(node->op), descriptor_label(&tensor_at(c, value)->base));
     return WEFT_STATUS_SUCCESS;
@@ -106,26 +112,27 @@ static weftStatus_t check_source(const struct contraction *c, const struct node 
 
 /* Elements are as many as the product's; other inputs are read by the kernel that ends it. */
 static weftStatus_t add_reducer(struct contraction *c, const struct node *node) {
-    TRY(totals_add(c, node));
+    TRY(reductions_add(c, node));
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
         const struct tensor *tensor = tensor_at(c, value);
         bool is_whole = tensor_elements(tensor) == tensor_elements(tensor_at(c, c->result));
         if (node->is_output[k]) {
             if (region_exports(c->region, value))
-                TRY(add_memory(c, FINISH_TOTAL, value));
+                TRY(add_memory(c, EPILOGUE_REDUCED, value));
             continue;
         }
         TRY(check_source(c, node, value));
         TRY(check_tensor(c, node->op, tensor, is_whole));
         if (!made_inside(c, value))
-            TRY(add_memory(c, FINISH_LOAD, value));
+            TRY(add_memory(c, EPILOGUE_LOAD, value));
     }
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Operands of an operation behind the product: what it loads from memory, and stores for others than the region. */
 static weftStatus_t add_node(struct contraction *c, const struct node *node) {
-    if (totals_serve(node))
+    if (reductions_serve(node))
         return add_reducer(c, node);
     TRY(formula_accepts(node->op));
     for (int k = 0; k < node->operand_count; k++) {
@@ -133,133 +140,136 @@ static weftStatus_t add_node(struct contraction *c, const struct node *node) {
         TRY(check_source(c, node, value));
         TRY(check_tensor(c, node->op, tensor_at(c, value), node->is_output[k]));
         if (node->is_output[k] ? region_exports(c->region, value) : !made_inside(c, value) && !is_index(node))
-            TRY(add_memory(c, node->is_output[k] ? FINISH_STORE : FINISH_LOAD, value));
+            TRY(add_memory(c, node->is_output[k] ? EPILOGUE_STORE : EPILOGUE_LOAD, value));
     }
     if (is_index(node))
-        TRY(add_coordinate(c, FINISH_INDEX, output_of(node), ((const struct pointwise_op *)node->op)->pw->axis));
+        TRY(add_coordinate(c, EPILOGUE_INDEX, output_of(node), ((const struct pointwise_op *)node->op)->pw->axis));
     return WEFT_STATUS_SUCCESS;
 }
 
-static void merge_digits(struct finish *finish, int index) {
-    int64_t *extents = finish->extents[index];
-    for (int i = finish->digit_count[index] - 1; i-- > 0;) {
+/* Neighbouring modes become one where all operands step through both as through one: fewer divisions per element. */
+static void merge_modes(struct epilogue *epilogue, int index) {
+    int64_t *extents = epilogue->extents[index];
+    for (int i = epilogue->mode_count[index] - 1; i-- > 0;) {
         bool merges = extents[i] * extents[i + 1] < INT32_MAX;
-        for (int k = 0; k < finish->count; k++) {
-            const int64_t *strides = finish->at[k].strides[index];
+        for (int k = 0; k < epilogue->count; k++) {
+            const int64_t *strides = epilogue->at[k].strides[index];
             merges = merges && strides[i] == strides[i + 1] * extents[i + 1];
         }
         if (!merges)
             continue;
         extents[i + 1] *= extents[i];
-        finish->digit_count[index]--;
-        for (int j = i; j < finish->digit_count[index]; j++) {
+        epilogue->mode_count[index]--;
+        for (int j = i; j < epilogue->mode_count[index]; j++) {
             extents[j] = extents[j + 1];
-            for (int k = 0; k < finish->count; k++)
-                finish->at[k].strides[index][j] = finish->at[k].strides[index][j + 1];
+            for (int k = 0; k < epilogue->count; k++)
+                epilogue->at[k].strides[index][j] = epilogue->at[k].strides[index][j + 1];
         }
     }
 }
 
-/* The index whose last digit runs along the memory of the first store. */
+/* The index whose last mode runs along the memory of the first store. */
 static enum index find_lead(const struct contraction *c) {
-    const struct finish *finish = &c->finish;
-    int rows = finish->digit_count[ROW], columns = finish->digit_count[COLUMN], k = 0;
+    const struct epilogue *epilogue = &c->epilogue;
+    int rows = epilogue->mode_count[ROW], columns = epilogue->mode_count[COLUMN], k = 0;
     if (c->is_direct)
         return BATCH;
     if (!rows || !columns)
         return rows ? ROW : COLUMN;
-    while (k < finish->count && finish->at[k].role != FINISH_STORE)
+    while (k < epilogue->count && epilogue->at[k].role != EPILOGUE_STORE)
         k++;
-    if (k == finish->count) /* only totals leave */
+    if (k == epilogue->count) /* only reductions leave */
         return COLUMN;
-    return finish->at[k].strides[ROW][rows - 1] < finish->at[k].strides[COLUMN][columns - 1] ? ROW : COLUMN;
+    return epilogue->at[k].strides[ROW][rows - 1] < epilogue->at[k].strides[COLUMN][columns - 1] ? ROW : COLUMN;
 }
 
-/* Whether runs of it are read or written where sums are finished, or their places compared. */
-static bool moves_data(const struct finisher *finisher) {
-    return finisher->role != FINISH_INDEX && finisher->role != FINISH_TOTAL;
+/* Whether runs of it are read or written by the epilogue, or their coordinates compared. */
+static bool moves_data(const struct epilogue_operand *operand) {
+    return operand->role != EPILOGUE_INDEX && operand->role != EPILOGUE_REDUCED;
 }
 
 /* How many neighbours one thread finishes: what is contiguous is read and written in one access. */
 static int find_run(const struct contraction *c) {
-    const struct finish *finish = &c->finish;
-    int last = finish->digit_count[finish->lead] - 1;
-    int64_t length = last < 0 ? 1 : gcd64(LONGEST_RUN, finish->extents[finish->lead][last]);
-    for (int k = 0; k < finish->count; k++) {
-        const struct finisher *finisher = &finish->at[k];
-        if (last < 0 || !moves_data(finisher) || finisher->strides[finish->lead][last] == 0)
+    const struct epilogue *epilogue = &c->epilogue;
+    int last = epilogue->mode_count[epilogue->lead] - 1;
+    int64_t length = last < 0 ? 1 : gcd64(LONGEST_RUN, epilogue->extents[epilogue->lead][last]);
+    for (int k = 0; k < epilogue->count; k++) {
+        const struct epilogue_operand *operand = &epilogue->at[k];
+        if (last < 0 || !moves_data(operand) || operand->strides[epilogue->lead][last] == 0)
             continue;
-        if (finisher->role == FINISH_LIMIT && finisher->strides[finish->lead][last] != 1)
+        if (operand->role == EPILOGUE_LIMIT && operand->strides[epilogue->lead][last] != 1)
             return 1;
-        if (finisher->role == FINISH_LIMIT) {
-            length = gcd64(length, finisher->bound);
+        if (operand->role == EPILOGUE_LIMIT) {
+            length = gcd64(length, operand->bound);
             continue;
         }
-        if (finisher->strides[finish->lead][last] != 1)
+        if (operand->strides[epilogue->lead][last] != 1)
             continue;
-        int64_t fits = gcd64(tensor_at(c, finisher->value)->alignment, 16) / dtype_bytes(finisher->type, 1);
+        int64_t fits = gcd64(tensor_at(c, operand->value)->alignment, 16) / dtype_bytes(operand->type, 1);
         length = gcd64(length, fits > 1 ? fits : 1);
-        for (int index = BATCH; index < DEPTH; index++)
-            for (int d = 0; d < finish->digit_count[index]; d++)
-                if (finisher->strides[index][d] && (index != (int)finish->lead || d != last))
-                    length = gcd64(length, finisher->strides[index][d]);
+        for (int index = BATCH; index < K; index++)
+            for (int d = 0; d < epilogue->mode_count[index]; d++)
+                if (operand->strides[index][d] && (index != (int)epilogue->lead || d != last))
+                    length = gcd64(length, operand->strides[index][d]);
     }
     return (int)length;
 }
 
-weftStatus_t finish_analyse(struct contraction *c) {
-    struct finish *finish = &c->finish;
+/* The result's own store comes first: the lead follows the first one. */
+weftStatus_t epilogue_analyse(struct contraction *c) {
+    struct epilogue *epilogue = &c->epilogue;
     const struct tensor *result = tensor_at(c, c->result);
     if (region_exports(c->region, c->result))
-        TRY(add_memory(c, FINISH_STORE, c->result));
+        TRY(add_memory(c, EPILOGUE_STORE, c->result));
     for (int i = 0; i < c->region->count; i++)
         if (contraction_is_behind(c, region_node(c->region, i)))
             TRY(add_node(c, region_node(c->region, i)));
     if (c->beta != 0)
-        TRY(add_memory(c, FINISH_OLD, c->result));
+        TRY(add_memory(c, EPILOGUE_OLD, c->result));
     for (int p = 0; p < c->phase_count; p++)
-        TRY(add_coordinate(c, FINISH_LIMIT, c->phases[p].coordinate,
+        TRY(add_coordinate(c, EPILOGUE_LIMIT, c->phases[p].coordinate,
                            result->dims.count - COORDINATES + c->phases[p].coordinate));
     if (c->has_limit)
-        TRY(add_coordinate(c, FINISH_LIMIT, COORDINATES, c->limited_dim));
-    for (int index = BATCH; index < DEPTH; index++) {
-        finish->digit_count[index] = c->digits[index].count;
-        for (int d = 0; d < c->digits[index].count; d++)
-            finish->extents[index][d] = c->digits[index].at[d].extent;
-        merge_digits(finish, index);
+        TRY(add_coordinate(c, EPILOGUE_LIMIT, COORDINATES, c->limited_dim));
+    for (int index = BATCH; index < K; index++) {
+        epilogue->mode_count[index] = c->modes[index].count;
+        for (int d = 0; d < c->modes[index].count; d++)
+            epilogue->extents[index][d] = c->modes[index].at[d].extent;
+        merge_modes(epilogue, index);
     }
-    finish->lead = find_lead(c);
-    finish->run = find_run(c);
+    epilogue->lead = find_lead(c);
+    epilogue->run = find_run(c);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
-static int lead_digit(const struct finish *finish) { return finish->digit_count[finish->lead] - 1; }
+static int lead_mode(const struct epilogue *epilogue) { return epilogue->mode_count[epilogue->lead] - 1; }
 
-static int64_t lead_stride(const struct finish *finish, const struct finisher *finisher) {
-    int last = lead_digit(finish);
-    return last < 0 ? 0 : finisher->strides[finish->lead][last];
+/* From one element of a run to the next; 0: the run shares one element. */
+static int64_t lead_stride(const struct epilogue *epilogue, const struct epilogue_operand *operand) {
+    int last = lead_mode(epilogue);
+    return last < 0 ? 0 : operand->strides[epilogue->lead][last];
 }
 
 /* The loads that are the same in all rows, or the others. */
 static void print_loads(struct kernel_print *print, const struct contraction *c, bool of_column) {
-    const struct finish *finish = &c->finish;
-    for (int k = 0; k < finish->count; k++) {
-        const struct finisher *finisher = &finish->at[k];
-        bool is_old = finisher->role == FINISH_OLD;
-        if ((finisher->role != FINISH_LOAD && !is_old) || finisher->is_brought ||
-            finish_is_of_column(finish, k) != of_column)
+    const struct epilogue *epilogue = &c->epilogue;
+    for (int k = 0; k < epilogue->count; k++) {
+        const struct epilogue_operand *operand = &epilogue->at[k];
+        bool is_old = operand->role == EPILOGUE_OLD;
+        if ((operand->role != EPILOGUE_LOAD && !is_old) || operand->is_auxiliary ||
+            epilogue_is_of_column(epilogue, k) != of_column)
             continue;
-        const char *type = cuda_type_name(finisher->type);
-        int64_t stride = lead_stride(finish, finisher);
+        const char *type = cuda_type_name(operand->type);
+        int64_t stride = lead_stride(epilogue, operand);
         if (stride > 1)
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
             text_add(&print->code, "    in.f%d = load_run<%s, %s>(p.f%d", k, type, stride ? "RUN" : "1", k);
-        finish_print_offset(print, finish, k);
+        epilogue_print_offset(print, epilogue, k);
         if (stride > 1)
-            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, index_letters[finish->lead], lead_digit(finish));
+            text_add(&print->code, ")[e * p.f%d_%c%d];\n", k, index_letters[epilogue->lead], lead_mode(epilogue));
         else
             text_add(&print->code, ");\n");
     }
@@ -269,7 +279,7 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
 static bool is_read_inside(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        for (int k = 0; k < node->operand_count && !(c->finish.totals_stored && totals_serve(node)); k++)
+        for (int k = 0; k < node->operand_count && !(c->epilogue.reduces_stored && reductions_serve(node)); k++)
             if (node->operands[k] == value && !node->is_output[k])
                 return true;
     }
@@ -279,7 +289,7 @@ static bool is_read_inside(const struct contraction *c, int value) {
 /* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. */
 static bool keeps_runs(const struct contraction *c) {
     return is_read_inside(c, c->result) && c->alpha == 1 && c->beta == 0 &&
-           dtype_bytes(tensor_type(c, c->result), 1) == 2 && strcmp(arithmetic_rows[c->arithmetic].sum, "float") == 0;
+           dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
 }
 
 /* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. */
@@ -299,10 +309,10 @@ static void print_result(struct kernel_print *print, const struct contraction *c
     if (c->beta != 0) {
         int old = 0;
         print_real(print, c->beta, "beta");
-        while (c->finish.at[old].role != FINISH_OLD)
+        while (c->epilogue.at[old].role != EPILOGUE_OLD)
             old++;
         text_add(&print->code, " + (%s)__longlong_as_double(p.beta) * as<%s>::of(in.f%d.at[%s])", type, type, old,
-                 lead_stride(&c->finish, &c->finish.at[old]) ? "e" : "0");
+                 lead_stride(&c->epilogue, &c->epilogue.at[old]) ? "e" : "0");
     }
     text_add(&print->code, ";\n");
     if (is_read_inside(c, c->result))
@@ -310,93 +320,99 @@ static void print_result(struct kernel_print *print, const struct contraction *c
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }
 
+/* v<value> of what fetch() read, and of coordinates. Conversion of bfloat16 is put off to its use, which saves
+   registers. */
 static void print_values(struct kernel_print *print, const struct contraction *c) {
-    const struct finish *finish = &c->finish;
-    for (int k = 0; k < finish->count; k++) {
-        const struct finisher *finisher = &finish->at[k];
-        bool is_late = finisher->type == WEFT_DATA_BFLOAT16;
-        if (finisher->role == FINISH_LOAD && is_late && finish->run == 2 && lead_stride(finish, finisher) == 1)
+    const struct epilogue *epilogue = &c->epilogue;
+    for (int k = 0; k < epilogue->count; k++) {
+        const struct epilogue_operand *operand = &epilogue->at[k];
+        bool is_late = operand->type == WEFT_DATA_BFLOAT16;
+        if (operand->role == EPILOGUE_LOAD && is_late && epilogue->run == 2 && lead_stride(epilogue, operand) == 1)
             text_add(&print->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
-                     finisher->value, k);
-        else if (finisher->role == FINISH_LOAD)
+                     operand->value, k);
+        else if (operand->role == EPILOGUE_LOAD)
             text_add(&print->code, "        const %s v%d = %s(in.f%d.at[%s]);\n",
-                     is_late ? "float" : cuda_type_name(finisher->type), finisher->value,
-                     is_late ? "to_float_late" : "", k, lead_stride(finish, finisher) ? "e" : "0");
-        if (finisher->role == FINISH_INDEX) {
-            text_add(&print->code, "        const i64 v%d = 0", finisher->value);
-            finish_print_offset(print, finish, k);
-            print_term(print, "e", lead_stride(finish, finisher),
-                       named("f%d_%c%d", k, index_letters[finish->lead], lead_digit(finish)).text);
+                     is_late ? "float" : cuda_type_name(operand->type), operand->value, is_late ? "to_float_late" : "",
+                     k, lead_stride(epilogue, operand) ? "e" : "0");
+        if (operand->role == EPILOGUE_INDEX) {
+            text_add(&print->code, "        const i64 v%d = 0", operand->value);
+            epilogue_print_offset(print, epilogue, k);
+            print_term(print, "e", lead_stride(epilogue, operand),
+                       named("f%d_%c%d", k, index_letters[epilogue->lead], lead_mode(epilogue)).text);
             text_add(&print->code, ";\n");
         }
     }
 }
 
+/* A run is stored in one access where it is contiguous, else element by element. */
 static void print_stores(struct kernel_print *print, const struct contraction *c) {
-    const struct finish *finish = &c->finish;
-    for (int k = 0; k < finish->count; k++) {
-        const struct finisher *finisher = &finish->at[k];
-        if (finisher->role != FINISH_STORE)
+    const struct epilogue *epilogue = &c->epilogue;
+    for (int k = 0; k < epilogue->count; k++) {
+        const struct epilogue_operand *operand = &epilogue->at[k];
+        if (operand->role != EPILOGUE_STORE)
             continue;
-        const char *type = cuda_type_name(finisher->type);
-        int64_t stride = lead_stride(finish, finisher);
+        const char *type = cuda_type_name(operand->type);
+        int64_t stride = lead_stride(epilogue, operand);
         if (stride <= 1)
             text_add(&print->code, "    store_run<%s, RUN>(p.f%d", type, k);
         else
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) (p.f%d", k);
-        finish_print_offset(print, finish, k);
+        epilogue_print_offset(print, epilogue, k);
         if (stride <= 1)
             text_add(&print->code, ", out.f%d);\n", k);
         else
-            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, index_letters[finish->lead],
-                     lead_digit(finish), k);
+            text_add(&print->code, ")[e * p.f%d_%c%d] = out.f%d.at[e];\n", k, index_letters[epilogue->lead],
+                     lead_mode(epilogue), k);
     }
 }
 
-double finish_instructions(const struct contraction *c) {
+double epilogue_instructions(const struct contraction *c) {
     double count = 0;
-    for (int k = 0; k < c->finish.count; k++)
-        if (c->finish.at[k].role == FINISH_LOAD || c->finish.at[k].role == FINISH_OLD)
+    for (int k = 0; k < c->epilogue.count; k++)
+        if (c->epilogue.at[k].role == EPILOGUE_LOAD || c->epilogue.at[k].role == EPILOGUE_OLD)
             count += LOAD_INSTRUCTIONS;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (contraction_is_behind(c, node) && !totals_serve(node) && !is_index(node))
+        if (contraction_is_behind(c, node) && !reductions_serve(node) && !is_index(node))
             count += formula_instructions((const struct pointwise_op *)node->op);
     }
     for (int span = 0; span < SPANS; span++)
-        count += TOTAL_INSTRUCTIONS * c->finish.totals[span].count;
+        count += REDUCE_INSTRUCTIONS * c->epilogue.spans[span].count;
     return count;
 }
 
-int finish_fetched_words(const struct finish *finish) {
+int epilogue_fetched_words(const struct epilogue *epilogue) {
     int words = 0;
-    for (int k = 0; k < finish->count; k++)
-        if ((finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD) && !finish->at[k].is_brought)
-            words += (int)divide_up(dtype_bytes(finish->at[k].type, 2), 4) * (finish_is_of_column(finish, k) ? 2 : 4);
+    for (int k = 0; k < epilogue->count; k++)
+        if ((epilogue->at[k].role == EPILOGUE_LOAD || epilogue->at[k].role == EPILOGUE_OLD) &&
+            !epilogue->at[k].is_auxiliary)
+            words +=
+                (int)divide_up(dtype_bytes(epilogue->at[k].type, 2), 4) * (epilogue_is_of_column(epilogue, k) ? 2 : 4);
     return words;
 }
 
-/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. fetch_below(): what differs in another row of the
-   same column; it exists even where the first one does not, so what they share is read before rows are looked at. */
+/* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. fetch_below(): what differs in
+   another row of the same column; it exists even where the first one does not, so what they share is read before rows
+   are looked at. */
 static void print_fetch(struct kernel_print *print, const struct contraction *c) {
-    const struct finish *finish = &c->finish;
+    const struct epilogue *epilogue = &c->epilogue;
     text_add(&print->code, "struct fetched {\n");
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_LOAD || finish->at[k].role == FINISH_OLD)
-            text_add(&print->code, "    run<%s, %s> f%d;\n", cuda_type_name(finish->at[k].type),
-                     lead_stride(finish, &finish->at[k]) ? "RUN" : "1", k);
-    print_constant(print, "FETCHED_WORDS", finish_fetched_words(finish));
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_LOAD || epilogue->at[k].role == EPILOGUE_OLD)
+            text_add(&print->code, "    run<%s, %s> f%d;\n", cuda_type_name(epilogue->at[k].type),
+                     lead_stride(epilogue, &epilogue->at[k]) ? "RUN" : "1", k);
+    print_constant(print, "FETCHED_WORDS", epilogue_fetched_words(epilogue));
     text_add(&print->code, "};\n\n");
     for (int is_below = 0; is_below < 2; is_below++) {
         text_add(&print->code,
                  is_below
                      ? "DEVICE fetched fetch_below(const arguments& p, index z, index i, index j, fetched in) {\n"
                      : "DEVICE fetched fetch(const arguments& p, index z, index i, index j) {\n    fetched in = {};\n");
-        finish_print_digits(print, finish);
-        finish_print_limits(print, finish, true, "return in");
+        epilogue_print_modes(print, epilogue);
+        epilogue_print_limits(print, epilogue, true, "return in");
         if (!is_below)
             print_loads(print, c, true);
-        finish_print_limits(print, finish, false, "return in");
+        epilogue_print_limits(print, epilogue, false, "return in");
         print_loads(print, c, false);
         text_add(&print->code, "    return in;\n}\n\n");
     }
@@ -404,166 +420,183 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
 
 /* Whether operand k stores the sums themselves, converted already. */
 static bool is_kept(const struct contraction *c, int k) {
-    const struct finisher *finisher = &c->finish.at[k];
-    return keeps_runs(c) && finisher->role == FINISH_STORE && finisher->value == c->result;
+    const struct epilogue_operand *operand = &c->epilogue.at[k];
+    return keeps_runs(c) && operand->role == EPILOGUE_STORE && operand->value == c->result;
 }
 
 /* Whether reductions read the value and else only operands in memory, and no other operation reads it. */
-static bool is_only_totalled(const struct contraction *c, int value) {
+static bool is_only_reduced(const struct contraction *c, int value) {
     bool is_read = false;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
         if (!contraction_is_behind(c, node))
             continue;
-        if (!totals_serve(node) && node_reads(node, value))
+        if (!reductions_serve(node) && node_reads(node, value))
             return false;
-        for (int k = 0; k < node->operand_count && totals_serve(node); k++)
+        for (int k = 0; k < node->operand_count && reductions_serve(node); k++)
             if (!node->is_output[k] && node->operands[k] != value && made_inside(c, node->operands[k]))
                 return false;
-        is_read = is_read || (totals_serve(node) && node_reads(node, value));
+        is_read = is_read || (reductions_serve(node) && node_reads(node, value));
     }
     return is_read;
 }
 
-/* The operand that stores in 16 bits what reductions read, as it is stored, and nothing else does: a run of it is converted at once,
-   behind all formulas; -1: none is such. */
-static int find_totalled(const struct contraction *c) {
-    for (int k = 0; k < c->finish.count && !c->finish.totals_stored; k++) {
-        const struct finisher *finisher = &c->finish.at[k];
-        bool is_half = dtype_is_half(finisher->type);
-        if (finisher->role == FINISH_STORE && finisher->value != c->result && is_half &&
-            is_only_totalled(c, finisher->value))
+/* The operand that stores in 16 bits what reductions read, as it is stored, and nothing else does: a run of it is
+   converted at once, behind all formulas; -1: none is such. */
+static int find_reduced(const struct contraction *c) {
+    for (int k = 0; k < c->epilogue.count && !c->epilogue.reduces_stored; k++) {
+        const struct epilogue_operand *operand = &c->epilogue.at[k];
+        bool is_half = dtype_is_half(operand->type);
+        if (operand->role == EPILOGUE_STORE && operand->value != c->result && is_half &&
+            is_only_reduced(c, operand->value))
             return k;
     }
     return -1;
 }
 
-/* evaluate(): from sums to what is stored, converted. */
-static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
-    const struct finish *finish = &c->finish;
-    int totalled = find_totalled(c), last = totalled < 0 ? -1 : finish->at[totalled].value;
-    text_add(&print->code, "struct finished {\n");
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE)
-            text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(finish->at[k].type), k);
-    if (!finish->totals_stored)
-        totals_print_fields(print, finish);
-    text_add(&print->code, "};\n\nDEVICE finished evaluate(const arguments& p, index z, index i, index j, "
-                           "const run<sum_t, RUN>& sum, const fetched& in) {\n    finished out;\n");
-    finish_print_digits(print, finish);
-    if (keeps_runs(c))
-        text_add(&print->code, "    const auto kept = keep_run<%s>(sum);\n", cuda_type_name(tensor_type(c, c->result)));
-    if (totalled >= 0)
-        text_add(&print->code, "    run<float, RUN> last;\n");
-    text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
-    print_values(print, c);
-    print_result(print, c);
+/* struct results: what evaluate() makes: a run for each store, and the elements of each reduction. */
+static void print_results(struct kernel_print *print, const struct epilogue *epilogue) {
+    text_add(&print->code, "struct results {\n");
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_STORE)
+            text_add(&print->code, "    run<%s, RUN> f%d;\n", cuda_type_name(epilogue->at[k].type), k);
+    if (!epilogue->reduces_stored)
+        reductions_print_fields(print, epilogue);
+    text_add(&print->code, "};\n\n");
+}
+
+/* The operations of the region behind the product, in order; `last` is rounded later, with its run. */
+static void print_formulas(struct kernel_print *print, const struct contraction *c, int last) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
-        if (!contraction_is_behind(c, node) || totals_serve(node) || is_index(node))
+        if (!contraction_is_behind(c, node) || reductions_serve(node) || is_index(node))
             continue;
         if (is_read_inside(c, output_of(node)) && output_of(node) != last)
             formula_print(&print->code, c->region->graph, node);
         else /* storing rounds */
             formula_print_exact(&print->code, c->region->graph, node);
     }
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE && !is_kept(c, k) && k != totalled)
+}
+
+/* Ends the loop over a run and begins it again: in between the run of operand `reduced` is converted at once, and from
+   then on its value is what its tensor holds. */
+static void print_reduced_run(struct kernel_print *print, const struct contraction *c, int reduced) {
+    const struct epilogue_operand *operand = &c->epilogue.at[reduced];
+    text_add(&print->code,
+             "        last.at[e] = (float)v%d;\n    }\n    const auto kept_last = keep_run<%s>(last);\n"
+             "    out.f%d = kept_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
+             operand->value, cuda_type_name(operand->type), reduced);
+    print_values(print, c);
+    text_add(&print->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
+}
+
+/* evaluate(): from sums to what is stored, converted. */
+static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
+    const struct epilogue *epilogue = &c->epilogue;
+    int reduced = find_reduced(c);
+    text_add(&print->code, "DEVICE results evaluate(const arguments& p, index z, index i, index j, "
+                           "const run<sum_t, RUN>& sum, const fetched& in) {\n    results out;\n");
+    epilogue_print_modes(print, epilogue);
+    if (keeps_runs(c))
+        text_add(&print->code, "    const auto kept = keep_run<%s>(sum);\n", cuda_type_name(tensor_type(c, c->result)));
+    if (reduced >= 0)
+        text_add(&print->code, "    run<float, RUN> last;\n");
+    text_add(&print->code, "    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n");
+    print_values(print, c);
+    print_result(print, c);
+    print_formulas(print, c, reduced < 0 ? -1 : epilogue->at[reduced].value);
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_STORE && !is_kept(c, k) && k != reduced)
             text_add(&print->code, "        out.f%d.at[e] = from<%s>::number(v%d);\n", k,
-                     cuda_type_name(finish->at[k].type), finish->at[k].value);
-    if (totalled >= 0) {
-        text_add(&print->code,
-                 "        last.at[e] = (float)v%d;\n    }\n    const auto kept_last = keep_run<%s>(last);\n"
-                 "    out.f%d = kept_last.stored;\n    #pragma unroll\n    for (int e = 0; e < RUN; e++) {\n",
-                 last, cuda_type_name(finish->at[totalled].type), totalled);
-        print_values(print, c);
-        text_add(&print->code, "        const float v%d = kept_last.number.at[e];\n", last);
-    }
-    if (!finish->totals_stored)
-        totals_print_elements(print, c);
+                     cuda_type_name(epilogue->at[k].type), epilogue->at[k].value);
+    if (reduced >= 0)
+        print_reduced_run(print, c, reduced);
+    if (!epilogue->reduces_stored)
+        reductions_print_elements(print, c);
     text_add(&print->code, "    }\n");
-    for (int k = 0; k < finish->count; k++)
+    for (int k = 0; k < epilogue->count; k++)
         if (is_kept(c, k))
             text_add(&print->code, "    out.f%d = kept.stored;\n", k);
     text_add(&print->code, "    return out;\n}\n\n");
 }
 
 /* exists(p, z, i, j): whether the result has such an element. */
-static void print_exists(struct kernel_print *print, const struct finish *finish) {
+static void print_exists(struct kernel_print *print, const struct epilogue *epilogue) {
     text_add(&print->code, "DEVICE bool exists(const arguments& p, index z, index i, index j) {\n");
-    finish_print_digits(print, finish);
-    finish_print_all_limits(print, finish, "return false");
+    epilogue_print_modes(print, epilogue);
+    epilogue_print_all_limits(print, epilogue, "return false");
     text_add(&print->code, "    return true;\n}\n\n");
 }
 
-void finish_print(struct kernel_print *print, const struct contraction *c) {
-    print_constant(print, "RUN", c->finish.run);
-    finish_print_arguments(print, &c->finish);
+void epilogue_print(struct kernel_print *print, const struct contraction *c) {
+    print_constant(print, "RUN", c->epilogue.run);
+    epilogue_print_arguments(print, &c->epilogue);
     print_fetch(print, c);
+    print_results(print, &c->epilogue);
     print_evaluate(print, c);
-    if (c->finish.reducer_count)
-        print_exists(print, &c->finish);
-    text_add(&print->code, "DEVICE finished finish(const arguments& p, index z, index i, index j, "
+    if (c->epilogue.reduction_count)
+        print_exists(print, &c->epilogue);
+    text_add(&print->code, "DEVICE results epilogue(const arguments& p, index z, index i, index j, "
                            "const run<sum_t, RUN>& sum, const fetched& in) {\n");
-    finish_print_digits(print, &c->finish);
-    finish_print_all_limits(print, &c->finish, "return {}");
-    text_add(&print->code, "    const finished out = evaluate(p, z, i, j, sum, in);\n");
+    epilogue_print_modes(print, &c->epilogue);
+    epilogue_print_all_limits(print, &c->epilogue, "return {}");
+    text_add(&print->code, "    const results out = evaluate(p, z, i, j, sum, in);\n");
     print_stores(print, c);
     text_add(&print->code,
              "    return out;\n}\n\n"
-             "DEVICE finished finish(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
-             "    return finish(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
+             "DEVICE results epilogue(const arguments& p, index z, index i, index j, const run<sum_t, RUN>& sum) {\n"
+             "    return epilogue(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
-void finish_print_place(struct kernel_print *print, const struct contraction *c, int k) {
-    const struct finish *finish = &c->finish;
-    const char *type = cuda_type_name(finish->at[k].type);
-    text_add(&print->code, "DEVICE %s* place_of_result(const arguments& p, index z, index i, index j) {\n", type);
-    finish_print_digits(print, finish);
-    finish_print_all_limits(print, finish, "return nullptr");
+void epilogue_print_address(struct kernel_print *print, const struct contraction *c, int k) {
+    const struct epilogue *epilogue = &c->epilogue;
+    const char *type = cuda_type_name(epilogue->at[k].type);
+    text_add(&print->code, "DEVICE %s* address_of_result(const arguments& p, index z, index i, index j) {\n", type);
+    epilogue_print_modes(print, epilogue);
+    epilogue_print_all_limits(print, epilogue, "return nullptr");
     text_add(&print->code, "    return p.f%d", k);
-    finish_print_offset(print, finish, k);
+    epilogue_print_offset(print, epilogue, k);
     text_add(&print->code, ";\n}\n\n");
 }
 
-bool finish_lies_alike(const struct contraction *c, int k, const struct finisher *store) {
-    const struct finish *finish = &c->finish;
-    const struct finisher *finisher = &finish->at[k];
-    bool is = (finisher->role == FINISH_LOAD || finisher->role == FINISH_OLD) && dtype_bytes(finisher->type, 1) == 2 &&
-              dtype_bytes(store->type, 1) == 2 && tensor_at(c, finisher->value)->alignment % 16 == 0 &&
-              !tensor_at(c, finisher->value)->is_by_value && finisher->strides[COLUMN][0] == 1;
+bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store) {
+    const struct epilogue *epilogue = &c->epilogue;
+    const struct epilogue_operand *operand = &epilogue->at[k];
+    bool is = (operand->role == EPILOGUE_LOAD || operand->role == EPILOGUE_OLD) && dtype_bytes(operand->type, 1) == 2 &&
+              dtype_bytes(store->type, 1) == 2 && tensor_at(c, operand->value)->alignment % 16 == 0 &&
+              !tensor_at(c, operand->value)->is_by_value && operand->strides[COLUMN][0] == 1;
     for (int index = BATCH; index <= ROW; index++)
-        for (int d = 0; d < finish->digit_count[index]; d++)
-            is = is && finisher->strides[index][d] > 0 && finisher->strides[index][d] % 8 == 0;
+        for (int d = 0; d < epilogue->mode_count[index]; d++)
+            is = is && operand->strides[index][d] > 0 && operand->strides[index][d] % 8 == 0;
     return is;
 }
 
 /* Whether what operand k stores has elements of so many bytes, and rows of whole accesses of 16 bytes. */
-static bool is_staged(const struct contraction *c, const struct finisher *store, int bytes) {
-    const struct finish *finish = &c->finish;
+static bool is_staged(const struct contraction *c, const struct epilogue_operand *store, int bytes) {
+    const struct epilogue *epilogue = &c->epilogue;
     int64_t access = 16 / bytes;
-    if (dtype_bytes(store->type, 1) != bytes || finish->lead != COLUMN || finish->digit_count[COLUMN] != 1 ||
-        store->strides[COLUMN][0] != 1 || finish->run < 2 || digits_extent(&c->digits[COLUMN]) % access != 0)
+    if (dtype_bytes(store->type, 1) != bytes || epilogue->lead != COLUMN || epilogue->mode_count[COLUMN] != 1 ||
+        store->strides[COLUMN][0] != 1 || epilogue->run < 2 || modes_extent(&c->modes[COLUMN]) % access != 0)
         return false;
     for (int index = BATCH; index <= ROW; index++)
-        for (int d = 0; d < finish->digit_count[index]; d++)
+        for (int d = 0; d < epilogue->mode_count[index]; d++)
             if (store->strides[index][d] <= 0 || store->strides[index][d] % access != 0)
                 return false;
     return tensor_at(c, store->value)->alignment % 16 == 0;
 }
 
-int finish_find_stored(const struct contraction *c, int bytes, const struct finisher *stores[2]) {
+int epilogue_find_stored(const struct contraction *c, int bytes, const struct epilogue_operand *stores[2]) {
     int count = 0;
-    for (int k = 0; k < c->finish.count; k++)
-        if (c->finish.at[k].role == FINISH_STORE) {
-            if (count == 2 || !is_staged(c, &c->finish.at[k], bytes))
+    for (int k = 0; k < c->epilogue.count; k++)
+        if (c->epilogue.at[k].role == EPILOGUE_STORE) {
+            if (count == 2 || !is_staged(c, &c->epilogue.at[k], bytes))
                 return 0;
-            stores[count++] = &c->finish.at[k];
+            stores[count++] = &c->epilogue.at[k];
         }
     return count;
 }
 
-const struct finisher *finish_find_staged(const struct contraction *c, int bytes) {
-    const struct finisher *stores[2];
-    return finish_find_stored(c, bytes, stores) == 1 ? stores[0] : NULL;
+const struct epilogue_operand *epilogue_find_staged(const struct contraction *c, int bytes) {
+    const struct epilogue_operand *stores[2];
+    return epilogue_find_stored(c, bytes, stores) == 1 ? stores[0] : NULL;
 }

@@ -10,7 +10,9 @@ static bool is_scaling(const struct node *node) { return op_of(node->op) == &blo
 
 static bool goes_behind(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
-static bool goes_around(const struct node *node) { return goes_behind(node) || totals_serve(node) || is_scaling(node); }
+static bool goes_around(const struct node *node) {
+    return goes_behind(node) || reductions_serve(node) || is_scaling(node);
+}
 
 static bool is_preparing(const struct node *node) { return goes_behind(node) || is_scaling(node); }
 
@@ -42,8 +44,8 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
     TRY(region_find_product(&node, region, goes_with));
     TRY(check_operands(region, goes_with == goes_around, node));
     TRY(contraction_shape(c, node));
-    for (int f = 0; f < FACTORS; f++)
-        c->factor[f].prepared = NOTHING_BEFORE;
+    for (int f = 0; f < OPERANDS; f++)
+        c->operand[f].prepared = NOTHING_BEFORE;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -51,10 +53,10 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
     return find(c, region, goes_behind);
 }
 
-/* A factor that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
-static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, int *count) {
+/* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
+static weftStatus_t take_scaling(struct contraction *c, struct product_operand *operand, int *count) {
     const struct graph *graph = c->region->graph;
-    int producer = graph->values[factor->value].producer;
+    int producer = graph->values[operand->value].producer;
     if (producer < 0 || !region_has(c->region, producer) || !is_scaling(&graph->nodes[producer]))
         return WEFT_STATUS_SUCCESS;
     const struct descriptor *op = graph->nodes[producer].op;
@@ -62,13 +64,13 @@ static weftStatus_t take_scaling(struct contraction *c, struct factor *factor, i
     bool is_alike = scaling->x->vector_count == 1;
     for (int64_t i = 0; i < scaling->x->dims.count; i++)
         is_alike = is_alike && scaling->x->strides.at[i] == scaling->y->strides.at[i];
-    if (!is_alike || region_exports(c->region, factor->value))
+    if (!is_alike || region_exports(c->region, operand->value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: %s must have the strides of %s and be read by the product alone, to be scaled within it.",
              descriptor_label(op), descriptor_label(&scaling->y->base), descriptor_label(&scaling->x->base));
-    factor->scaling = scaling;
-    factor->tensor = scaling->x;
-    factor->value = graph_find_value(graph, scaling->x);
+    operand->scaling = scaling;
+    operand->tensor = scaling->x;
+    operand->value = graph_find_value(graph, scaling->x);
     ++*count;
     return WEFT_STATUS_SUCCESS;
 }
@@ -80,7 +82,7 @@ static bool is_before(const struct contraction *c, const struct node *node) {
     return false;
 }
 
-/* Whether what a pointwise node makes becomes the factor, and nothing else. */
+/* Whether what a pointwise node makes becomes the operand, and nothing else. */
 static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
     int out = 0;
     while (!node->is_output[out])
@@ -101,8 +103,8 @@ static weftStatus_t check_before(const struct contraction *c, const struct node 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The one tensor of the factor's dims and strides that operations before the product read takes its place. */
-static weftStatus_t take_prepared(struct contraction *c, struct factor *factor) {
+/* The one tensor of the operand's dims and strides that operations before the product read takes its place. */
+static weftStatus_t take_prepared(struct contraction *c, struct product_operand *operand) {
     const struct graph *graph = c->region->graph;
     int input = NOTHING_BEFORE;
     for (int b = 0; b < c->before_count; b++)
@@ -110,10 +112,10 @@ static weftStatus_t take_prepared(struct contraction *c, struct factor *factor) 
             int value = c->before[b]->operands[k], producer = graph->values[value].producer;
             const struct tensor *tensor = graph->values[value].tensor;
             if (c->before[b]->is_output[k] || (producer >= 0 && region_has(c->region, producer)) ||
-                !tensor_same_layout(tensor, factor->tensor) || value == input)
+                !tensor_same_layout(tensor, operand->tensor) || value == input)
                 continue;
             if (input != NOTHING_BEFORE)
-                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s and %s would both become its factor.",
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s and %s would both become its operand.",
                      descriptor_label(c->node->op), descriptor_label(&graph->values[input].tensor->base),
                      descriptor_label(&tensor->base));
             input = value;
@@ -121,45 +123,45 @@ static weftStatus_t take_prepared(struct contraction *c, struct factor *factor) 
     if (input == NOTHING_BEFORE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: operations before it read no tensor of %s's type, dims and strides, to become it in its place.",
-             descriptor_label(c->node->op), descriptor_label(&factor->tensor->base));
-    factor->prepared = factor->value;
-    factor->value = input;
-    factor->tensor = graph->values[input].tensor;
+             descriptor_label(c->node->op), descriptor_label(&operand->tensor->base));
+    operand->prepared = operand->value;
+    operand->value = input;
+    operand->tensor = graph->values[input].tensor;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pointwise operations of the region that lead to a factor. */
-static weftStatus_t find_before(struct contraction *c, struct factor *factor) {
+/* Pointwise operations of the region that lead to an operand. */
+static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
     int count = c->before_count;
     for (int i = c->region->count; i-- > 0;) {
         const struct node *node = region_node(c->region, i);
         bool is = false;
         if (op_of(node->op) != &pointwise_op || is_before(c, node))
             continue;
-        TRY(check_before(c, node, factor->value, &is));
+        TRY(check_before(c, node, operand->value, &is));
         if (!is)
             continue;
         if (count > 0 || c->before_count == BEFORE_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s: up to %d operations before one of its factors are fused with it.", descriptor_label(c->node->op),
+                 "%s: up to %d operations before one of its operands are fused with it.", descriptor_label(c->node->op),
                  BEFORE_MAX);
         c->before[c->before_count++] = node;
     }
-    return c->before_count > count ? take_prepared(c, factor) : WEFT_STATUS_SUCCESS;
+    return c->before_count > count ? take_prepared(c, operand) : WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
-    int taken = 0;
+    int left = 0;
     TRY(find(c, region, goes_around));
-    for (int f = 0; f < FACTORS; f++)
-        TRY(take_scaling(c, &c->factor[f], &taken));
-    for (int f = 0; f < FACTORS; f++)
-        TRY(find_before(c, &c->factor[f]));
+    for (int f = 0; f < OPERANDS; f++)
+        TRY(take_scaling(c, &c->operand[f], &left));
+    for (int f = 0; f < OPERANDS; f++)
+        TRY(find_before(c, &c->operand[f]));
     for (int i = 0; i < region->count; i++)
-        taken -= is_scaling(region_node(region, i));
-    if (taken < 0)
+        left -= is_scaling(region_node(region, i));
+    if (left < 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: scales of blocks multiply its factors here and nothing else.", descriptor_label(c->node->op));
+             "%s: scales of blocks multiply its operands here and nothing else.", descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 

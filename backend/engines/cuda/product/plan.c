@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing how a contraction is computed: the arithmetic from the data types, how factors are read from their strides,
+/* Choosing how a contraction is computed: the arithmetic from the data types, how operands are read from their strides,
    and tile and splits from a prediction of time. Pure. It must not know text. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -8,92 +8,104 @@
 #include "graph/ops/matmul.h"
 #include "graph/ops/moe.h"
 
-/* Efficiency: the share of the arithmetic rate that a block of many reaches; smaller tiles load more per product. */
+/* By the number of the knob TILE_SIZE. Efficiency: the share of the arithmetic rate that a block of many reaches;
+   smaller tiles load more per product. */
 static const struct tile mma_tiles[TILE_ROWS] = {
-    {128, 128, 2, 4, 0, 0, 0.60}, {128, 64, 4, 2, 0, 0, 0.50}, {64, 128, 2, 4, 0, 0, 0.50}, {64, 64, 4, 2, 0, 0, 0.40},
-    {128, 32, 4, 2, 0, 0, 0.32},  {32, 128, 2, 4, 0, 0, 0.32}, {32, 32, 2, 2, 0, 0, 0.20}};
+    {.rows = 128, .columns = 128, .warps_m = 2, .warps_n = 4, .efficiency = 0.60},
+    {.rows = 128, .columns = 64, .warps_m = 4, .warps_n = 2, .efficiency = 0.50},
+    {.rows = 64, .columns = 128, .warps_m = 2, .warps_n = 4, .efficiency = 0.50},
+    {.rows = 64, .columns = 64, .warps_m = 4, .warps_n = 2, .efficiency = 0.40},
+    {.rows = 128, .columns = 32, .warps_m = 4, .warps_n = 2, .efficiency = 0.32},
+    {.rows = 32, .columns = 128, .warps_m = 2, .warps_n = 4, .efficiency = 0.32},
+    {.rows = 32, .columns = 32, .warps_m = 2, .warps_n = 2, .efficiency = 0.20},
+};
 static const struct tile fma_tiles[TILE_ROWS] = {
-    {128, 128, 0, 0, 8, 8, 0.80}, {128, 64, 0, 0, 8, 4, 0.65}, {64, 128, 0, 0, 4, 8, 0.65}, {64, 64, 0, 0, 4, 4, 0.55},
-    {128, 32, 0, 0, 8, 4, 0.45},  {32, 128, 0, 0, 4, 8, 0.45}, {32, 32, 0, 0, 4, 4, 0.35}};
+    {.rows = 128, .columns = 128, .thread_m = 8, .thread_n = 8, .efficiency = 0.80},
+    {.rows = 128, .columns = 64, .thread_m = 8, .thread_n = 4, .efficiency = 0.65},
+    {.rows = 64, .columns = 128, .thread_m = 4, .thread_n = 8, .efficiency = 0.65},
+    {.rows = 64, .columns = 64, .thread_m = 4, .thread_n = 4, .efficiency = 0.55},
+    {.rows = 128, .columns = 32, .thread_m = 8, .thread_n = 4, .efficiency = 0.45},
+    {.rows = 32, .columns = 128, .thread_m = 4, .thread_n = 8, .efficiency = 0.45},
+    {.rows = 32, .columns = 32, .thread_m = 4, .thread_n = 4, .efficiency = 0.35},
+};
 
 static const double LAUNCH_SECONDS = 2e-6;
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* of a multiprocessor's threads; and for an access: */
 static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
 static const double DIRECT_RATE = 0.15; /* of the FMA rate */
 
-/* ---- Arithmetic -------------------------------------------------------------------------------------------------- */
+/* ---- How operands are read ----------------------------------------------------------------------------------------
+   */
 
-/* ---- How factors are read ---------------------------------------------------------------------------------------- */
-
-/* The longest run along `index`: its last digit is contiguous and moves no coordinate, everything else keeps to
+/* The longest run along `index`: its last mode is contiguous and moves no coordinate, everything else keeps to
    multiples of it. */
-static int factor_run(const struct contraction *c, int f, int index) {
-    const struct factor *factor = &c->factor[f];
-    int last = c->digits[index].count - 1;
-    const struct digit *inner = &c->digits[index].at[last];
-    if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || factor->tensor->is_by_value ||
-        factor->tensor->is_constant || contraction_has_overrides(c))
+static int operand_run(const struct contraction *c, int f, int index) {
+    const struct product_operand *operand = &c->operand[f];
+    int last = c->modes[index].count - 1;
+    const struct mode *inner = &c->modes[index].at[last];
+    if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || operand->tensor->is_by_value ||
+        operand->tensor->is_constant || contraction_has_overrides(c))
         return 1;
     for (int i = 0; i < COORDINATES; i++)
         if (inner->step[f][i])
             return 1;
-    int64_t fits = gcd64(factor->tensor->alignment, 16) / dtype_bytes(factor_type(c, f), 1);
-    int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, inner->extent), factor->first);
+    int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes(operand_type(c, f), 1);
+    int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, inner->extent), operand->first);
     for (int i = 0; i < INDICES; i++)
-        for (int d = 0; d < c->digits[i].count; d++)
+        for (int d = 0; d < c->modes[i].count; d++)
             if (i != index || d != last)
-                run = gcd64(run, c->digits[i].at[d].stride[f]);
+                run = gcd64(run, c->modes[i].at[d].stride[f]);
     for (int p = 0; p < c->phase_count; p++)
-        run = gcd64(run, f == FACTOR_A ? c->phases[p].a_stride : c->phases[p].b_stride);
+        run = gcd64(run, f == OPERAND_A ? c->phases[p].a_stride : c->phases[p].b_stride);
     return (int)run;
 }
 
 /* The distance between neighbours along an index; none at all is worst. */
 static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
-    const struct digits *digits = &c->digits[index];
-    return digits->count ? gcd64(digits->at[digits->count - 1].stride[f], 0) : INT64_MAX;
+    const struct modes *modes = &c->modes[index];
+    return modes->count ? gcd64(modes->at[modes->count - 1].stride[f], 0) : INT64_MAX;
 }
 
+/* Along k or along its own index, whichever has the longer vectors; of equal ones, whichever neighbours are nearer. */
 static void choose_access(struct contraction *c, int f) {
-    int outer = f == FACTOR_A ? ROW : COLUMN;
-    int along_outer = factor_run(c, f, outer), along_depth = factor_run(c, f, DEPTH);
-    c->factor[f].along_depth = along_outer == along_depth
-                                   ? neighbour_stride(c, f, DEPTH) <= neighbour_stride(c, f, outer)
-                                   : along_depth > along_outer;
-    c->factor[f].run = along_depth > along_outer ? along_depth : along_outer;
+    int outer = f == OPERAND_A ? ROW : COLUMN;
+    int along_outer = operand_run(c, f, outer), is_k_major = operand_run(c, f, K);
+    c->operand[f].is_k_major = along_outer == is_k_major ? neighbour_stride(c, f, K) <= neighbour_stride(c, f, outer)
+                                                         : is_k_major > along_outer;
+    c->operand[f].run = is_k_major > along_outer ? is_k_major : along_outer;
 }
 
 /* A run of results shares all coordinates, and its elements in A and B are neighbours, or one, or evenly apart. */
 static void choose_direct_access(struct contraction *c) {
-    const struct digits *batch = &c->digits[BATCH];
+    const struct modes *batch = &c->modes[BATCH];
     int last = batch->count - 1;
-    int64_t run = c->finish.run;
-    for (int f = 0; f < FACTORS; f++) {
+    int64_t run = c->epilogue.run;
+    for (int f = 0; f < OPERANDS; f++) {
         run = last < 0 ? 1 : gcd64(run, batch->at[last].extent);
         for (int i = 0; i < COORDINATES; i++)
             if (last >= 0 && batch->at[last].step[f][i])
                 run = 1;
         if (last >= 0 && batch->at[last].phase != NO_PHASE)
             run = 1;
-        c->finish.run = (int)run;
+        c->epilogue.run = (int)run;
     }
-    for (int f = 0; f < FACTORS; f++)
-        c->factor[f].run = (int)gcd64(run, factor_run(c, f, BATCH)) == run ? (int)run : 1;
+    for (int f = 0; f < OPERANDS; f++)
+        c->operand[f].run = (int)gcd64(run, operand_run(c, f, BATCH)) == run ? (int)run : 1;
 }
 
 /* ---- Tile and splits --------------------------------------------------------------------------------------------- */
 
 static double tiles_along(int64_t extent, int block) { return (double)divide_up(extent, block); }
 
-/* How much of a factor is read: an image under fewer taps than its stride is seen in part, where pixels, or lines of them,
-   are left out that are no part of a sector. */
-static double seen_share(const struct contraction *c, const struct factor *factor) {
+/* How much of an operand is read: an image under fewer taps than its stride is seen in part, where pixels, or lines of
+   them, are left out that are no part of a sector. */
+static double seen_share(const struct contraction *c, const struct product_operand *operand) {
     double share = 1;
     if (!conv_is(c->node->op))
         return share;
     const struct conv_geometry g = conv_geometry(c->node->op);
     const struct tensor *read =
-        factor->prepared == NOTHING_BEFORE ? factor->tensor : c->region->graph->values[factor->prepared].tensor;
+        operand->prepared == NOTHING_BEFORE ? operand->tensor : c->region->graph->values[operand->prepared].tensor;
     for (int i = 0; i < 3 && read == g.x.tensor; i++)
         if (g.w.size[i] < g.stride[i] &&
             dtype_bytes((weftDataType_t)read->type, g.x.size_stride[i]) >= PRICE_SECTOR_BYTES)
@@ -103,35 +115,36 @@ static double seen_share(const struct contraction *c, const struct factor *facto
 
 double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
-    for (int f = 0; f < FACTORS; f++)
-        bytes += (double)tensor_bytes(c->factor[f].tensor) * seen_share(c, &c->factor[f]);
-    for (int k = 0; k < c->finish.count; k++)
-        if (c->finish.at[k].role != FINISH_INDEX && c->finish.at[k].role != FINISH_LIMIT)
-            bytes += (double)tensor_bytes(c->region->graph->values[c->finish.at[k].value].tensor);
+    for (int f = 0; f < OPERANDS; f++)
+        bytes += (double)tensor_bytes(c->operand[f].tensor) * seen_share(c, &c->operand[f]);
+    for (int k = 0; k < c->epilogue.count; k++)
+        if (c->epilogue.at[k].role != EPILOGUE_INDEX && c->epilogue.at[k].role != EPILOGUE_LIMIT)
+            bytes += (double)tensor_bytes(c->region->graph->values[c->epilogue.at[k].value].tensor);
     return bytes / (double)device->cuda.bandwidth;
 }
 
 /* Time to write the parts of a split sum and to read them back. */
 static double split_seconds(const struct contraction *c, const struct device *device, int splits) {
-    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits * 2;
+    double bytes = (double)contraction_elements(c) * (double)contraction_sum_bytes(c) * splits * 2;
     return splits == 1 ? 0 : LAUNCH_SECONDS + bytes / (double)device->cuda.bandwidth;
 }
 
+/* A split shall have some steps, and the workspace room. */
 static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
-    double bytes = (double)contraction_elements(c) * arithmetic_rows[c->arithmetic].sum_bytes * splits;
+    double bytes = (double)contraction_elements(c) * (double)contraction_sum_bytes(c) * splits;
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
 static double tiles_of(const struct contraction *c, const struct tile *tile) {
-    return (double)digits_extent(&c->digits[BATCH]) * tiles_along(digits_extent(&c->digits[ROW]), tile->rows) *
-           tiles_along(digits_extent(&c->digits[COLUMN]), tile->columns);
+    return (double)modes_extent(&c->modes[BATCH]) * tiles_along(modes_extent(&c->modes[ROW]), tile->rows) *
+           tiles_along(modes_extent(&c->modes[COLUMN]), tile->columns);
 }
 
 static double computing_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                                 int splits, int64_t steps) {
     double rate = contraction_rate(c->arithmetic, device) * tile->efficiency, tiles = tiles_of(c, tile) * splits;
     double steps_each = (double)divide_up(steps, splits);
-    double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_depth;
+    double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_k;
     double waves = tiles / device->cuda.multiprocessors;
     double whole = (double)(int64_t)waves;
     waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
@@ -146,23 +159,24 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
     return LAUNCH_SECONDS + (seconds > moving ? seconds : moving) + split_seconds(c, device, splits);
 }
 
-/* What finding and fetching the elements of both factors takes, beside which nothing is multiplied: each tile reads them
-   anew, a run at a time. */
+/* What finding and fetching the elements of both operands takes, beside which nothing is multiplied: each tile reads
+   them anew, a run at a time. */
 static double gathering_seconds(const struct contraction *c, const struct device *device, int64_t steps) {
     double accesses = 0;
-    for (int f = 0; f < FACTORS; f++)
-        accesses += (double)(f == FACTOR_A ? c->tile->rows : c->tile->columns) / c->factor[f].run;
-    accesses *= tiles_of(c, c->tile) * (double)steps * arithmetic_rows[c->arithmetic].block_depth;
+    for (int f = 0; f < OPERANDS; f++)
+        accesses += (double)(f == OPERAND_A ? c->tile->rows : c->tile->columns) / c->operand[f].run;
+    accesses *= tiles_of(c, c->tile) * (double)steps * arithmetic_rows[c->arithmetic].block_k;
     double instructions = accesses * (conv_is(c->node->op) ? IMAGE_INSTRUCTIONS : MATRIX_INSTRUCTIONS);
     double blocks = tiles_of(c, c->tile) * c->splits, multiprocessors = device->cuda.multiprocessors;
     double busy = blocks < multiprocessors ? blocks : multiprocessors;
     return instructions / (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * (busy > 0 ? busy : 1));
 }
 
+/* The least predicted time over tiles and splits. Splits grow in steps of a half: neighbours differ by little. */
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
-    int64_t block = arithmetic_rows[c->arithmetic].block_depth;
-    int64_t steps = divide_up(digits_extent(&c->digits[DEPTH]), block);
+    int64_t block = arithmetic_rows[c->arithmetic].block_k;
+    int64_t steps = divide_up(modes_extent(&c->modes[K]), block);
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     if (chosen > TILE_ROWS) /* a row of another family's table */
         chosen = 0;
@@ -197,30 +211,30 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
 /* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny
    products. */
 static bool wants_direct(const struct contraction *c) {
-    int64_t rows = digits_extent(&c->digits[ROW]), columns = digits_extent(&c->digits[COLUMN]);
+    int64_t rows = modes_extent(&c->modes[ROW]), columns = modes_extent(&c->modes[COLUMN]);
     bool is_matmul = op_of(c->node->op) == &matmul_op;
     double share = (rows < 32 ? (double)rows / 32 : 1) * (columns < 32 ? (double)columns / 32 : 1);
-    if (contraction_has_overrides(c) || digits_extent(&c->digits[BATCH]) < 2)
+    if (contraction_has_overrides(c) || modes_extent(&c->modes[BATCH]) < 2)
         return false;
-    return share <= 1.0 / 6 && (!is_matmul || (rows <= 64 && columns <= 64 && c->depth <= 1024));
+    return share <= 1.0 / 6 && (!is_matmul || (rows <= 64 && columns <= 64 && c->k_count <= 1024));
 }
 
 static void plan_direct(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     double threads = (double)device->cuda.multiprocessors * 1024,
-           runs = (double)contraction_elements(c) / c->finish.run;
-    int64_t depth = digits_extent(&c->digits[DEPTH]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+           runs = (double)contraction_elements(c) / c->epilogue.run;
+    int64_t k = modes_extent(&c->modes[K]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     c->splits = 1;
-    while (c->splits < SPLITS_MAX && runs * c->splits < threads && depth / (c->splits * 2) >= 64)
+    while (c->splits < SPLITS_MAX && runs * c->splits < threads && k / (c->splits * 2) >= 64)
         c->splits *= 2;
     if (chosen > 0)
-        c->splits = (int)(chosen <= depth ? chosen : 1);
-    c->steps_per_split = divide_up(depth, c->splits);
+        c->splits = (int)(chosen <= k ? chosen : 1);
+    c->steps_per_split = divide_up(k, c->splits);
     if (c->steps_per_split > 0)
-        c->splits = (int)divide_up(depth, c->steps_per_split);
+        c->splits = (int)divide_up(k, c->steps_per_split);
     double share = runs * c->splits / threads;
     double rate =
         contraction_rate(c->arithmetic, device) * device->cuda.multiprocessors * DIRECT_RATE * (share < 1 ? share : 1);
-    double computing = 2 * (double)contraction_elements(c) * c->depth / rate,
+    double computing = 2 * (double)contraction_elements(c) * c->k_count / rate,
            moving = contraction_memory_seconds(c, device);
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
@@ -229,8 +243,8 @@ static bool all_small(const struct contraction *c) {
     bool small = true;
     for (int index = 0; index < INDICES; index++) {
         double extent = 1;
-        for (int d = 0; d < c->digits[index].count; d++)
-            extent *= (double)c->digits[index].at[d].extent;
+        for (int d = 0; d < c->modes[index].count; d++)
+            extent *= (double)c->modes[index].at[d].extent;
         small = small && extent < (double)INT32_MAX - 256; /* tiles at the end reach past it */
     }
     return small;
@@ -249,10 +263,10 @@ weftStatus_t contraction_settle(struct contraction *c, const struct device *devi
         c->arithmetic = without_mma(c->arithmetic);
         contraction_flatten(c);
     }
-    TRY(finish_analyse(c));
+    TRY(epilogue_analyse(c));
     bool has_overrides = contraction_has_overrides(c); /* which need the batch dimensions as they are */
     for (int index = has_overrides ? ROW : BATCH; index < INDICES && !c->is_direct; index++)
-        digits_merge(&c->digits[index]);
+        modes_merge(&c->modes[index]);
     c->is_small = all_small(c);
     return WEFT_STATUS_SUCCESS;
 }
@@ -263,7 +277,7 @@ weftStatus_t contraction_plan(struct contraction *c, const struct device *device
         choose_direct_access(c);
         plan_direct(c, device, knobs);
     } else {
-        for (int f = 0; f < FACTORS; f++)
+        for (int f = 0; f < OPERANDS; f++)
             choose_access(c, f);
         choose_tile(c, device, knobs);
     }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two when
-   the sum is split. The host half decides and prints; product/portable_mma.cuh and _fma.cuh make tiles of the
-   product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh brings the parts of split sums together. */
+/* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two
+   when the sum is split. The host half decides and prints; product/portable_mma.cuh and _fma.cuh make tiles of the
+   product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh brings the parts of
+   split sums together. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/contraction.h"
 
 enum { DIRECT_THREADS = 128 };
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
@@ -22,44 +23,48 @@ static weftStatus_t analyse(struct contraction *c, const struct region *region, 
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
+                                bool narrows) {
     struct contraction c;
-    TRY(analyse(&c, region, device, NULL, false));
+    if (narrows)
+        TRY(contraction_may_narrow());
+    TRY(analyse(&c, region, device, NULL, narrows));
     *seconds = c.seconds;
     return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_any(region, device, seconds, false);
 }
 
 static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    struct contraction c;
-    TRY(contraction_may_narrow());
-    TRY(analyse(&c, region, device, NULL, true));
-    *seconds = c.seconds;
-    return WEFT_STATUS_SUCCESS;
+    return accepts_any(region, device, seconds, true);
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* One kernel whatever multiplies: mma or fma. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     const struct tile *tile = c->tile;
     struct kernel_print print;
-    const int64_t tiles[] = {divide_up(digits_extent(&c->digits[ROW]), tile->rows),
-                             divide_up(digits_extent(&c->digits[COLUMN]), tile->columns),
-                             digits_extent(&c->digits[BATCH])};
+    const int64_t tiles[] = {divide_up(modes_extent(&c->modes[ROW]), tile->rows),
+                             divide_up(modes_extent(&c->modes[COLUMN]), tile->columns), modes_extent(&c->modes[BATCH])};
     contraction_print_tile(&print, c);
-    contraction_print_factors(&print, c);
-    contraction_print_end(&print, c);
-    return contraction_finish_tiles(&print, kernel, c, tiles, arena);
+    contraction_print_operands(&print, c);
+    contraction_print_epilogue(&print, c);
+    return contraction_end_tiles(&print, kernel, c, tiles, arena);
 }
 
+/* Few products for each result: threads sum alone. */
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
-    int64_t runs = contraction_elements(c) / c->finish.run;
+    int64_t runs = contraction_elements(c) / c->epilogue.run;
     contraction_print_begin(&print, c);
     print_constant(&print, "THREADS", DIRECT_THREADS);
-    contraction_print_factors(&print, c);
-    contraction_print_end(&print, c);
+    contraction_print_operands(&print, c);
+    contraction_print_epilogue(&print, c);
     print_number(&print, runs, "runs");
-    TRY(kernel_finish(&print, kernel, "product/portable_direct.cuh", "direct", arena));
+    TRY(kernel_finish(&print, kernel, "product/portable_direct.cuh", "portable_direct", arena));
     kernel->grid[0] = contraction_grid(divide_up(runs, DIRECT_THREADS));
     kernel->grid[1] = (uint32_t)c->splits; /* SPLITS_MAX at most */
     kernel->grid[2] = 1;
@@ -67,6 +72,7 @@ static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contra
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The sentence of explain(). */
 static weftStatus_t describe(struct step *step, const struct contraction *c, struct arena *arena) {
     static const char *const names[] = {[MMA_F16] = "f16 tensor cores",
                                         [MMA_BF16] = "bf16 tensor cores",
@@ -78,23 +84,21 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
                                         [FMA_INT64] = "i64"};
     if (c->is_direct)
         return arena_print(arena, &step->detail, "%s, one thread per %d results, %d splits, %d operations behind",
-                           names[c->arithmetic], c->finish.run, c->splits, c->region->count - 1);
+                           names[c->arithmetic], c->epilogue.run, c->splits, c->region->count - 1);
     return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %d splits, %d operations behind",
-                       names[c->arithmetic], c->tile->rows, c->tile->columns,
-                       arithmetic_rows[c->arithmetic].block_depth, c->splits, c->region->count - 1);
+                       names[c->arithmetic], c->tile->rows, c->tile->columns, arithmetic_rows[c->arithmetic].block_k,
+                       c->splits, c->region->count - 1);
 }
 
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
                               struct arena *arena, bool narrows) {
     struct contraction c;
-    struct cuda_step *state;
+    struct cuda_kernel *kernel;
     TRY(analyse(&c, &step->region, device, knobs, narrows));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
     step->seconds = c.seconds;
-    if (contraction_elements(&c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(contraction_add_kernel(&kernel, step, &c, arena));
+    if (!kernel)
+        return WEFT_STATUS_SUCCESS;
     TRY(c.is_direct ? build_direct(kernel, &c, arena) : build_tiles(kernel, &c, arena));
     if (c.splits > 1)
         TRY(contraction_add_combine(step, &c, arena));

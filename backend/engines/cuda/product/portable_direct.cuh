@@ -1,19 +1,21 @@
-/* direct: C[z] = finish(sum over k of A[z,k] * B[z,k])                                           any types, any strides, sm_75 and up
-   Formula   z counts all results, in the order of memory; places and finish() are printed, as for contraction.cuh
-   Tile      a thread sums RUN neighbours of z, which share all coordinates; grid.y splits k, and combine_splits.cuh finishes then
+/* portable_direct: C[z] = epilogue(sum over k of A[z,k] * B[z,k])
+   Types     any types, any strides, sm_75 and up
+   Formula   z counts all results, in the order of memory; offsets and epilogue() are printed, as for contraction.cuh
+   Tile      a thread sums RUN neighbours of z, which share all coordinates; grid.y splits k, and combine_splits.cuh
+             finishes then
    Limits    for sums that tiles would serve badly: depthwise convolutions, batches of tiny products
-   Params    THREADS RUN IS_SPLIT sum_t index factor_a factor_b */
+   Params    THREADS RUN IS_SPLIT sum_t index operand_a operand_b */
 
-/* The factors of RUN neighbours. */
-template <class factor> struct neighbours {
-    using T = typename factor::stored;
+/* The operands of RUN neighbours. */
+template <class operand> struct neighbours {
+    using T = typename operand::stored;
     T at[RUN];
     DEVICE neighbours(const arguments &p, const T *from) {
-        if constexpr (factor::IS_SHARED) {
+        if constexpr (operand::IS_SHARED) {
 #pragma unroll
             for (int e = 0; e < RUN; e++)
                 at[e] = *from;
-        } else if constexpr (factor::RUN == RUN) {
+        } else if constexpr (operand::RUN == RUN) {
             const run<T, RUN> all = load_run<T, RUN>(from);
 #pragma unroll
             for (int e = 0; e < RUN; e++)
@@ -21,40 +23,40 @@ template <class factor> struct neighbours {
         } else {
 #pragma unroll
             for (int e = 0; e < RUN; e++)
-                at[e] = from[e * factor::lead(p)];
+                at[e] = from[e * operand::lead(p)];
         }
     }
 };
 
 /* A template, so that what was not printed is not looked up. */
-template <class P> DEVICE void end_run(const P &p, i64 at, const run<sum_t, RUN> &sum) {
+template <class P> DEVICE void store_sums(const P &p, i64 at, const run<sum_t, RUN> &sum) {
     if constexpr (IS_SPLIT)
         store_run<sum_t, RUN>(p.partial + (blockIdx.y * p.runs + at) * RUN, sum);
     else
-        finish(p, (index)(at * RUN), 0, 0, sum);
+        epilogue(p, (index)(at * RUN), 0, 0, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) direct(const __grid_constant__ arguments p) {
-    using factor_t = factor_a::staged;
+extern "C" __global__ void __launch_bounds__(THREADS, 1) portable_direct(const __grid_constant__ arguments p) {
+    using factor_t = operand_a::staged;
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
         const index z = (index)(at * RUN);
         const batch g = find_batch(p, z);
-        const factor_a::place a_start = a_outer(p, g, 0);
-        const factor_b::place b_start = b_outer(p, g, 0);
+        const operand_a::coordinates a_start = a_outer(p, g, 0);
+        const operand_b::coordinates b_start = b_outer(p, g, 0);
         const i64 from = blockIdx.y * p.steps_per_split, end = from + p.steps_per_split;
-        const index until = (index)(end < (i64)g.depth ? end : (i64)g.depth);
+        const index until = (index)(end < (i64)g.k_count ? end : (i64)g.k_count);
         run<sum_t, RUN> sum = {};
         for (index k = (index)from; k < until; k++) {
-            const factor_a::place a_step = a_depth(p, g, k);
-            const factor_b::place b_step = b_depth(p, g, k);
-            if (!factor_a::is_inside(p, a_start, a_step) || !factor_b::is_inside(p, b_start, b_step))
+            const operand_a::coordinates a_step = a_k(p, g, k);
+            const operand_b::coordinates b_step = b_k(p, g, k);
+            if (!operand_a::is_inside(p, a_start, a_step) || !operand_b::is_inside(p, b_start, b_step))
                 continue;
-            const neighbours<factor_a> a(p, p.a + (a_start.offset + a_step.offset));
-            const neighbours<factor_b> b(p, p.b + (b_start.offset + b_step.offset));
+            const neighbours<operand_a> a(p, p.a + (a_start.offset + a_step.offset));
+            const neighbours<operand_b> b(p, p.b + (b_start.offset + b_step.offset));
 #pragma unroll
             for (int e = 0; e < RUN; e++)
                 sum.at[e] += (sum_t)staged_as<factor_t>::of(a.at[e]) * (sum_t)staged_as<factor_t>::of(b.at[e]);
         }
-        end_run(p, at, sum);
+        store_sums(p, at, sum);
     }
 }

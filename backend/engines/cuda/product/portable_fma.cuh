@@ -1,38 +1,44 @@
-/* contraction_fma: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])        any types in float, double, i32 or i64, any strides; sm_75 and up
-   Formula   where A and B lie is printed from the graph: a_outer, a_depth, b_outer, b_depth give parts of an offset and of the coordinates
-             that must be inside an image; finish() is what follows the sum
-   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; a thread makes THREAD_M x THREAD_N of it
-   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while step s is multiplied; two stages in shared
-             math   |stage 0  |stage 1  |...      memory, one barrier per step
-   Places    parts of places are tables in shared memory: those of i and j made once per tile, those of k two steps ahead
-   Memory    tables + the larger of two stages and one slab of sums, on their way to finish() in runs; below 48 KB
-   Limits    none: ragged sizes are predicated; RUN of a factor is what its strides and alignment allow
-   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same order
-   Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS THREAD_M THREAD_N RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index factor_a factor_b */
-constexpr bool READS_ALONG_DEPTH = false;
+/* portable_fma: C[z,i,j] = epilogue(sum over k of A[z,i,k] * B[z,k,j])
+   Types     any types in float, double, i32 or i64, any strides; sm_75 and up
+   Formula   where A and B lie is printed from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
+             of the coordinates that must be inside an image; epilogue() is what follows the sum
+   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; a thread makes THREAD_M x
+             THREAD_N of it
+   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while
+             math   |stage 0  |stage 1  |...      step s is multiplied; two stages, one barrier per step
+   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j made once per tile, those of
+             k two steps ahead
+   Memory    tables + the larger of two stages and one epilogue_tile of sums, on their way to epilogue() in runs; below
+             48 KB
+   Limits    none: ragged sizes are predicated; RUN of an operand is what its strides and alignment allow
+   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same
+             order
+   Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS THREAD_M THREAD_N RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index
+             operand_a operand_b */
+constexpr bool READS_K_MAJOR = false;
 #include "product/staging.cuh"
 
 struct sums {
     static constexpr int M = THREAD_M, N = THREAD_N;
     static constexpr int ACROSS = BLOCK_N / N,
                          DOWN = BLOCK_M / M; /* threads; each has 4 x 4 corners, apart by all threads' */
-    static constexpr int SLABS = M / 4, SLAB_ROWS = DOWN * 4;
+    static constexpr int EPILOGUE_TILES = M / 4, EPILOGUE_ROWS = DOWN * 4;
     sum_t at[M][N];
 
-    static DEVICE int row_of(int m) { return m / 4 * SLAB_ROWS + (int)threadIdx.x / ACROSS * 4 + m % 4; }
+    static DEVICE int row_of(int m) { return m / 4 * EPILOGUE_ROWS + (int)threadIdx.x / ACROSS * 4 + m % 4; }
     static DEVICE int column_of(int n) { return n / 4 * (ACROSS * 4) + (int)threadIdx.x % ACROSS * 4 + n % 4; }
 
     DEVICE void multiply(stage &s) {
 #pragma unroll
         for (int k = 0; k < BLOCK_K; k++) {
-            run<factor_a::staged, 4> a[M / 4];
-            run<factor_b::staged, 4> b[N / 4];
+            run<operand_a::staged, 4> a[M / 4];
+            run<operand_b::staged, 4> b[N / 4];
 #pragma unroll
             for (int m = 0; m < M; m += 4)
-                a[m / 4] = load_run<factor_a::staged, 4>(s.a.place(row_of(m), k));
+                a[m / 4] = load_run<operand_a::staged, 4>(s.a.address(row_of(m), k));
 #pragma unroll
             for (int n = 0; n < N; n += 4)
-                b[n / 4] = load_run<factor_b::staged, 4>(s.b.place(column_of(n), k));
+                b[n / 4] = load_run<operand_b::staged, 4>(s.b.address(column_of(n), k));
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
@@ -40,19 +46,19 @@ struct sums {
                     at[m][n] += (sum_t)a[m / 4].at[m % 4] * (sum_t)b[n / 4].at[n % 4];
         }
     }
-    static DEVICE int tile_row(int slab, int row) { return slab * SLAB_ROWS + row; }
-    template <class F> DEVICE void each(int slab, F keep) {
+    static DEVICE int tile_row(int epilogue_tile, int row) { return epilogue_tile * EPILOGUE_ROWS + row; }
+    template <class F> DEVICE void each(int epilogue_tile, F keep) {
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < N; n++)
-                if (m / 4 == slab)
+                if (m / 4 == epilogue_tile)
                     keep(row_of(m % 4), column_of(n), at[m][n]);
     }
 };
 
 #include "product/tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) portable_fma(const __grid_constant__ arguments p) {
     make_tiles(p);
 }

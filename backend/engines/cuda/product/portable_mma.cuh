@@ -1,23 +1,29 @@
-/* contraction_mma: C[z,i,j] = finish(sum over k of A[z,i,k] * B[z,k,j])        f16, bf16, tf32 and 8-bit factors by mma.sync, any strides; sm_80 and up, f16 from sm_75
-   Formula   where A and B lie is printed from the graph: a_outer, a_depth, b_outer, b_depth give parts of an offset and of the coordinates
-             that must be inside an image; finish() is what follows the sum
-   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; WARPS_M x WARPS_N warps share the tile
-   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while step s is multiplied; two stages in shared
-             math   |stage 0  |stage 1  |...      memory, one barrier per step
-   Places    parts of places are tables in shared memory: those of i and j made once per tile, those of k two steps ahead
-   Memory    tables + the larger of two stages and one slab of sums, on their way to finish() in runs; below 48 KB
-   Limits    none: ragged sizes are predicated; RUN of a factor is what its strides and alignment allow
-   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same order
-   Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS WARPS_M WARPS_N HAS_K16 RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t index factor_a factor_b */
+/* portable_mma: C[z,i,j] = epilogue(sum over k of A[z,i,k] * B[z,k,j])
+   Types     f16, bf16, tf32 and 8-bit operands by mma.sync, any strides; sm_80 and up, f16 from sm_75
+   Formula   where A and B lie is printed from the graph: a_outer, a_k, b_outer, b_k give parts of an offset and
+             of the coordinates that must be inside an image; epilogue() is what follows the sum
+   Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; WARPS_M x WARPS_N warps share
+             the tile
+   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while
+             math   |stage 0  |stage 1  |...      step s is multiplied; two stages, one barrier per step
+   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j made once per tile, those of
+             k two steps ahead
+   Memory    tables + the larger of two stages and one epilogue_tile of sums, on their way to epilogue() in runs; below
+             48 KB
+   Limits    none: ragged sizes are predicated; RUN of an operand is what its strides and alignment allow
+   Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same
+             order
+   Params    BLOCK_M BLOCK_N BLOCK_K THREADS BLOCKS WARPS_M WARPS_N HAS_K16 RUN LEAD_IS_ROW IS_SPLIT HAS_FILL sum_t
+             index operand_a operand_b */
 #include "core/mma.cuh"
 
-constexpr bool READS_ALONG_DEPTH = true;
+constexpr bool READS_K_MAJOR = true;
 #include "product/staging.cuh"
 
 struct sums {
     static constexpr int WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
-    static constexpr int HALF = 16 / sizeof(factor_a::staged); /* elements of k in 16 bytes */
-    static constexpr int SLABS = WARP_M / 16, SLAB_ROWS = BLOCK_M / SLABS;
+    static constexpr int HALF = 16 / sizeof(operand_a::staged); /* elements of k in 16 bytes */
+    static constexpr int EPILOGUE_TILES = WARP_M / 16, EPILOGUE_ROWS = BLOCK_M / EPILOGUE_TILES;
     static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % (2 * HALF) == 0, "whole products only");
     sum_t at[WARP_M / 16][WARP_N / 8][4];
 
@@ -32,39 +38,40 @@ struct sums {
 #pragma unroll
             for (int m = 0; m < WARP_M / 16; m++) {
                 const int row = warp_m() * WARP_M + m * 16;
-                if constexpr (stage_of<factor_a, BLOCK_M>::ALONG_DEPTH)
-                    load_blocks(a[m], s.a.place(row + lane() % 16, k + lane() / 16 * HALF));
+                if constexpr (stage_of<operand_a, BLOCK_M>::IS_K_MAJOR)
+                    load_blocks(a[m], s.a.address(row + lane() % 16, k + lane() / 16 * HALF));
                 else
-                    load_blocks_transposed(a[m], s.a.place(row + lane() / 8 % 2 * 8, k + lane() / 16 * 8 + lane() % 8));
+                    load_blocks_transposed(a[m],
+                                           s.a.address(row + lane() / 8 % 2 * 8, k + lane() / 16 * 8 + lane() % 8));
             }
 #pragma unroll
             for (int n = 0; n < WARP_N / 16; n++) {
                 const int column = warp_n() * WARP_N + n * 16;
-                if constexpr (stage_of<factor_b, BLOCK_N>::ALONG_DEPTH)
-                    load_blocks(b[n], s.b.place(column + lane() / 16 * 8 + lane() % 8, k + lane() / 8 % 2 * HALF));
+                if constexpr (stage_of<operand_b, BLOCK_N>::IS_K_MAJOR)
+                    load_blocks(b[n], s.b.address(column + lane() / 16 * 8 + lane() % 8, k + lane() / 8 % 2 * HALF));
                 else
-                    load_blocks_transposed(b[n], s.b.place(column + lane() / 16 * 8, k + lane() % 16));
+                    load_blocks_transposed(b[n], s.b.address(column + lane() / 16 * 8, k + lane() % 16));
             }
 #pragma unroll
             for (int m = 0; m < WARP_M / 16; m++)
 #pragma unroll
                 for (int n = 0; n < WARP_N / 8; n++)
-                    product<factor_a::staged, factor_b::staged>::add<HAS_K16>(at[m][n], a[m], b[n / 2] + n % 2 * 2);
+                    product<operand_a::staged, operand_b::staged>::add<HAS_K16>(at[m][n], a[m], b[n / 2] + n % 2 * 2);
         }
     }
-    static DEVICE int tile_row(int slab, int row) { return row / 16 * WARP_M + slab * 16 + row % 16; }
-    template <class F> DEVICE void each(int slab, F keep) {
+    static DEVICE int tile_row(int epilogue_tile, int row) { return row / 16 * WARP_M + epilogue_tile * 16 + row % 16; }
+    template <class F> DEVICE void each(int epilogue_tile, F keep) {
 #pragma unroll
         for (int n = 0; n < WARP_N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 keep(warp_m() * 16 + lane() / 4 + e / 2 * 8, warp_n() * WARP_N + n * 8 + lane() % 4 * 2 + e % 2,
-                     at[slab][n][e]);
+                     at[epilogue_tile][n][e]);
     }
 };
 
 #include "product/tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) contraction(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) portable_mma(const __grid_constant__ arguments p) {
     make_tiles(p);
 }

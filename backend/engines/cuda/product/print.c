@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The places of A and B as text: functions from an index to an offset and, where elements can be outside, coordinates.
-   Both are sums of a part from the batch, one from the factor's own index and one from the depth, so that kernels keep
+/* The offsets of A and B as text: functions from an index to an offset and, where elements can be outside, coordinates.
+   Both are sums of a part from the batch, one from the operand's own index and one from k, so that kernels keep
    tables of the parts. It must not know tiles or what follows the sum. */
 #include "engines/cuda/product/contraction.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 const char index_letters[INDICES + 1] = "zijk";
-static const char factor_letters[] = "ab";
+static const char operand_letters[] = "ab";
 
 struct name named(const char *format, ...) {
     struct name name;
@@ -26,21 +26,21 @@ void print_real(struct kernel_print *print, double number, const char *name) {
     print_number(print, bits, name);
 }
 
-void print_term(struct kernel_print *print, const char *digit, int64_t coefficient, const char *argument) {
+void print_term(struct kernel_print *print, const char *mode, int64_t coefficient, const char *argument) {
     if (coefficient == 1)
-        text_add(&print->code, " + %s", digit);
+        text_add(&print->code, " + %s", mode);
     else if (coefficient)
-        text_add(&print->code, " + %s * p.%s", digit, argument);
+        text_add(&print->code, " + %s * p.%s", mode, argument);
 }
 
 void print_split(struct kernel_print *print, const char *prefix, int count, const char *value,
-                 const struct digits *digits) {
+                 const struct modes *modes) {
     if (count == 0)
         return;
     if (count > 1)
         text_add(&print->code, "    index %s_rest = %s;\n", prefix, value);
     for (int d = count - 1; d > 0; d--) {
-        int phase = digits ? digits->at[d].phase : NO_PHASE;
+        int phase = modes ? modes->at[d].phase : NO_PHASE;
         text_add(&print->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
                  phase != NO_PHASE && prefix[0] == 'k' ? "g.taps" : named("p.%s", prefix).text,
                  phase != NO_PHASE && prefix[0] == 'k' ? phase : d);
@@ -51,37 +51,40 @@ void print_split(struct kernel_print *print, const char *prefix, int count, cons
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
+/* Coefficients 0 and 1 are text, not arguments: print_term() leaves them out. */
 static void print_coefficient(struct kernel_print *print, int64_t coefficient, const char *name) {
     if (coefficient != 0 && coefficient != 1)
         print_number(print, coefficient, name);
 }
 
+/* Names are the operand's letter, the index's letter and the mode: a_i1. */
 static void print_arguments(struct kernel_print *print, const struct contraction *c) {
     for (int index = 0; index < INDICES; index++)
-        for (int d = 0; d < c->digits[index].count; d++) {
-            const struct digit *digit = &c->digits[index].at[d];
+        for (int d = 0; d < c->modes[index].count; d++) {
+            const struct mode *mode = &c->modes[index].at[d];
             char letter = index_letters[index];
-            if (d > 0 && (index != DEPTH || digit->phase == NO_PHASE))
-                print_divisor(print, digit->extent, named("%c%d", letter, d).text);
-            for (int f = 0; f < FACTORS; f++) {
-                print_coefficient(print, digit->stride[f], named("%c_%c%d", factor_letters[f], letter, d).text);
+            if (d > 0 && (index != K || mode->phase == NO_PHASE))
+                print_divisor(print, mode->extent, named("%c%d", letter, d).text);
+            for (int f = 0; f < OPERANDS; f++) {
+                print_coefficient(print, mode->stride[f], named("%c_%c%d", operand_letters[f], letter, d).text);
                 for (int i = 0; i < COORDINATES; i++)
-                    print_coefficient(print, digit->step[f][i],
-                                      named("%c_%c%d_at%d", factor_letters[f], letter, d, i).text);
+                    print_coefficient(print, mode->step[f][i],
+                                      named("%c_%c%d_at%d", operand_letters[f], letter, d, i).text);
             }
         }
-    print_number(print, digits_extent(&c->digits[ROW]), "rows");
-    print_number(print, digits_extent(&c->digits[COLUMN]), "columns");
+    print_number(print, modes_extent(&c->modes[ROW]), "rows");
+    print_number(print, modes_extent(&c->modes[COLUMN]), "columns");
 }
 
 /* ---- The batch entry --------------------------------------------------------------------------------------------- */
 
+/* struct batch: what all tiles of a batch entry share. */
 static void print_batch_struct(struct kernel_print *print, const struct contraction *c) {
-    text_add(&print->code, "struct batch {\n    i64 a, b;\n    index depth;\n");
-    for (int f = 0; f < FACTORS; f++)
+    text_add(&print->code, "struct batch {\n    i64 a, b;\n    index k_count;\n");
+    for (int f = 0; f < OPERANDS; f++)
         for (int i = 0; i < COORDINATES; i++)
-            if (c->factor[f].is_checked[i])
-                text_add(&print->code, "    i32 %c_at%d;\n", factor_letters[f], i);
+            if (c->operand[f].is_checked[i])
+                text_add(&print->code, "    i32 %c_at%d;\n", operand_letters[f], i);
     for (int n = 0; n < c->phase_count; n++)
         text_add(&print->code, "    divisor taps%d;\n", n);
     if (contraction_has_overrides(c))
@@ -93,7 +96,7 @@ static void print_batch_struct(struct kernel_print *print, const struct contract
 static void print_phase(struct kernel_print *print, const struct contraction *c, int n) {
     const struct phase *phase = &c->phases[n];
     int z = 0;
-    while (c->digits[BATCH].at[z].phase != n)
+    while (c->modes[BATCH].at[z].phase != n)
         z++;
     const int64_t numbers[] = {phase->taps, phase->tap_step, phase->stride,  phase->dilation,
                                phase->pre,  phase->a_stride, phase->b_stride};
@@ -105,28 +108,28 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
         "    const i32 first%d = first_tap((i32)(z%d + p.pre%d), (i32)p.taps%d, (i32)p.dilation%d, (i32)p.stride%d);\n"
         "    const i32 start%d = ((i32)(z%d + p.pre%d) - first%d * (i32)p.dilation%d) / (i32)p.stride%d;\n"
         "    g.taps%d = make_divisor(count_taps(first%d, (i32)p.taps%d, (i32)p.tap_step%d));\n"
-        "    g.depth *= g.taps%d.value;\n"
+        "    g.k_count *= g.taps%d.value;\n"
         "    g.a += start%d * p.a_stride%d;\n    g.b += first%d * p.b_stride%d;\n    g.a_at%d += start%d;\n",
         n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
 }
 
-void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *digit) {
+void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *mode) {
     const struct tensor *used = c->used[n];
-    const struct digits *batch = &c->digits[BATCH];
+    const struct modes *batch = &c->modes[BATCH];
     print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0, named("used%d", n).text);
     text_add(&print->code, "to_integer(*(p.used%d", n);
     for (int d = 0; d < batch->count; d++) {
         bool moves = tensor_elements(used) > 1 && used->dims.at[batch->at[d].dim] != 1;
         int64_t stride = moves ? used->strides.at[batch->at[d].dim] * batch->at[d].dim_step : 0;
         print_coefficient(print, stride, named("used%d_z%d", n, d).text);
-        print_term(print, named(digit, d).text, stride, named("used%d_z%d", n, d).text);
+        print_term(print, named(mode, d).text, stride, named("used%d_z%d", n, d).text);
     }
     text_add(&print->code, " + 0))");
 }
 
 /* The override of M, N or K of this batch entry, or all. */
 static void print_override(struct kernel_print *print, const struct contraction *c, int n) {
-    static const char *const all[] = {"p.rows", "p.columns", "g.depth"};
+    static const char *const all[] = {"p.rows", "p.columns", "g.k_count"};
     text_add(&print->code, "    g.used%d = ", n);
     if (c->used[n])
         contraction_print_override(print, c, n, "z%d");
@@ -135,27 +138,28 @@ static void print_override(struct kernel_print *print, const struct contraction 
     text_add(&print->code, ";\n");
 }
 
+/* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. */
 static void print_find_batch(struct kernel_print *print, const struct contraction *c) {
-    const struct digits *batch = &c->digits[BATCH];
-    int64_t depth = 1;
-    for (int d = 0; d < c->digits[DEPTH].count; d++)
-        depth *= c->digits[DEPTH].at[d].phase == NO_PHASE ? c->digits[DEPTH].at[d].extent : 1;
-    print_number(print, depth, "depth");
+    const struct modes *batch = &c->modes[BATCH];
+    int64_t k = 1;
+    for (int d = 0; d < c->modes[K].count; d++)
+        k *= c->modes[K].at[d].phase == NO_PHASE ? c->modes[K].at[d].extent : 1;
+    print_number(print, k, "k_count");
     text_add(&print->code, "DEVICE batch find_batch(const arguments& p, index z) {\n    batch g;\n");
     print_split(print, "z", batch->count, "z", batch);
-    text_add(&print->code, "    g.depth = (index)p.depth;\n");
-    for (int f = 0; f < FACTORS; f++) {
-        const struct factor *factor = &c->factor[f];
-        char letter = factor_letters[f];
-        print_number(print, factor->first, named("%c_first", letter).text);
+    text_add(&print->code, "    g.k_count = (index)p.k_count;\n");
+    for (int f = 0; f < OPERANDS; f++) {
+        const struct product_operand *operand = &c->operand[f];
+        char letter = operand_letters[f];
+        print_number(print, operand->first, named("%c_first", letter).text);
         text_add(&print->code, "    g.%c = p.%c_first", letter, letter);
         for (int d = 0; d < batch->count; d++)
             print_term(print, named("z%d", d).text, batch->at[d].stride[f], named("%c_z%d", letter, d).text);
         text_add(&print->code, ";\n");
         for (int i = 0; i < COORDINATES; i++) {
-            if (!factor->is_checked[i])
+            if (!operand->is_checked[i])
                 continue;
-            print_number(print, factor->start[i], named("%c_start%d", letter, i).text);
+            print_number(print, operand->start[i], named("%c_start%d", letter, i).text);
             text_add(&print->code, "    g.%c_at%d = (i32)(p.%c_start%d", letter, i, letter, i);
             for (int d = 0; d < batch->count; d++)
                 print_term(print, named("z%d", d).text, batch->at[d].step[f][i],
@@ -172,72 +176,74 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* One part of a factor's place: `index` is the factor's own, which brings the batch's part along, or DEPTH. */
-static void print_place(struct kernel_print *print, const struct contraction *c, int f, int index) {
-    const struct factor *factor = &c->factor[f];
-    const struct digits *digits = &c->digits[index];
-    char letter = factor_letters[f], name[] = {index_letters[index], 0};
-    bool is_depth = index == DEPTH;
-    text_add(&print->code, "DEVICE %c_place %c_%s(const arguments& p, const batch& g, index %s) {\n", letter, letter,
-             is_depth ? "depth" : "outer", name);
-    text_add(&print->code, "    %c_place place = {};\n", letter);
-    text_add(&print->code, "    if (%s >= %s) { place.offset = NOWHERE; return place; }\n", name,
-             is_depth       ? "g.depth"
+/* One part of an operand's offset: `index` is the operand's own, which brings the batch's part along, or K. */
+static void print_offsets(struct kernel_print *print, const struct contraction *c, int f, int index) {
+    const struct product_operand *operand = &c->operand[f];
+    const struct modes *modes = &c->modes[index];
+    char letter = operand_letters[f], name[] = {index_letters[index], 0};
+    bool is_k = index == K;
+    text_add(&print->code, "DEVICE %c_coordinates %c_%s(const arguments& p, const batch& g, index %s) {\n", letter,
+             letter, is_k ? "k" : "outer", name);
+    text_add(&print->code, "    %c_coordinates at = {};\n", letter);
+    text_add(&print->code, "    if (%s >= %s) { at.offset = NOWHERE; return at; }\n", name,
+             is_k           ? "g.k_count"
              : index == ROW ? "(index)p.rows"
                             : "(index)p.columns");
-    print_split(print, name, digits->count, name, digits);
-    text_add(&print->code, "    place.offset = %s", is_depth ? "0" : named("g.%c", letter).text);
-    for (int d = 0; d < digits->count; d++)
-        print_term(print, named("%s%d", name, d).text, digits->at[d].stride[f], named("%c_%s%d", letter, name, d).text);
+    print_split(print, name, modes->count, name, modes);
+    text_add(&print->code, "    at.offset = %s", is_k ? "0" : named("g.%c", letter).text);
+    for (int d = 0; d < modes->count; d++)
+        print_term(print, named("%s%d", name, d).text, modes->at[d].stride[f], named("%c_%s%d", letter, name, d).text);
     text_add(&print->code, ";\n");
     for (int i = 0; i < COORDINATES; i++) {
-        if (!factor->is_checked[i])
+        if (!operand->is_checked[i])
             continue;
-        text_add(&print->code, "    place.at%d = %s(i32)(0", i, is_depth ? "" : named("g.%c_at%d + ", letter, i).text);
-        for (int d = 0; d < digits->count; d++)
-            print_term(print, named("%s%d", name, d).text, digits->at[d].step[f][i],
+        text_add(&print->code, "    at.at%d = %s(i32)(0", i, is_k ? "" : named("g.%c_at%d + ", letter, i).text);
+        for (int d = 0; d < modes->count; d++)
+            print_term(print, named("%s%d", name, d).text, modes->at[d].step[f][i],
                        named("%c_%s%d_at%d", letter, name, d, i).text);
         text_add(&print->code, ");\n");
     }
     if (contraction_has_overrides(c))
-        text_add(&print->code, "    place.unused = %s >= g.used%d;\n", name, is_depth ? 2 : index == ROW ? 0 : 1);
-    text_add(&print->code, "    return place;\n}\n\n");
+        text_add(&print->code, "    at.unused = %s >= g.used%d;\n", name, is_k ? 2 : index == ROW ? 0 : 1);
+    text_add(&print->code, "    return at;\n}\n\n");
 }
 
-static void print_factor(struct kernel_print *print, const struct contraction *c, int f) {
-    const struct factor *factor = &c->factor[f];
+static void print_matrix_operand(struct kernel_print *print, const struct contraction *c, int f) {
+    const struct product_operand *operand = &c->operand[f];
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
-    weftDataType_t type = (weftDataType_t)factor->tensor->type;
-    char letter = factor_letters[f];
-    const char *staged = f == FACTOR_A ? row->a_staged : row->b_staged;
-    print_pointer(print, type, factor->value, 0, named("%c", letter).text);
-    text_add(&print->code, "struct %c_place {\n    i64 offset;\n", letter);
+    weftDataType_t type = (weftDataType_t)operand->tensor->type;
+    char letter = operand_letters[f];
+    const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
+    print_pointer(print, type, operand->value, 0, named("%c", letter).text);
+    text_add(&print->code, "struct %c_coordinates {\n    i64 offset;\n", letter);
     for (int i = 0; i < COORDINATES; i++)
-        if (factor->is_checked[i])
+        if (operand->is_checked[i])
             text_add(&print->code, "    i32 at%d;\n", i);
     text_add(&print->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
-    print_place(print, c, f, f == FACTOR_A ? ROW : COLUMN);
-    print_place(print, c, f, DEPTH);
-    text_add(&print->code,
-             "struct factor_%c {\n    using stored = %s;\n    using staged = %s;\n    using place = %c_place;\n"
-             "    static constexpr int RUN = %d;\n    static constexpr bool ALONG_DEPTH = %s;\n",
-             letter, cuda_type_name(type),
-             staged                   ? staged
-             : type == WEFT_DATA_INT8 ? "i8"
-                                      : "u8",
-             letter, factor->run, factor->along_depth ? "true" : "false");
-    text_add(&print->code,
-             "    static DEVICE bool is_inside(const arguments& p, const %c_place& x, const %c_place& y) {\n"
-             "        return true",
-             letter, letter);
+    print_offsets(print, c, f, f == OPERAND_A ? ROW : COLUMN);
+    print_offsets(print, c, f, K);
+    text_add(
+        &print->code,
+        "struct operand_%c {\n    using stored = %s;\n    using staged = %s;\n    using coordinates = %c_coordinates;\n"
+        "    static constexpr int RUN = %d;\n    static constexpr bool IS_K_MAJOR = %s;\n",
+        letter, cuda_type_name(type),
+        staged                   ? staged
+        : type == WEFT_DATA_INT8 ? "i8"
+                                 : "u8",
+        letter, operand->run, operand->is_k_major ? "true" : "false");
+    text_add(
+        &print->code,
+        "    static DEVICE bool is_inside(const arguments& p, const %c_coordinates& x, const %c_coordinates& y) {\n"
+        "        return true",
+        letter, letter);
     for (int i = 0; i < COORDINATES; i++)
-        if (factor->is_checked[i]) {
-            print_number(print, factor->size[i], named("%c_size%d", letter, i).text);
+        if (operand->is_checked[i]) {
+            print_number(print, operand->size[i], named("%c_size%d", letter, i).text);
             text_add(&print->code, " && (u32)(x.at%d + y.at%d) < (u32)p.%c_size%d", i, i, letter, i);
         }
     text_add(&print->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
     if (c->is_direct) {
-        const struct digits *batch = &c->digits[BATCH];
+        const struct modes *batch = &c->modes[BATCH];
         int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
         text_add(&print->code, "    static DEVICE i64 lead(const arguments& p) { return 0");
         print_term(print, "1", lead, named("%c_z%d", letter, batch->count - 1).text);
@@ -246,10 +252,10 @@ static void print_factor(struct kernel_print *print, const struct contraction *c
     text_add(&print->code, "};\n\n");
 }
 
-void contraction_print_factors(struct kernel_print *print, const struct contraction *c) {
+void contraction_print_operands(struct kernel_print *print, const struct contraction *c) {
     print_arguments(print, c);
     print_batch_struct(print, c);
     print_find_batch(print, c);
-    for (int f = 0; f < FACTORS; f++)
-        print_factor(print, c, f);
+    for (int f = 0; f < OPERANDS; f++)
+        print_matrix_operand(print, c, f);
 }

@@ -42,17 +42,18 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
 
 /* ---- What is read ------------------------------------------------------------------------------------------------ */
 
-/* Of the factor's axes the one that dimension `dim` of its tensor is; NULL: none is. */
+/* Of the operand's axes the one that dimension `dim` of its tensor is; NULL: none is. */
 static const struct prologue_axis *axis_of(const struct prologue *prologue, int dim) {
-    const struct tensor *a = prologue->c->factor[FACTOR_A].tensor;
+    const struct tensor *a = prologue->c->operand[OPERAND_A].tensor;
     for (int i = 0; i < prologue->axis_count; i++)
         if (prologue->axes[i].extent == a->dims.at[dim] && prologue->axes[i].stride == a->strides.at[dim])
             return &prologue->axes[i];
     return NULL;
 }
 
+/* A number, or a vector along one axis: what else is read would have to be found per element. */
 static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
-    const struct tensor *tensor = tensor_at(h, value), *a = h->c->factor[FACTOR_A].tensor;
+    const struct tensor *tensor = tensor_at(h, value), *a = h->c->operand[OPERAND_A].tensor;
     struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
     int dim = NO_DIM, count = 0;
     for (int i = 0; i < h->operand_count; i++)
@@ -67,7 +68,7 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
     const struct prologue_axis *axis = is_vector ? axis_of(h, dim) : NULL;
     if (count > 0 && !axis)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: %s has dims %s; before a product a number, or one for each row of its factor or of the depth, is "
+             "%s: %s has dims %s; before a product a number, or one for each row of its operand or of k, is "
              "read.",
              descriptor_label(node->op), descriptor_label(&tensor->base), tensor_dims_text(tensor));
     if (!cuda_type_name(operand.type) || tensor->vector_count != 1)
@@ -87,12 +88,12 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
 
 weftStatus_t prologue_find(struct prologue *h) {
     const struct contraction *c = h->c;
-    weftDataType_t type = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
+    weftDataType_t type = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     if (c->before_count == 0)
         return WEFT_STATUS_SUCCESS;
-    if (c->factor[FACTOR_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
+    if (c->operand[OPERAND_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: operations before it are fused on its first factor, of halves or bfloat16.",
+             "%s: operations before it are fused on its first operand, of halves or bfloat16.",
              descriptor_label(c->node->op));
     for (int b = 0; b < c->before_count; b++) {
         const struct node *node = c->before[b];
@@ -103,7 +104,7 @@ weftStatus_t prologue_find(struct prologue *h) {
         for (int k = 0; k < node->operand_count; k++) {
             int value = node->operands[k], producer = c->region->graph->values[value].producer;
             bool is_inside = producer >= 0 && region_has(c->region, producer);
-            if (!node->is_output[k] && !is_inside && value != c->factor[FACTOR_A].value)
+            if (!node->is_output[k] && !is_inside && value != c->operand[OPERAND_A].value)
                 TRY(add_operand(h, node, value));
         }
     }
@@ -159,7 +160,7 @@ static void print_read(struct kernel_print *print, const struct prologue *h, boo
 
 /* prepare(): numbers of A in, what the product reads out, converted in pairs. */
 static void print_prepare(struct kernel_print *print, const struct prologue *h) {
-    const struct factor *a = &h->c->factor[FACTOR_A];
+    const struct product_operand *a = &h->c->operand[OPERAND_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
     text_add(&print->code,
              "DEVICE void prepare(const arguments& p, u32* r, const along_read& along, const across_read& across) {\n"

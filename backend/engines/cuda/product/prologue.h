@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointwise operations before a product: its first factor is changed on its way from memory to the tensor core, some
-   neighbours at a time. What else they read is one number, or one for each place along an axis of the factor. */
+/* Pointwise operations before a product: its first operand is changed on its way from memory to the tensor core, some
+   neighbours at a time. What else they read is one number, or one for each place along an axis of the operand. */
 #ifndef WEFT_ENGINES_CUDA_PROLOGUE_H
 #define WEFT_ENGINES_CUDA_PROLOGUE_H
 
 #include "engines/cuda/product/contraction.h"
 
-/* A dimension of the factor's tensor that operands may know: the one that neighbours run along or one across it. */
+/* A dimension of the operand's tensor that operands may know: the one that neighbours run along or one across it. */
 struct prologue_axis {
     int64_t extent, stride;
     bool runs_along;
@@ -28,9 +28,10 @@ struct prologue {
     struct prologue_operand operands[BEFORE_MAX];
 };
 
-/* The pointwise operations that lead to one factor of a product, the first that has any: a family's companions. */
+/* The pointwise operations that lead to one operand of a product, the first that has any: a family's companions. */
 int prologue_companions(const struct graph *graph, int node, int *nodes);
-/* Finds the operands, once contraction and axes are known; NOT_SUPPORTED and a sentence for what is not read in place. */
+/* Finds the operands, once contraction and axes are known; NOT_SUPPORTED and a sentence for what is not read in place.
+   */
 weftStatus_t prologue_find(struct prologue *prologue);
 /* read_along(p, x, exist), read_across(p, y): operands of the neighbours from x on along their axis, at y of the other;
    prepare(p, words, along, across) of as many, two to a word. Nothing where nothing is before the product. */

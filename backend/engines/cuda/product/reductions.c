@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reductions behind a product: which totals tiles make of what they finish, as text, and the kernel that adds up what
-   tiles leave in the workspace, always in the same order. It must not know how tiles are walked. */
+/* Reductions behind a product: which partial sums tiles make of their results, as text, and the kernel that combines
+   what tiles leave in the workspace, always in the same order. It must not know how tiles are scheduled. */
 #include "base/number.h"
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -8,15 +8,16 @@
 #include "graph/ops/reduction.h"
 
 enum {
-    TOTALS_THREADS = 512,
-    PARTS_ALIGNMENT = 256,
+    COMBINE_THREADS = 512,
+    PARTIALS_ALIGNMENT = 256,
     COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
-    ROW_LANES = 32,   /* rows have fewer parts */
+    ROW_LANES = 32,   /* rows have fewer partial sums */
 };
 
-/* How an operator takes an element in, combines and finishes. X: the number, N: how many there were. */
+/* How an operator takes an element in, what combines two (of core/reduce.cuh), and what comes of all. X: the number, N:
+   how many there were. */
 struct operator {
-    const char *total, *element, *finish;
+    const char *combine, *element, *result;
 };
 
 static const struct operator operators[] = {
@@ -36,7 +37,7 @@ const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "r
 
 /* ---- What is reduced --------------------------------------------------------------------------------------------- */
 
-bool totals_serve(const struct node *node) {
+bool reductions_serve(const struct node *node) {
     const struct op *op = op_of(node->op);
     return op == &reduction_op || op == &genstats_op || op == &bn_bwd_weights_op;
 }
@@ -56,20 +57,21 @@ static int32_t math_of(const struct node *node, const struct tensor **kept) {
     return ((const struct bn_bwd_weights_op *)node->op)->math;
 }
 
+/* What is kept must be whole columns, whole rows or nothing: tiles know no other lines. */
 static weftStatus_t refuse_dims(const struct node *node, const struct tensor *kept) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-         "%s: reduces to %s; tiles total whole columns, whole rows, or everything that a product makes.",
+         "%s: reduces to %s; tiles reduce whole columns, whole rows, or everything that a product makes.",
          descriptor_label(node->op), tensor_dims_text(kept));
 }
 
-/* Whether the digits of an index are all kept or all reduced; an index that counts to 1 is not kept. */
+/* Whether the modes of an index are all kept or all reduced; an index that counts to 1 is not kept. */
 static weftStatus_t find_kept(const struct contraction *c, const struct node *node, const struct tensor *kept,
                               enum index index, bool *is_kept) {
     const struct tensor *result = c->region->graph->values[c->result].tensor;
     int kept_count = 0, count = 0;
-    for (int d = 0; d < c->digits[index].count; d++) {
-        int dim = c->digits[index].at[d].dim;
-        if (c->digits[index].at[d].extent == 1)
+    for (int d = 0; d < c->modes[index].count; d++) {
+        int dim = c->modes[index].at[d].dim;
+        if (c->modes[index].at[d].extent == 1)
             continue;
         if (kept->dims.at[dim] != 1 && kept->dims.at[dim] != result->dims.at[dim])
             return refuse_dims(node, kept);
@@ -82,165 +84,172 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t totals_add(struct contraction *c, const struct node *node) {
-    struct finish *finish = &c->finish;
+weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
+    struct epilogue *epilogue = &c->epilogue;
     const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
     const struct op *op = op_of(node->op);
     int32_t math = math_of(node, &kept), mode = WEFT_REDUCE_TENSOR_ADD;
-    bool keeps[DEPTH];
+    bool keeps[K];
     if (op == &reduction_op)
         mode = ((const struct reduction_op *)node->op)->parameters->mode;
     if (math == WEFT_DATA_DOUBLE || !dtype_is_float((weftDataType_t)math) || result->type == WEFT_DATA_DOUBLE ||
-        mode < 0 || mode >= OPERATORS || !operators[mode].total)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: tiles total in float, by the built-in operators.",
+        mode < 0 || mode >= OPERATORS || !operators[mode].combine)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: tiles reduce in float, by the built-in operators.",
              descriptor_label(node->op));
     if (kept->dims.count != result->dims.count)
         return refuse_dims(node, kept);
-    for (int index = BATCH; index < DEPTH; index++)
+    for (int index = BATCH; index < K; index++)
         TRY(find_kept(c, node, kept, (enum index)index, &keeps[index]));
     if ((keeps[ROW] && keeps[COLUMN]) || (keeps[BATCH] && !keeps[ROW] && !keeps[COLUMN]))
         return refuse_dims(node, kept);
     enum span span = keeps[COLUMN] ? SPAN_COLUMN : keeps[ROW] ? SPAN_ROW : SPAN_ALL;
-    struct totals *totals = &finish->totals[span];
-    if (totals->count > 0 && totals->keeps_batch != keeps[BATCH])
+    struct reduced_span *reduced = &epilogue->spans[span];
+    if (reduced->count > 0 && reduced->keeps_batch != keeps[BATCH])
         return refuse_dims(node, kept);
-    if (finish->reducer_count == REDUCERS_MAX)
+    if (epilogue->reduction_count == REDUCTIONS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d reductions would follow the product.",
-             descriptor_label(node->op), REDUCERS_MAX);
-    finish->reducers[finish->reducer_count++] = (struct reducer){node, span, totals->count, mode};
-    totals->keeps_batch = keeps[BATCH];
-    totals->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
-    totals->count += op == &reduction_op ? 1 : 2;
+             descriptor_label(node->op), REDUCTIONS_MAX);
+    epilogue->reductions[epilogue->reduction_count++] = (struct fused_reduction){node, span, reduced->count, mode};
+    reduced->keeps_batch = keeps[BATCH];
+    reduced->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
+    reduced->count += op == &reduction_op ? 1 : 2;
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- What tiles take in ------------------------------------------------------------------------------------------ */
 
+/* The graph's number of a tensor. */
 static int value_of(const struct contraction *c, const struct tensor *tensor) {
     return graph_find_value(c->region->graph, tensor);
 }
 
-/* The total of core/reduce.cuh that number t of a span is. */
-static const char *total_name(const struct finish *finish, enum span span, int t) {
-    for (int r = 0; r < finish->reducer_count; r++) {
-        const struct reducer *reducer = &finish->reducers[r];
-        if (reducer->span == span && reducer->first == t && op_of(reducer->node->op) == &reduction_op)
-            return operators[reducer->mode].total;
+/* The combination of core/reduce.cuh that number t of a span is. */
+static const char *combine_name(const struct epilogue *epilogue, enum span span, int t) {
+    for (int r = 0; r < epilogue->reduction_count; r++) {
+        const struct fused_reduction *reduction = &epilogue->reductions[r];
+        if (reduction->span == span && reduction->first == t && op_of(reduction->node->op) == &reduction_op)
+            return operators[reduction->mode].combine;
     }
     return "sum";
 }
 
-/* struct <span>_totals: COUNT, what nothing totals to, and how two totals join. */
-static void print_kind(struct kernel_print *print, const struct finish *finish, enum span span) {
-    int count = finish->totals[span].count;
-    text_add(&print->code, "struct %s_totals {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
+/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine. */
+static void print_kind(struct kernel_print *print, const struct epilogue *epilogue, enum span span) {
+    int count = epilogue->spans[span].count;
+    text_add(&print->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
     text_add(&print->code, "    static DEVICE float none(int t) { return ");
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<float>::none().number : ", t, total_name(finish, span, t));
+        text_add(&print->code, "t == %d ? %s<float>::none().number : ", t, combine_name(epilogue, span, t));
     text_add(&print->code, "0.0f; }\n    static DEVICE float joined(int t, float a, float b) { return ");
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<float>::joined({a}, {b}).number : ", t, total_name(finish, span, t));
+        text_add(&print->code, "t == %d ? %s<float>::joined({a}, {b}).number : ", t, combine_name(epilogue, span, t));
     text_add(&print->code, "0.0f; }\n};\n");
 }
 
-void totals_print_kinds(struct kernel_print *print, const struct contraction *c) {
-    if (c->finish.reducer_count)
+void reductions_print_kinds(struct kernel_print *print, const struct contraction *c) {
+    if (c->epilogue.reduction_count)
         text_add(&print->constants, "#include \"core/reduce.cuh\"\n");
     for (int span = 0; span < SPANS; span++)
-        print_kind(print, &c->finish, (enum span)span);
+        print_kind(print, &c->epilogue, (enum span)span);
     text_add(&print->code, "\n");
 }
 
-void totals_print_fields(struct kernel_print *print, const struct finish *finish) {
+void reductions_print_fields(struct kernel_print *print, const struct epilogue *epilogue) {
     for (int span = 0; span < SPANS; span++)
-        if (finish->totals[span].count)
-            text_add(&print->code, "    run<float, RUN> %ss[%d];\n", span_names[span], finish->totals[span].count);
+        if (epilogue->spans[span].count)
+            text_add(&print->code, "    run<float, RUN> %ss[%d];\n", span_names[span], epilogue->spans[span].count);
 }
 
-static void print_element(struct kernel_print *print, const struct reducer *reducer, int t, const char *x,
+/* X is the number that a reduction sees. */
+static void print_element(struct kernel_print *print, const struct fused_reduction *reduction, int t, const char *x,
                           const char *element) {
-    text_add(&print->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reducer->span],
-             reducer->first + t, element);
+    text_add(&print->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reduction->span],
+             reduction->first + t, element);
 }
 
-void totals_print_elements(struct kernel_print *print, const struct contraction *c) {
-    for (int r = 0; r < c->finish.reducer_count; r++) {
-        const struct reducer *reducer = &c->finish.reducers[r];
-        const struct descriptor *node = reducer->node->op;
+void reductions_print_elements(struct kernel_print *print, const struct contraction *c) {
+    for (int r = 0; r < c->epilogue.reduction_count; r++) {
+        const struct fused_reduction *reduction = &c->epilogue.reductions[r];
+        const struct descriptor *node = reduction->node->op;
         if (op_of(node) == &reduction_op) {
             int x = value_of(c, ((const struct reduction_op *)node)->x);
-            print_element(print, reducer, 0, named("as<float>::of(v%d)", x).text, operators[reducer->mode].element);
+            print_element(print, reduction, 0, named("as<float>::of(v%d)", x).text, operators[reduction->mode].element);
         } else if (op_of(node) == &genstats_op) {
             int x = value_of(c, ((const struct genstats_op *)node)->x);
             for (int t = 0; t < 2; t++)
-                print_element(print, reducer, t, named("as<float>::of(v%d)", x).text, t ? "X * X" : "X");
+                print_element(print, reduction, t, named("as<float>::of(v%d)", x).text, t ? "X * X" : "X");
         } else {
             const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)node;
             const struct name dy = named("as<float>::of(v%d)", value_of(c, op->dy));
-            print_element(print, reducer, 0, dy.text, "X");
+            print_element(print, reduction, 0, dy.text, "X");
             text_add(
                 &print->code,
                 "        { const float X = %s; out.%ss[%d].at[e] = X * ((as<float>::of(v%d) - as<float>::of(v%d)) * "
                 "as<float>::of(v%d)); }\n",
-                dy.text, span_names[reducer->span], reducer->first + 1, value_of(c, op->x), value_of(c, op->mean),
+                dy.text, span_names[reduction->span], reduction->first + 1, value_of(c, op->x), value_of(c, op->mean),
                 value_of(c, op->inv_variance));
         }
     }
 }
 
-bool totals_read_only(const struct contraction *c, int value) {
+/* Then nothing else is needed beside what was stored. */
+bool reductions_read_only_value(const struct contraction *c, int value) {
     bool is = true;
-    for (int r = 0; r < c->finish.reducer_count; r++) {
-        const struct node *node = c->finish.reducers[r].node;
+    for (int r = 0; r < c->epilogue.reduction_count; r++) {
+        const struct node *node = c->epilogue.reductions[r].node;
         for (int k = 0; k < node->operand_count; k++)
             is = is && (node->is_output[k] || node->operands[k] == value);
     }
     return is;
 }
 
-bool totals_of_stored(const struct contraction *c) {
-    const struct finisher *store = finish_find_half(c);
-    const struct totals *totals = c->finish.totals;
-    return store && totals[SPAN_COLUMN].count > 0 && totals[SPAN_ROW].count + totals[SPAN_ALL].count == 0 &&
-           totals_read_only(c, store->value);
+bool reductions_are_of_stored(const struct contraction *c) {
+    const struct epilogue_operand *store = epilogue_find_half(c);
+    const struct reduced_span *spans = c->epilogue.spans;
+    return store && spans[SPAN_COLUMN].count > 0 && spans[SPAN_ROW].count + spans[SPAN_ALL].count == 0 &&
+           reductions_read_only_value(c, store->value);
 }
 
-void totals_print_stored(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
-    if (c->finish.reducer_count == 0)
+void reductions_print_stored(struct kernel_print *print, const struct contraction *c,
+                             const struct epilogue_operand *store) {
+    if (c->epilogue.reduction_count == 0)
         return;
     text_add(&print->code, "struct stored_elements {\n    static constexpr int RUN = 1;\n");
-    totals_print_fields(print, &c->finish);
+    reductions_print_fields(print, &c->epilogue);
     text_add(&print->code,
              "};\n\nDEVICE stored_elements elements_of(const arguments& p, u16 bits) {\n    stored_elements out;\n"
              "    const %s v%d = {bits};\n    constexpr int e = 0;\n",
              cuda_type_name(store->type), store->value);
-    totals_print_elements(print, c);
+    reductions_print_elements(print, c);
     text_add(&print->code, "    return out;\n}\n\n");
 }
 
-/* ---- What becomes of totals -------------------------------------------------------------------------------------- */
+/* ---- What becomes of partial sums
+   -------------------------------------------------------------------------------------- */
 
 /* p.f<k>[offset], an operand over what is kept. */
-static int print_place(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
-    const struct finish *finish = &c->finish;
+static int print_address(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
+    const struct epilogue *epilogue = &c->epilogue;
     int value = value_of(c, tensor), k = 0;
-    while (finish->at[k].value != value)
+    while (epilogue->at[k].value != value)
         k++;
     text_add(&print->code, "(p.f%d", k);
-    finish_print_offset(print, finish, k);
+    epilogue_print_offset(print, epilogue, k);
     text_add(&print->code, ")[0]");
     return k;
 }
 
+/* Outputs that nobody reads are left out. */
 static void print_store(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
                         const char *formula) {
     if (!tensor || !region_exports(c->region, value_of(c, tensor)))
         return;
     text_add(&print->code, "    ");
-    print_place(print, c, tensor);
+    print_address(print, c, tensor);
     text_add(&print->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
 }
 
+/* Absent ones are 1. */
 static void print_parameter(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
                             const char *name) {
     text_add(&print->code, "    const float %s = ", name);
@@ -249,7 +258,7 @@ static void print_parameter(struct kernel_print *print, const struct contraction
         return;
     }
     text_add(&print->code, "to_float(");
-    print_place(print, c, tensor);
+    print_address(print, c, tensor);
     text_add(&print->code, ");\n");
 }
 
@@ -268,25 +277,25 @@ static void print_bn_bwd_weights(struct kernel_print *print, const struct contra
     print_store(print, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
 }
 
-/* conclude(p, z, i, j, total): writes what the totals of one column, of one row or of everything come to. */
+/* conclude(p, z, i, j, total): writes what the reductions of one column, of one row or of everything come to. */
 static void print_conclude(struct kernel_print *print, const struct contraction *c, enum span span) {
-    const struct finish *finish = &c->finish;
+    const struct epilogue *epilogue = &c->epilogue;
     text_add(&print->code,
              "DEVICE void conclude(const arguments& p, index z, index i, index j, const float "
              "(&total)[%d]) {\n",
-             finish->totals[span].count);
-    finish_print_digits(print, finish);
-    finish_print_all_limits(print, finish, "return");
-    for (int r = 0; r < finish->reducer_count; r++) {
-        const struct reducer *reducer = &finish->reducers[r];
-        const struct descriptor *node = reducer->node->op;
-        if (reducer->span != span)
+             epilogue->spans[span].count);
+    epilogue_print_modes(print, epilogue);
+    epilogue_print_all_limits(print, epilogue, "return");
+    for (int r = 0; r < epilogue->reduction_count; r++) {
+        const struct fused_reduction *reduction = &epilogue->reductions[r];
+        const struct descriptor *node = reduction->node->op;
+        if (reduction->span != span)
             continue;
-        text_add(&print->code, "    {\n    const float X = total[%d];\n", reducer->first);
+        text_add(&print->code, "    {\n    const float X = total[%d];\n", reduction->first);
         if (op_of(node) != &reduction_op)
-            text_add(&print->code, "    const float weighted = total[%d];\n", reducer->first + 1);
+            text_add(&print->code, "    const float weighted = total[%d];\n", reduction->first + 1);
         if (op_of(node) == &reduction_op) {
-            print_store(print, c, ((const struct reduction_op *)node)->y, operators[reducer->mode].finish);
+            print_store(print, c, ((const struct reduction_op *)node)->y, operators[reduction->mode].result);
         } else if (op_of(node) == &genstats_op) {
             print_store(print, c, ((const struct genstats_op *)node)->sum, "X");
             print_store(print, c, ((const struct genstats_op *)node)->sq_sum, "weighted");
@@ -300,67 +309,67 @@ static void print_conclude(struct kernel_print *print, const struct contraction 
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Neighbours that are totalled side by side. */
+/* Neighbours that are reduced side by side. */
 static int64_t extent_along(const struct contraction *c, enum span span) {
-    return span == SPAN_ALL ? 1 : digits_extent(&c->digits[span == SPAN_ROW ? ROW : COLUMN]);
+    return span == SPAN_ALL ? 1 : modes_extent(&c->modes[span == SPAN_ROW ? ROW : COLUMN]);
 }
 
-/* Where parts of a span begin in the workspace; SPANS: where they end. */
+/* Where the partial sums of a span begin in the workspace; SPANS: where they end. */
 static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS], enum span span) {
     int64_t offset = 0;
     for (int before = 0; before < (int)span; before++) {
-        int64_t parts = c->finish.totals[before].count * lines[before] * extent_along(c, (enum span)before);
-        offset += round_up(parts * (int64_t)sizeof(float), PARTS_ALIGNMENT);
+        int64_t partials = c->epilogue.spans[before].count * lines[before] * extent_along(c, (enum span)before);
+        offset += round_up(partials * (int64_t)sizeof(float), PARTIALS_ALIGNMENT);
     }
     return offset;
 }
 
-void totals_print_parts(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
-                        enum span span) {
-    print_scratch(print, "float", offset_of(c, lines, span), named("%s_parts", span_names[span]).text);
+void reductions_print_partials(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
+                               enum span span) {
+    print_scratch(print, "float", offset_of(c, lines, span), named("%s_partials", span_names[span]).text);
     print_number(print, lines[span], named("%s_lines", span_names[span]).text);
 }
 
-static weftStatus_t build_joining(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
+static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
-    const struct totals *totals = &c->finish.totals[span];
+    const struct reduced_span *reduced = &c->epilogue.spans[span];
     struct kernel_print print;
-    int64_t along = extent_along(c, span), entries = totals->keeps_batch ? digits_extent(&c->digits[BATCH]) : 1;
+    int64_t along = extent_along(c, span), entries = reduced->keeps_batch ? modes_extent(&c->modes[BATCH]) : 1;
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
     int64_t blocks = divide_up(along, lanes);
     kernel_print_init(&print, c->region);
     text_add(&print.constants, "using index = i32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
     print_constant(&print, "RUN", 1);
-    print_constant(&print, "THREADS", TOTALS_THREADS);
+    print_constant(&print, "THREADS", COMBINE_THREADS);
     print_constant(&print, "LANES", lanes);
     print_constant(&print, "SPAN_IS_ROW", span == SPAN_ROW);
-    print_scratch(&print, "float", offset, "parts");
+    print_scratch(&print, "float", offset, "partials");
     print_number(&print, lines / entries, "lines");
     print_number(&print, along, "along");
     print_number(&print, entries, "entries");
     print_divisor(&print, blocks, "blocks");
-    print_number(&print, totals->elements, "count");
-    finish_print_arguments(&print, &c->finish);
-    totals_print_kinds(&print, c);
-    text_add(&print.code, "using totals = %s_totals;\n\n", span_names[span]);
+    print_number(&print, reduced->elements, "count");
+    epilogue_print_arguments(&print, &c->epilogue);
+    reductions_print_kinds(&print, c);
+    text_add(&print.code, "using reductions = %s_reductions;\n\n", span_names[span]);
     print_conclude(&print, c, span);
-    TRY(kernel_finish(&print, kernel, "product/combine_partials.cuh", "totals_of_parts", arena));
+    TRY(kernel_finish(&print, kernel, "product/combine_partials.cuh", "combine_partials", arena));
     kernel->grid[0] = (uint32_t)(blocks * entries);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = TOTALS_THREADS;
+    kernel->block = COMBINE_THREADS;
     kernel->is_dependent = true;
     return WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t totals_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
-                          struct arena *arena) {
+weftStatus_t reductions_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
+                              struct arena *arena) {
     struct cuda_step *state = step->state;
     for (int span = 0; span < SPANS; span++)
-        if (c->finish.totals[span].count > 0)
-            TRY(build_joining(&state->kernels[state->count++], c, (enum span)span, lines[span],
+        if (c->epilogue.spans[span].count > 0)
+            TRY(build_combine(&state->kernels[state->count++], c, (enum span)span, lines[span],
                               offset_of(c, lines, (enum span)span), arena));
-    if (c->finish.reducer_count > 0)
+    if (c->epilogue.reduction_count > 0)
         step->workspace_bytes = offset_of(c, lines, SPANS);
     return WEFT_STATUS_SUCCESS;
 }

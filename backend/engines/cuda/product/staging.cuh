@@ -1,14 +1,16 @@
-/* staging: from memory through registers into a factor's tile in shared memory. READS_ALONG_DEPTH, of the kernel, says whether products
-   read 16 bytes along k of one row (or transpose blocks of 8 x 8 halves), or neighbours along the factor's other index. */
+/* staging: from memory through registers into an operand's tile in shared memory. READS_K_MAJOR, of the kernel, says
+     whether products
+   read 16 bytes along k of one row (or transpose blocks of 8 x 8 halves), or neighbours along the operand's other
+   index. */
 
 /* MMA reads 16 bytes along k of one row, or transposes blocks of 8 x 8 halves; FMA reads along the other index. */
-template <class factor, int BLOCK> struct stage_of {
-    using T = typename factor::staged;
-    static constexpr bool ALONG_DEPTH = READS_ALONG_DEPTH && (factor::ALONG_DEPTH || sizeof(T) != 2);
+template <class operand, int BLOCK> struct stage_of {
+    using T = typename operand::staged;
+    static constexpr bool IS_K_MAJOR = READS_K_MAJOR && (operand::IS_K_MAJOR || sizeof(T) != 2);
     static constexpr int PITCH =
-        (ALONG_DEPTH ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
-    alignas(16) T at[(ALONG_DEPTH ? BLOCK : BLOCK_K) * PITCH];
-    DEVICE T *place(int outer, int k) { return at + (ALONG_DEPTH ? outer * PITCH + k : k * PITCH + outer); }
+        (IS_K_MAJOR ? BLOCK_K : BLOCK) + 16 / sizeof(T); /* rows of 16 bytes in different banks */
+    alignas(16) T at[(IS_K_MAJOR ? BLOCK : BLOCK_K) * PITCH];
+    DEVICE T *address(int outer, int k) { return at + (IS_K_MAJOR ? outer * PITCH + k : k * PITCH + outer); }
 };
 
 template <bool CONDITION, class A, class B> struct choose {
@@ -19,13 +21,13 @@ template <class A, class B> struct choose<false, A, B> {
 };
 
 /* The elements of one step that this thread brings: fetch() reads them, put() stores them as the product wants them. */
-template <class factor, int BLOCK> struct carrier {
-    using T = typename factor::stored;
-    using S = typename factor::staged;
+template <class operand, int BLOCK> struct carrier {
+    using T = typename operand::stored;
+    using S = typename operand::staged;
     using K = typename choose<HAS_FILL, S, T>::type; /* the padding value is no element of the tensor's type */
-    using place = typename factor::place;
-    static constexpr int LENGTH = factor::RUN;
-    static constexpr int ACROSS = (factor::ALONG_DEPTH ? BLOCK_K : BLOCK) / LENGTH;
+    using coordinates = typename operand::coordinates;
+    static constexpr int LENGTH = operand::RUN;
+    static constexpr int ACROSS = (operand::IS_K_MAJOR ? BLOCK_K : BLOCK) / LENGTH;
     static constexpr int RUNS = BLOCK * BLOCK_K / LENGTH;
     static constexpr int EACH = (RUNS + THREADS - 1) / THREADS;
     run<K, LENGTH> kept[EACH];
@@ -34,17 +36,17 @@ template <class factor, int BLOCK> struct carrier {
     static DEVICE bool has(int u) { return RUNS % THREADS == 0 || (int)threadIdx.x + u * THREADS < RUNS; }
     static DEVICE int across() { return (int)(threadIdx.x % ACROSS) * LENGTH; }
     static DEVICE int down(int u) { return (int)(threadIdx.x / ACROSS) + u * (THREADS / ACROSS); }
-    static DEVICE int outer_of(int u) { return factor::ALONG_DEPTH ? down(u) : across(); }
-    static DEVICE int depth_of(int u) { return factor::ALONG_DEPTH ? across() : down(u); }
+    static DEVICE int outer_of(int u) { return operand::IS_K_MAJOR ? down(u) : across(); }
+    static DEVICE int k_of(int u) { return operand::IS_K_MAJOR ? across() : down(u); }
 
-    DEVICE void fetch(const arguments &p, const T *base, const place *outers, const place *depths) {
+    DEVICE void fetch(const arguments &p, const T *base, const coordinates *outers, const coordinates *ks) {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
             if (!has(u))
                 continue;
-            const place x = outers[outer_of(u)], y = depths[depth_of(u)];
+            const coordinates x = outers[outer_of(u)], y = ks[k_of(u)];
             const i64 at = x.offset + y.offset;
-            const bool is_inside = at >= 0 && factor::is_inside(p, x, y);
+            const bool is_inside = at >= 0 && operand::is_inside(p, x, y);
             if constexpr (HAS_FILL) {
                 kept[u].at[0] = is_inside ? staged_as<S>::of(base[at])
                                 : at >= 0 ? (S)__longlong_as_double(p.fill)
@@ -56,22 +58,22 @@ template <class factor, int BLOCK> struct carrier {
             }
         }
     }
-    DEVICE void put(stage_of<factor, BLOCK> &stage) {
+    DEVICE void put(stage_of<operand, BLOCK> &stage) {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
             if (!has(u))
                 continue;
-            const int outer = outer_of(u), k = depth_of(u);
+            const int outer = outer_of(u), k = k_of(u);
             run<S, LENGTH> elements;
 #pragma unroll
             for (int e = 0; e < LENGTH; e++)
                 elements.at[e] = staged_as<S>::of(kept[u].at[e]);
-            if constexpr (stage_of<factor, BLOCK>::ALONG_DEPTH == factor::ALONG_DEPTH) {
-                store_run<S, LENGTH>(stage.place(outer, k), elements);
+            if constexpr (stage_of<operand, BLOCK>::IS_K_MAJOR == operand::IS_K_MAJOR) {
+                store_run<S, LENGTH>(stage.address(outer, k), elements);
             } else {
 #pragma unroll
                 for (int e = 0; e < LENGTH; e++)
-                    *stage.place(outer + (factor::ALONG_DEPTH ? 0 : e), k + (factor::ALONG_DEPTH ? e : 0)) =
+                    *stage.address(outer + (operand::IS_K_MAJOR ? 0 : e), k + (operand::IS_K_MAJOR ? e : 0)) =
                         elements.at[e];
             }
         }
@@ -79,6 +81,6 @@ template <class factor, int BLOCK> struct carrier {
 };
 
 struct stage {
-    stage_of<factor_a, BLOCK_M> a;
-    stage_of<factor_b, BLOCK_N> b;
+    stage_of<operand_a, BLOCK_M> a;
+    stage_of<operand_b, BLOCK_N> b;
 };

@@ -7,7 +7,7 @@ enum {
     COMBINE_THREADS = 256,
     COMBINE_SHARERS_MAX = 32,         /* eight runs side by side are whole lines still */
     COMBINE_THREADS_WANTED = 1 << 17, /* as many as load at the same time */
-    GROUP_TILES = 8,                  /* rows of tiles that are walked together, so that their factors meet in L2 */
+    GROUP_TILES = 8,                  /* rows of tiles that are walked together, so that their operands meet in L2 */
 };
 
 static const int64_t GRID_MAX = INT32_MAX;
@@ -15,11 +15,13 @@ static const int64_t GRID_MAX = INT32_MAX;
 void contraction_print_begin(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     kernel_print_init(print, c->region);
-    text_add(&print->constants, "using sum_t = %s;\nusing index = %s;\n", row->sum, c->is_small ? "u32" : "i64");
-    print_constant(print, "LEAD_IS_ROW", c->finish.lead == ROW);
+    print_type(print, "sum_t", row->sum);
+    text_add(&print->constants, "using index = %s;\n", c->is_small ? "u32" : "i64");
+    print_constant(print, "LEAD_IS_ROW", c->epilogue.lead == ROW);
     text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
 }
 
+/* Splits of k: the sums of each go to the workspace, side by side. */
 static void print_splits(struct kernel_print *print, const struct contraction *c) {
     print_number(print, c->splits, "splits");
     print_number(print, c->steps_per_split, "steps_per_split");
@@ -27,14 +29,14 @@ static void print_splits(struct kernel_print *print, const struct contraction *c
         print_scratch(print, "sum_t", 0, "partial");
 }
 
-void contraction_print_end(struct kernel_print *print, const struct contraction *c) {
+void contraction_print_epilogue(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "IS_SPLIT", c->splits > 1);
     print_splits(print, c);
     if (c->splits == 1) {
-        finish_print(print, c);
+        epilogue_print(print, c);
         return;
     }
-    print_constant(print, "RUN", c->finish.run);
+    print_constant(print, "RUN", c->epilogue.run);
     print_constant(print, "FETCHED_WORDS", 0);
 }
 
@@ -42,20 +44,41 @@ void contraction_print_position(struct kernel_print *print, int64_t most) {
     text_add(&print->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
+/* Of a block. */
 static int tile_threads(const struct contraction *c) {
     const struct tile *tile = c->tile;
     return arithmetic_rows[c->arithmetic].is_mma ? tile->warps_m * tile->warps_n * 32
                                                  : tile->rows / tile->thread_m * (tile->columns / tile->thread_n);
 }
 
-/* Blocks that shall fit on a multiprocessor: two, which hide each other's waits, where 128 registers per thread hold the
-   sums and what is on its way. */
+/* Blocks that shall fit on a multiprocessor: two, which hide each other's waits, where 128 registers per thread hold
+   the sums and what is on its way. */
 static int resident_blocks(const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     bool is_large = c->tile->rows + c->tile->columns > 192, is_light = row->is_mma && c->has_k16;
-    for (int f = 0; f < FACTORS; f++)
-        is_light = is_light && c->factor[f].run >= 4 && dtype_bytes((weftDataType_t)c->factor[f].tensor->type, 1) == 2;
+    for (int f = 0; f < OPERANDS; f++)
+        is_light =
+            is_light && c->operand[f].run >= 4 && dtype_bytes((weftDataType_t)c->operand[f].tensor->type, 1) == 2;
     return row->bytes == 1 || (is_large && !is_light) ? 1 : 2;
+}
+
+weftStatus_t contraction_add_kernel(struct cuda_kernel **kernel, struct step *step, const struct contraction *c,
+                                    struct arena *arena) {
+    struct cuda_step *state;
+    *kernel = NULL;
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (contraction_elements(c) == 0)
+        return arena_print(arena, &step->detail, "nothing to compute");
+    *kernel = &state->kernels[state->count++];
+    return WEFT_STATUS_SUCCESS;
+}
+
+void contraction_set_launch(struct cuda_kernel *kernel, int64_t blocks, int64_t threads, int64_t shared_bytes) {
+    kernel->grid[0] = (uint32_t)blocks;
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = (uint32_t)threads;
+    kernel->shared_bytes = (uint32_t)shared_bytes;
 }
 
 uint32_t contraction_grid(int64_t pieces) { return (uint32_t)(pieces < GRID_MAX ? pieces : GRID_MAX); }
@@ -68,7 +91,7 @@ void contraction_print_tile(struct kernel_print *print, const struct contraction
         print_constant(print, "HAS_K16", c->has_k16);
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
-    print_constant(print, "BLOCK_K", row->block_depth);
+    print_constant(print, "BLOCK_K", row->block_k);
     print_constant(print, row->is_mma ? "WARPS_M" : "THREAD_M", row->is_mma ? tile->warps_m : tile->thread_m);
     print_constant(print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
     print_constant(print, "THREADS", tile_threads(c));
@@ -77,8 +100,8 @@ void contraction_print_tile(struct kernel_print *print, const struct contraction
 }
 
 /* tiles: along rows, along columns, and batch entries. */
-weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_kernel *kernel,
-                                      const struct contraction *c, const int64_t tiles[3], struct arena *arena) {
+weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kernel *kernel, const struct contraction *c,
+                                   const int64_t tiles[3], struct arena *arena) {
     int64_t all = tiles[0] * tiles[1] * tiles[2] * c->splits;
     bool is_mma = arithmetic_rows[c->arithmetic].is_mma;
     print_real(print, c->fill, "fill");
@@ -89,16 +112,14 @@ weftStatus_t contraction_finish_tiles(struct kernel_print *print, struct cuda_ke
     print_divisor(print, tiles[2], "batches");
     print_number(print, all, "tiles");
     contraction_print_position(print, all);
-    TRY(kernel_finish(print, kernel, is_mma ? "product/portable_mma.cuh" : "product/portable_fma.cuh", "contraction",
-                      arena));
-    kernel->grid[0] = contraction_grid(all);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)tile_threads(c);
+    TRY(is_mma ? kernel_finish(print, kernel, "product/portable_mma.cuh", "portable_mma", arena)
+               : kernel_finish(print, kernel, "product/portable_fma.cuh", "portable_fma", arena));
+    contraction_set_launch(kernel, contraction_grid(all), tile_threads(c), 0);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the grid
-   has a block for all that these make at a time. */
+/* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the
+   grid has a block for all that these make at a time. */
 static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     int64_t sharers = 1;
     while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)
@@ -110,24 +131,22 @@ weftStatus_t contraction_add_combine(struct step *step, const struct contraction
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
-    int64_t runs = contraction_elements(c) / c->finish.run, sharers = combine_sharers(c, runs);
+    int64_t runs = contraction_elements(c) / c->epilogue.run, sharers = combine_sharers(c, runs);
     int64_t together = COMBINE_THREADS / sharers;
     contraction_print_begin(&print, c);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
-    finish_print(&print, c);
-    bool lead_is_row = c->finish.lead == ROW;
-    print_divisor(&print, digits_extent(&c->digits[lead_is_row ? ROW : COLUMN]), "along");
-    print_divisor(&print, digits_extent(&c->digits[lead_is_row ? COLUMN : ROW]), "across");
+    epilogue_print(&print, c);
+    bool lead_is_row = c->epilogue.lead == ROW;
+    print_divisor(&print, modes_extent(&c->modes[lead_is_row ? ROW : COLUMN]), "along");
+    print_divisor(&print, modes_extent(&c->modes[lead_is_row ? COLUMN : ROW]), "across");
     print_number(&print, runs, "runs");
     print_number(&print, sharers, "sharers");
     print_number(&print, divide_up(c->splits, sharers), "parts_each");
     contraction_print_position(&print, contraction_elements(c));
-    TRY(kernel_finish(&print, kernel, "product/combine_splits.cuh", "combine", arena));
-    kernel->grid[0] = contraction_grid(divide_up(runs, together));
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = COMBINE_THREADS;
-    int64_t bytes = contraction_elements(c) * c->splits * arithmetic_rows[c->arithmetic].sum_bytes;
+    TRY(kernel_finish(&print, kernel, "product/combine_splits.cuh", "combine_splits", arena));
+    contraction_set_launch(kernel, contraction_grid(divide_up(runs, together)), COMBINE_THREADS, 0);
+    int64_t bytes = contraction_elements(c) * c->splits * contraction_sum_bytes(c);
     step->workspace_bytes = round_up(bytes, 64);
     return WEFT_STATUS_SUCCESS;
 }

@@ -3,6 +3,7 @@
 #include "engines/cuda/product/depthwise/depthwise.h"
 #include "engines/cuda/families.h"
 
+/* Axes first, then blocks. */
 static weftStatus_t analyse(struct depthwise *d, const struct region *region, const struct device *device) {
     *d = (struct depthwise){0};
     TRY(contraction_find(&d->c, region));
@@ -20,19 +21,15 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct depthwise d;
-    struct cuda_step *state;
+    struct cuda_kernel *kernel;
     (void)knobs;
     TRY(analyse(&d, &step->region, device));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    if (contraction_elements(&d.c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(contraction_add_kernel(&kernel, step, &d.c, arena));
+    if (!kernel)
+        return WEFT_STATUS_SUCCESS;
     TRY(depthwise_print(kernel, &d, arena));
-    kernel->grid[0] = (uint32_t)((is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)d.threads;
-    kernel->shared_bytes = (uint32_t)d.shared_bytes;
+    int64_t blocks = (is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks;
+    contraction_set_launch(kernel, blocks, d.threads, d.shared_bytes);
     if (is_filter(&d))
         TRY(contraction_add_combine(step, &d.c, arena));
     return arena_print(arena, &step->detail,

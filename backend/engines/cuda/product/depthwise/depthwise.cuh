@@ -1,16 +1,22 @@
-/* depthwise: Y[n,c,o] = finish(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])      any float types, NHWC and NCHW, sm_80 and up
-   Formula   of inputs that exist: inside the image, and where the division leaves no rest. The forward operation has SPREAD 1, the data
-             gradient STEP 1 and its taps in reverse; finish() is printed from the graph
-   Tile      a block makes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP neighbours of one channel
-   Walk      an input row is read once, for all outputs that it reaches: all taps of the channel and SLOTS rows of sums stay in registers
-   Pipeline  load  |band 1   |band 2   |band 3   |...      a few rows are a band in shared memory, STAGES of them; copies pass by the
-             walk            |band 0   |band 1   |...      registers and are on their way STAGES - 1 bands early; one barrier per band
+/* depthwise: Y[n,c,o] = epilogue(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])
+   Types     any float types, NHWC and NCHW, sm_80 and up
+   Formula   of inputs that exist: inside the image, and where the division leaves no rest. The forward operation has
+             SPREAD 1, the data gradient STEP 1 and its taps in reverse; epilogue() is printed from the graph
+   Tile      a block makes rows begin .. end - 1 of TILE_W columns of CHANNELS channels; a thread STRIP neighbours of
+             one channel
+   Order     an input row is read once, for all outputs that it reaches: all taps of the channel and SLOTS rows of sums
+             stay in registers
+   Pipeline  load  |band 1   |band 2   |band 3   |...      a few rows are a band in shared memory
+             sum             |band 0   |band 1   |...      STAGES of them; cp.async runs STAGES - 1 bands early
+                                                           one barrier per band
    Memory    STAGES bands; the taps come in through the last one
    Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
-   Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in tools/bench/results/h200-depthwise.csv
-   Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144 56x56 bf16, three
-             rows at a time: 55, one: 69
-   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
+   Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in
+             tools/bench/results/h200-depthwise.csv
+   Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144
+             56x56 bf16, three rows at a time: 55, one: 69
+   Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS
+             UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
 #include "core/async.cuh"
 #include "product/depthwise/lattice.cuh"
 
@@ -58,7 +64,7 @@ DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS],
 }
 
 /* Most strips lie inside the image as a whole, and need no question per output. */
-DEVICE void end_row(const float (&sums)[STRIP], const arguments &p, const patch &at, i32 channel, i32 row) {
+DEVICE void epilogue_row(const float (&sums)[STRIP], const arguments &p, const patch &at, i32 channel, i32 row) {
     const i32 column = at.column + own_strip() * STRIP;
     const index line =
         (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
@@ -67,12 +73,12 @@ DEVICE void end_row(const float (&sums)[STRIP], const arguments &p, const patch 
         if (is_whole) {
 #pragma unroll
             for (int q = 0; q < STRIP; q++)
-                finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+                epilogue(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
         } else {
 #pragma unroll
             for (int q = 0; q < STRIP; q++)
                 if ((u32)(column + q) < (u32)p.width_out)
-                    finish(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+                    epilogue(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
         }
     }
 }
@@ -122,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
                     }
                 }
                 if (has_output(u, SPAN_H - 1))
-                    end_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(),
-                            output + slot_of(u, SPAN_H - 1));
+                    epilogue_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(),
+                                 output + slot_of(u, SPAN_H - 1));
             }
         }
     }

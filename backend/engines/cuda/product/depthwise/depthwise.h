@@ -44,7 +44,7 @@ static inline int64_t depthwise_taps(const struct depthwise *d) {
 
 /* ---- shape.c: from an operation to axes ---------------------------------------------------------------- */
 
-/* Axes, the result's digits, what follows the sum, and how the image is read; NOT_SUPPORTED and a sentence for what is
+/* Axes, the result's modes, what follows the sum, and how the image is read; NOT_SUPPORTED and a sentence for what is
    not served. */
 weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device);
 

@@ -1,17 +1,24 @@
-/* depthwise_mma: Y[n,c,o] = finish(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])        f16 and bf16, NHWC, sm_80 and up
-   Formula   a row of the filter as a matrix: 8 neighbouring outputs see 16 neighbouring inputs through B[k][n] = W[c, k - n], 0 outside the
-             filter. So a product of 16 lines x 8 outputs x 16 inputs costs one instruction per row of taps, though most of B is 0
-   Tile      a block makes rows begin .. end - 1 of LINES = IMAGES x STRIPS strips of 8 columns, of CHANNELS channels; a warp two channels
-   Walk      as depthwise.cuh: an input row is read once, for all outputs that it reaches, whose sums stay in registers
-   Inputs    two channels are a word in shared memory; words of two columns trade halves and are pairs along k of either channel. Lane l
-             has columns l % 4 + {0, 4, 8, 12}, in this order in A as in B: neighbours read in one access lie in different banks
-   Pipeline  load  |band 1   |band 2   |...      bands as in depthwise.cuh; a row that is complete passes through shared memory, so that 8
-             walk  |band 0   |band 1   |...      channels of a pixel meet in one thread: one more barrier per row
-   Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. What is not finite in X reaches, times 0, all 8 outputs
-             of a strip that sees it: they become NaN
+/* depthwise_mma: Y[n,c,o] = epilogue(sum over taps t of X[n, c, (o * STEP + t * DILATION - pre) / SPREAD] * W[c,t])
+   Types     f16 and bf16, NHWC, sm_80 and up
+   Formula   a row of the filter as a matrix: 8 neighbouring outputs see 16 neighbouring inputs through B[k][n] = W[c, k
+             - n], 0 outside the filter. So a product of 16 lines x 8 outputs x 16 inputs costs one instruction per row
+             of taps, though most of B is 0
+   Tile      a block makes rows begin .. end - 1 of LINES = IMAGES x STRIPS strips of 8 columns, of CHANNELS channels; a
+             warp two channels
+   Order     as depthwise.cuh: an input row is read once, for all outputs that it reaches, whose sums stay in registers
+   Inputs    two channels are a word in shared memory; words of two columns trade halves and are pairs along k of either
+             channel. Lane l has columns l % 4 + {0, 4, 8, 12}, in this order in A as in B: neighbours read in one
+             access lie in different banks
+   Pipeline  load  |band 1   |band 2   |...      bands as in depthwise.cuh; a complete row passes through
+             sum   |band 0   |band 1   |...      shared memory, so that 8 channels of a pixel meet in one thread:
+                                                 one more barrier per row
+   Limits    SPREAD and STEP along the width are 1, filters span at most 9 columns. What is not finite in X reaches,
+             times 0, all 8 outputs of a strip that sees it: they become NaN
    Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 57-60 us where cuDNN takes 3668; depthwise.cuh takes 73
-   Tried     six rows at a time: 88 us, one: 60, seven: 57; blocks of 32 channels: 67; 3x3, where depthwise.cuh is as fast
-   Params    TAPS_* STEP_H SPREAD_H DILATION_* STRIPS CHANNELS IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS RUN image_t sum_t index */
+   Tried     six rows at a time: 88 us, one: 60, seven: 57; blocks of 32 channels: 67; 3x3, where depthwise.cuh is as
+             fast
+   Params    TAPS_* STEP_H SPREAD_H DILATION_* STRIPS CHANNELS IMAGE_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS RUN
+             image_t sum_t index */
 #include "core/async.cuh"
 #include "core/mma.cuh"
 #include "product/depthwise/lattice.cuh"
@@ -117,7 +124,7 @@ DEVICE void put_row(float *to, const sums &sum) {
     }
 }
 
-/* A run of channels of a pixel, on its way from shared memory to finish(). */
+/* A run of channels of a pixel, on its way from shared memory to epilogue(). */
 struct way_out {
     index position; /* of the pixel in row 0 of its image */
     i32 from, channel;
@@ -141,7 +148,7 @@ DEVICE void finish_row(const float *from, const arguments &p, const patch &at, i
     for (int e = 0; e < LINES * STRIP * CHANNELS / RUN; e += THREADS) {
         const way_out way = e == 0 ? first : find_way_out(p, at, channel, e + threadIdx.x);
         if (way.inside)
-            finish(p, 0, way.position + row * (index)p.width_out, way.channel, load_run<float, RUN>(from + way.from));
+            epilogue(p, 0, way.position + row * (index)p.width_out, way.channel, load_run<float, RUN>(from + way.from));
     }
 }
 

@@ -1,12 +1,17 @@
-/* depthwise_filter: dW[c,t] = finish(sum over n, o of X[n, c, o * STEP + t * DILATION - pre] * dY[n,c,o])       any float types, NHWC and NCHW, sm_80 and up
-   Tile      a block sums patches of the result dY, each rows begin .. end - 1 of TILE_W columns, for CHANNELS channels; a thread has all taps of
-             one channel, and sums what STRIP neighbouring columns add
-   Walk      as depthwise.cuh, with dY in the place of the sums: each row of X meets the SLOTS rows of dY that it reaches, all in registers
-   Order     patches from the first to the last, then strips, then, in combine_splits.cuh, the parts of the blocks: the same bits in every run
+/* depthwise_wgrad: dW[c,t] = epilogue(sum over n, o of X[n, c, o * STEP + t * DILATION - pre] * dY[n,c,o])
+   Types     any float types, NHWC and NCHW, sm_80 and up
+   Tile      a block sums patches of the result dY, each rows begin .. end - 1 of TILE_W columns, for CHANNELS channels;
+             a thread has all taps of one channel, and sums what STRIP neighbouring columns add
+   Order     as depthwise.cuh, with dY in the place of the sums: each row of X meets the SLOTS rows of dY that it
+             reaches, all in registers
+   Order     patches from the first to the last, then strips, then, in combine_splits.cuh, the parts of the blocks: the
+             same bits in every run
    Memory    STAGES bands of X and dY; the strips meet in the first one
    Limits    as depthwise.cuh
-   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 67-78 us, by the number of parts; combine_splits.cuh takes some 10 of them with 64 parts
-   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS UNROLLED STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
+   Measured  2026-11-21, H200, N64 C384 28x28 7x7 bf16: 67-78 us, by the number of parts; combine_splits.cuh takes some
+             10 of them with 64 parts
+   Params    TAPS_* STEP_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN LOSS_RUN BAND_PERIODS
+             UNROLLED STAGES THREADS BLOCKS IS_FLIPPED LEAD_IS_ROW image_t loss_t */
 #include "core/async.cuh"
 #include "product/depthwise/lattice.cuh"
 
@@ -95,7 +100,8 @@ DEVICE void add_patch(float (&taps)[TAPS], memory &s, const arguments &p, const 
     __syncthreads();
 }
 
-/* Adds the strips up, from the first to the last, and brings the sums out in the order that combine_splits.cuh reads. */
+/* Adds the strips up, from the first to the last, and brings the sums out in the order that combine_splits.cuh reads.
+   */
 DEVICE void end_taps(const float (&taps)[TAPS], memory &s, const arguments &p, i32 channel, u32 part) {
     for (int strip = 0; strip < STRIPS; strip++) {
         if (strip == own_strip())
@@ -114,7 +120,7 @@ DEVICE void end_taps(const float (&taps)[TAPS], memory &s, const arguments &p, i
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_filter(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_wgrad(const __grid_constant__ arguments p) {
     memory &s = *(memory *)s_memory;
     u32 part = blockIdx.x;
     const i32 channel = (i32)split(part, p.channel_blocks) * CHANNELS;

@@ -1,8 +1,9 @@
-/* lattice: where depthwise convolutions read and write. Along each dimension outputs, taps and inputs sit on one lattice: output o at
-   o * STEP, its taps from there on, DILATION apart, input i at i * SPREAD + pre. STEP is the stride of a forward convolution,
-   SPREAD that of a data gradient; one of them is 1. A block walks down the lattice's rows in periods, of which each has the same
-   pattern of inputs, taps and outputs, and over bands of the image in shared memory, of BAND_PERIODS periods each, UNROLLED of them
-   at a time. Params: all the names below that are not made here */
+/* lattice: where depthwise convolutions read and write. Along each dimension outputs, taps and inputs sit on one
+     lattice: output o at
+   o * STEP, its taps from there on, DILATION apart, input i at i * SPREAD + pre. STEP is the stride of a forward
+   convolution, SPREAD that of a data gradient; one of them is 1. A block walks down the lattice's rows in periods, of
+   which each has the same pattern of inputs, taps and outputs, and over bands of the image in shared memory, of
+   BAND_PERIODS periods each, UNROLLED of them at a time. Params: all the names below that are not made here */
 
 constexpr DEVICE int wrap(int n, int size) { return (n % size + size) % size; }
 constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by; }
@@ -94,8 +95,8 @@ template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> stru
     static DEVICE int place(int plane, int row) { return (plane * ROWS + row) * ROW_PITCH + plane * PAD; }
     DEVICE const T *row(int plane, int row) const { return at + place(plane, row); }
 
-    /* Rows row .. row + ROWS - 1 from `column` on; `plane_of` gives the plane of the image, -1 for none. Zeros outside. A warp
-       takes a line at a time, what lies side by side in memory: a row of pixels, or of one channel. */
+    /* Rows row .. row + ROWS - 1 from `column` on; `plane_of` gives the plane of the image, -1 for none. Zeros outside.
+       A warp takes a line at a time, what lies side by side in memory: a row of pixels, or of one channel. */
     template <class F> DEVICE void load(const image<T> &x, i32 row, i32 column, F plane_of) {
         constexpr int GROUPS = CHANNELS_LAST ? CHANNELS / RUN : 1, HEAP = CHANNELS_LAST ? 1 : CHANNELS;
         for (int line = threadIdx.x / 32; line < PLANES * ROWS * HEAP; line += THREADS / 32) {

@@ -22,14 +22,14 @@ enum {
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
 };
 
-/* product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and what lies between lines, pixels and planes for the banks'
-   sake. */
+/* product/depthwise/depthwise_mma.cuh: 16 lines of 8 outputs, and what lies between lines, pixels and planes for the
+   banks' sake. */
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
 static const double LAUNCH_SECONDS = 2e-6;
 static const double PART_COST = 1.0 / 64; /* of adding one more part, in times that a block takes for a patch */
 
-/* ---- What product/depthwise/lattice.cuh computes, too ------------------------------------------------------------------ */
+/* ---- What product/depthwise/lattice.cuh computes, too ------------------------------------------------------------ */
 
 /* Rows of results on their way: those that a period completes, and those that it leaves. */
 static int64_t slots(const struct depthwise *d) {

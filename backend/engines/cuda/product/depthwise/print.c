@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text and arguments of the depthwise family's kernels: product/depthwise/depthwise.cuh makes images, product/depthwise/depthwise_mma.cuh
-   those of 16 bits by tensor cores, product/depthwise/depthwise_wgrad.cuh filters. It must not know how blocks are chosen. */
+/* Text and arguments of the depthwise family's kernels: product/depthwise/depthwise.cuh makes images,
+   product/depthwise/depthwise_mma.cuh those of 16 bits by tensor cores, product/depthwise/depthwise_wgrad.cuh filters.
+   It must not know how blocks are chosen. */
 #include "engines/cuda/product/depthwise/depthwise.h"
 
+/* Constants: what registers and loops are made of. */
 static void print_structure(struct kernel_print *print, const struct depthwise *d) {
     static const char letters[] = "DHW";
     const struct axis *depth = &d->axes[DEPTH_AXIS];
@@ -41,6 +43,7 @@ static void print_operand(struct kernel_print *print, const struct depthwise *d,
         print_number(print, operand->size_stride[i], named("%s_%c", name, letters[i]).text);
 }
 
+/* Arguments: sizes, and divisors that find a block's patch. */
 static void print_geometry(struct kernel_print *print, const struct depthwise *d) {
     static const char *const names[] = {"depth", "height", "width"};
     const struct axis *depth = &d->axes[DEPTH_AXIS], *height = &d->axes[HEIGHT_AXIS], *width = &d->axes[WIDTH_AXIS];
@@ -81,12 +84,12 @@ static void print_taps(struct kernel_print *print, const struct depthwise *d) {
 
 weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena) {
     struct kernel_print print;
-    if (!is_filter(d) && (!d->is_mma || d->c.finish.lead == ROW))
-        d->c.finish.run = 1; /* a thread has no neighbours but along the width, and these in registers */
+    if (!is_filter(d) && (!d->is_mma || d->c.epilogue.lead == ROW))
+        d->c.epilogue.run = 1; /* a thread has no neighbours but along the width, and these in registers */
     kernel_print_init(&print, d->c.region);
     text_add(&print.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(&print, "LEAD_IS_ROW", d->c.finish.lead == ROW);
+    print_constant(&print, "LEAD_IS_ROW", d->c.epilogue.lead == ROW);
     print_structure(&print, d);
     print_operand(&print, d, d->image, "image");
     print_geometry(&print, d);
@@ -98,9 +101,9 @@ weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, st
     } else {
         print_taps(&print, d);
     }
-    contraction_print_end(&print, &d->c);
+    contraction_print_epilogue(&print, &d->c);
     if (is_filter(d))
-        TRY(kernel_finish(&print, kernel, "product/depthwise/depthwise_wgrad.cuh", "depthwise_filter", arena));
+        TRY(kernel_finish(&print, kernel, "product/depthwise/depthwise_wgrad.cuh", "depthwise_wgrad", arena));
     else if (d->is_mma)
         TRY(kernel_finish(&print, kernel, "product/depthwise/depthwise_mma.cuh", "depthwise_mma", arena));
     else

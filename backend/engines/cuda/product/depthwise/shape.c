@@ -21,26 +21,26 @@ static void find_axes(struct depthwise *d) {
     d->image = is_data ? &g->y : &g->x;
 }
 
-static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
+static void add_mode(struct modes *modes, int64_t extent, int64_t dim) {
     if (extent != 1)
-        digits->at[digits->count++] =
-            (struct digit){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
+        modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
 /* Rows of the result are images and positions, or taps; columns are channels. */
-static void find_digits(struct depthwise *d) {
+static void find_modes(struct depthwise *d) {
     const struct conv_operand *result = is_filter(d) ? &d->g.w : d->g.direction == CONV_DATA ? &d->g.x : &d->g.y;
-    struct digits *digits = d->c.digits;
+    struct modes *modes = d->c.modes;
     for (int index = 0; index < INDICES; index++)
-        digits[index].count = 0;
+        modes[index].count = 0;
     if (!is_filter(d))
-        add_digit(&digits[ROW], d->g.n, 0);
+        add_mode(&modes[ROW], d->g.n, 0);
     for (int i = 0; i < AXES; i++)
-        add_digit(&digits[ROW], result->size[i], result->tensor->dims.count - AXES + i);
-    add_digit(&digits[COLUMN], d->g.groups, is_filter(d) ? 0 : 1);
+        add_mode(&modes[ROW], result->size[i], result->tensor->dims.count - AXES + i);
+    add_mode(&modes[COLUMN], d->g.groups, is_filter(d) ? 0 : 1);
     d->c.phase_count = 0;
 }
 
+/* Neighbouring channels in one copy, where all else keeps to multiples of them. */
 static int run_of(const struct depthwise *d, const struct conv_operand *operand) {
     int64_t run = gcd64(16, operand->tensor->alignment) / bytes_of(operand->tensor);
     if (!d->is_channels_last || run < 1)
@@ -51,6 +51,7 @@ static int run_of(const struct depthwise *d, const struct conv_operand *operand)
     return (int)run;
 }
 
+/* Whether elements are floats in memory. */
 static bool is_served(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     bool is_float = type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type);
@@ -76,6 +77,7 @@ static weftStatus_t check_node(const struct depthwise *d, const struct device *d
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Positions and results are counted in 32 bits. */
 static weftStatus_t check_reach(const struct depthwise *d) {
     double rows = (double)d->g.n * (double)d->g.groups;
     for (int i = 0; i < AXES; i++) {
@@ -97,11 +99,11 @@ weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device) {
     find_axes(d);
     TRY(check_node(d, device));
     TRY(check_reach(d));
-    find_digits(d);
+    find_modes(d);
     d->c.arithmetic = FMA_FLOAT;
     d->c.is_small = true;
     d->c.splits = 1;
-    TRY(finish_analyse(&d->c));
+    TRY(epilogue_analyse(&d->c));
     d->is_channels_last = d->image->group_stride == 1 && (!is_filter(d) || d->g.y.group_stride == 1);
     d->image_run = run_of(d, d->image);
     d->loss_run = run_of(d, &d->g.y);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family: the products of a mixture of experts, forward and to the weights. They are made by the contraction
-   family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per tile, always in
-   the same order. */
+/* The grouped family: the products of a mixture of experts, forward and to the weights. They are made by the
+   contraction family's kernels, for which each tile of rows, or expert, is a batch entry; it is summed by one block per
+   tile, always in the same order. */
 #include "engines/cuda/product/grouped/grouped.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -13,7 +13,7 @@ enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES
 static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};
 static const struct tile fma_tiles[] = {{128, 128, 0, 0, 8, 8, 0.80}, {64, 64, 0, 0, 4, 4, 0.55}};
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_region(const struct region *region) {
     const struct node *node = region_node(region, 0);
@@ -44,12 +44,12 @@ int grouped_run_along(const struct tensor *tensor, int dim) {
 }
 
 /* Rows of an expert begin anywhere, so that runs go along other dimensions. */
-static void choose_access(struct factor *factor, const int dims[2], bool depth_is_rows) {
-    const struct tensor *tensor = factor->tensor;
-    factor->along_depth = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
-    int dim = dims[factor->along_depth];
-    bool is_rows = factor->along_depth ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
-    factor->run = is_rows ? 1 : grouped_run_along(tensor, dim);
+static void choose_access(struct product_operand *operand, const int dims[2], bool depth_is_rows) {
+    const struct tensor *tensor = operand->tensor;
+    operand->is_k_major = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
+    int dim = dims[operand->is_k_major];
+    bool is_rows = operand->is_k_major ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
+    operand->run = is_rows ? 1 : grouped_run_along(tensor, dim);
 }
 
 static void shape_forward(struct grouped *g, const struct moe_op *op) {
@@ -59,12 +59,12 @@ static void shape_forward(struct grouped *g, const struct moe_op *op) {
                           .y = op->output,
                           .group_rows = moe_rows(op),
                           .columns = op->weight->dims.at[2],
-                          .depth = op->weight->dims.at[1],
+                          .k_count = op->weight->dims.at[1],
                           .a_dims = {1, 2},
                           .b_dims = {2, 1}};
-    g->c.factor[FACTOR_A].tensor = op->token;
-    g->c.factor[FACTOR_B].tensor = op->weight;
-    g->c.depth = (double)g->depth;
+    g->c.operand[OPERAND_A].tensor = op->token;
+    g->c.operand[OPERAND_B].tensor = op->weight;
+    g->c.k_count = (double)g->k_count;
 }
 
 static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
@@ -74,12 +74,12 @@ static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
                           .group_rows = op->token->dims.at[1],
                           .rows = op->dweight->dims.at[1],
                           .columns = op->dweight->dims.at[2],
-                          .depth = op->token->dims.at[1],
+                          .k_count = op->token->dims.at[1],
                           .a_dims = {2, 1},
                           .b_dims = {2, 1}};
-    g->c.factor[FACTOR_A].tensor = op->token;
-    g->c.factor[FACTOR_B].tensor = op->doutput;
-    g->c.depth = (double)g->depth;
+    g->c.operand[OPERAND_A].tensor = op->token;
+    g->c.operand[OPERAND_B].tensor = op->doutput;
+    g->c.k_count = (double)g->k_count;
     g->lead_is_row = op->dweight->strides.at[1] < op->dweight->strides.at[2];
 }
 
@@ -102,9 +102,9 @@ static double predict(const struct grouped *g, const struct device *device) {
     double bytes = 0, rate = contraction_rate(g->c.arithmetic, device) * g->c.tile->efficiency;
     for (int k = 0; k < node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[node->operands[k]].tensor);
-    /* An expert's last tile of rows, or last step of its depth, is half empty. */
+    /* An expert's last tile of rows, or last step of its k, is half empty. */
     double each = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
-    double whole = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_depth;
+    double whole = g->forward ? g->c.tile->rows : arithmetic_rows[g->c.arithmetic].block_k;
     double padded = each > 0 ? (each / whole + 0.5) * whole / each : 1;
     double computing = op_flops(node->op) * padded / (rate * device->cuda.multiprocessors);
     return 4e-6 + computing + price_moving(bytes, device);
@@ -125,13 +125,13 @@ weftStatus_t grouped_find(struct grouped *g, const struct region *region, const 
 static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(grouped_find(g, region, device));
     g->c.has_k16 = device->cuda.major >= 8;
-    g->c.finish.lead = g->lead_is_row ? ROW : COLUMN;
-    g->c.finish.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
-    choose_access(&g->c.factor[FACTOR_A], g->a_dims, !g->forward);
-    choose_access(&g->c.factor[FACTOR_B], g->b_dims, !g->forward);
+    g->c.epilogue.lead = g->lead_is_row ? ROW : COLUMN;
+    g->c.epilogue.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
+    choose_access(&g->c.operand[OPERAND_A], g->a_dims, !g->forward);
+    choose_access(&g->c.operand[OPERAND_B], g->b_dims, !g->forward);
     choose_tile(g);
     const int64_t most = INT32_MAX - 256; /* tiles at the end reach past it */
-    g->c.is_small = g->rows < most && g->columns < most && g->depth < most && g->most < most;
+    g->c.is_small = g->rows < most && g->columns < most && g->k_count < most && g->most < most;
     g->c.seconds = predict(g, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -143,7 +143,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static void print_tensor(struct kernel_print *print, const struct tensor *tensor, const char *name) {
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
@@ -204,31 +204,31 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     print_constant(&print, "COPIES", g->copies > 0);
     if (g->copies)
         print_copies(&print, g);
-    TRY(kernel_finish(&print, kernel, "product/grouped/tile_list.cuh", "grouped_list", arena));
+    TRY(kernel_finish(&print, kernel, "product/grouped/tile_list.cuh", "tile_list", arena));
     kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = LIST_THREADS;
     return WEFT_STATUS_SUCCESS;
 }
 
-static void print_factor(struct kernel_print *print, const struct grouped *g, int f) {
-    static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_ALONG_DEPTH", "a_outer", "a_depth"},
-                                           {"b", "b_t", "b_staged", "B_RUN", "B_ALONG_DEPTH", "b_outer", "b_depth"}};
-    const struct factor *factor = &g->c.factor[f];
+static void print_matrix_operand(struct kernel_print *print, const struct grouped *g, int f) {
+    static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_IS_K_MAJOR", "a_outer", "a_k"},
+                                           {"b", "b_t", "b_staged", "B_RUN", "B_IS_K_MAJOR", "b_outer", "b_k"}};
+    const struct product_operand *operand = &g->c.operand[f];
     const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
-    const char *staged = f == FACTOR_A ? row->a_staged : row->b_staged;
-    const int *dims = f == FACTOR_A ? g->a_dims : g->b_dims;
-    weftDataType_t type = (weftDataType_t)factor->tensor->type;
-    print_tensor(print, factor->tensor, texts[f][0]);
+    const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
+    const int *dims = f == OPERAND_A ? g->a_dims : g->b_dims;
+    weftDataType_t type = (weftDataType_t)operand->tensor->type;
+    print_tensor(print, operand->tensor, texts[f][0]);
     print_type(print, texts[f][1], type);
     text_add(&print->constants, "using %s = %s;\n", texts[f][2],
              staged                   ? staged
              : type == WEFT_DATA_INT8 ? "i8"
                                       : "u8");
-    print_constant(print, texts[f][3], factor->run);
-    print_constant(print, texts[f][4], factor->along_depth);
-    print_number(print, factor->tensor->strides.at[dims[0]], texts[f][5]);
-    print_number(print, factor->tensor->strides.at[dims[1]], texts[f][6]);
+    print_constant(print, texts[f][3], operand->run);
+    print_constant(print, texts[f][4], operand->is_k_major);
+    print_number(print, operand->tensor->strides.at[dims[0]], texts[f][5]);
+    print_number(print, operand->tensor->strides.at[dims[1]], texts[f][6]);
 }
 
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
@@ -237,19 +237,19 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct group
     const int64_t tiles[] = {divide_up(g->rows, tile->rows), divide_up(g->columns, tile->columns), g->most};
     contraction_print_tile(&print, &g->c);
     print_constant(&print, "FORWARD", g->forward != NULL);
-    print_constant(&print, "RUN", g->c.finish.run);
+    print_constant(&print, "RUN", g->c.epilogue.run);
     print_constant(&print, "IS_SPLIT", 0);
     grouped_print(&print, g);
-    print_factor(&print, g, FACTOR_A);
-    print_factor(&print, g, FACTOR_B);
+    print_matrix_operand(&print, g, OPERAND_A);
+    print_matrix_operand(&print, g, OPERAND_B);
     if (g->forward)
-        print_number(&print, g->c.factor[FACTOR_B].tensor->strides.at[0], "b_entry");
+        print_number(&print, g->c.operand[OPERAND_B].tensor->strides.at[0], "b_entry");
     print_number(&print, g->rows, "rows");
     print_number(&print, g->columns, "columns");
-    print_number(&print, g->depth, "depth");
-    print_number(&print, g->depth / arithmetic_rows[g->c.arithmetic].block_depth + 1, "steps_per_split");
+    print_number(&print, g->k_count, "k_count");
+    print_number(&print, g->k_count / arithmetic_rows[g->c.arithmetic].block_k + 1, "steps_per_split");
     text_add(&print.code, "#include \"product/grouped/grouped.cuh\"\n\n");
-    return contraction_finish_tiles(&print, kernel, &g->c, tiles, arena);
+    return contraction_end_tiles(&print, kernel, &g->c, tiles, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -269,7 +269,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(build_product(&state->kernels[state->count++], &g, arena));
     return arena_print(arena, &step->detail, "%s, tiles of %dx%dx%d, %lld batch entries at most",
                        arithmetic_rows[g.c.arithmetic].is_mma ? "tensor cores" : "fused multiply-adds", g.c.tile->rows,
-                       g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_depth, (long long)g.most);
+                       g.c.tile->columns, arithmetic_rows[g.c.arithmetic].block_k, (long long)g.most);
 }
 
 const struct family cuda_grouped = {

@@ -1,31 +1,32 @@
-/* grouped: places of the factors and of the result of a mixture of experts, as portable_mma.cuh and portable_fma.cuh ask for them.
-   Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the gradient of the weights it is an expert, whose
-   rows are the depth.
-     Params   FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_ALONG_DEPTH B_ALONG_DEPTH a_t b_t y_t a_staged b_staged */
+/* grouped: offsets of the operands and of the result of a mixture of experts, as portable_mma.cuh and portable_fma.cuh
+     ask for them.
+   Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the gradient of the weights it is an
+   expert, whose rows are k.
+     Params   FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_IS_K_MAJOR B_IS_K_MAJOR a_t b_t y_t a_staged b_staged */
 
 /* What reads fields that not every form has is a template: the others do not look them up. */
 
 struct batch {
     i64 first, a, b;
-    index rows, depth;
+    index rows, k_count;
 };
 
 template <class P> DEVICE batch find_batch(const P &p, index z) {
     if constexpr (FORWARD) {
         const group_tile tile = p.list[z];
-        return batch{tile.first, 0, tile.expert * p.b_entry, (index)tile.rows, tile.expert < 0 ? 0 : (index)p.depth};
+        return batch{tile.first, 0, tile.expert * p.b_entry, (index)tile.rows, tile.expert < 0 ? 0 : (index)p.k_count};
     } else {
         const i64 first = group_start(p, z), until = group_start(p, (i64)z + 1),
                   rows = until > first ? until - first : 0;
-        return batch{first, first * p.a_depth, first * p.b_depth, (index)p.rows, (index)rows};
+        return batch{first, first * p.a_k, first * p.b_k, (index)p.rows, (index)rows};
     }
 }
 
-struct grouped_place {
+struct grouped_coordinates {
     i64 offset;
 };
 
-DEVICE grouped_place a_outer(const arguments &p, const batch &g, index row) {
+DEVICE grouped_coordinates a_outer(const arguments &p, const batch &g, index row) {
     if (row >= g.rows)
         return {NOWHERE};
     if constexpr (FORWARD) {
@@ -34,28 +35,28 @@ DEVICE grouped_place a_outer(const arguments &p, const batch &g, index row) {
     }
     return {g.a + row * p.a_outer};
 }
-DEVICE grouped_place a_depth(const arguments &p, const batch &g, index k) {
-    return {k < g.depth ? k * p.a_depth : NOWHERE};
+DEVICE grouped_coordinates a_k(const arguments &p, const batch &g, index k) {
+    return {k < g.k_count ? k * p.a_k : NOWHERE};
 }
-DEVICE grouped_place b_outer(const arguments &p, const batch &g, index column) {
+DEVICE grouped_coordinates b_outer(const arguments &p, const batch &g, index column) {
     return {column < (index)p.columns ? g.b + column * p.b_outer : NOWHERE};
 }
-DEVICE grouped_place b_depth(const arguments &p, const batch &g, index k) {
-    return {k < g.depth ? k * p.b_depth : NOWHERE};
+DEVICE grouped_coordinates b_k(const arguments &p, const batch &g, index k) {
+    return {k < g.k_count ? k * p.b_k : NOWHERE};
 }
 
-template <class T, class S, int LENGTH, bool IS_ALONG_DEPTH> struct grouped_factor {
+template <class T, class S, int LENGTH, bool K_MAJOR> struct grouped_operand {
     using stored = T;
     using staged = S;
-    using place = grouped_place;
+    using coordinates = grouped_coordinates;
     static constexpr int RUN = LENGTH;
-    static constexpr bool ALONG_DEPTH = IS_ALONG_DEPTH;
-    static DEVICE bool is_inside(const arguments &, const place &, const place &) { return true; }
+    static constexpr bool IS_K_MAJOR = K_MAJOR;
+    static DEVICE bool is_inside(const arguments &, const coordinates &, const coordinates &) { return true; }
 };
-using factor_a = grouped_factor<a_t, a_staged, A_RUN, A_ALONG_DEPTH>;
-using factor_b = grouped_factor<b_t, b_staged, B_RUN, B_ALONG_DEPTH>;
+using operand_a = grouped_operand<a_t, a_staged, A_RUN, A_IS_K_MAJOR>;
+using operand_b = grouped_operand<b_t, b_staged, B_RUN, B_IS_K_MAJOR>;
 
-template <class P> DEVICE void finish(const P &p, index z, index row, index column, const run<sum_t, RUN> &sum) {
+template <class P> DEVICE void epilogue(const P &p, index z, index row, index column, const run<sum_t, RUN> &sum) {
     i64 entry = z, line = row;
     if constexpr (FORWARD) {
         const group_tile tile = p.list[z];

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The grouped products: what the portable family and that of Hopper share. Which rows are whose is known on the device
-   alone, so grids cover the worst case. Forward, product/grouped/tile_list.cuh first lists tiles of rows, none of two experts;
-   to the weights each expert is a batch entry. */
+   alone, so grids cover the worst case. Forward, product/grouped/tile_list.cuh first lists tiles of rows, none of two
+   experts; to the weights each expert is a batch entry. */
 #ifndef WEFT_ENGINES_CUDA_GROUPED_H
 #define WEFT_ENGINES_CUDA_GROUPED_H
 
 #include "engines/cuda/product/contraction.h"
 #include "graph/ops/moe.h"
 
-/* A kernel's product: C[row, column] = sum over depth of A[row, depth] * B[depth, column]. */
+/* A kernel's product: C[row, column] = sum over k of A[row, k] * B[k, column]. */
 struct grouped {
-    struct contraction c;         /* types, tile and factors; no digits */
+    struct contraction c;         /* types, tile and operands; no modes */
     const struct moe_op *forward; /* NULL: the gradient of the weights */
     const struct tensor *offset, *y;
-    int64_t experts, group_rows;        /* that the experts share */
-    int64_t rows, columns, depth, most; /* of a batch entry; entries at most */
-    int a_dims[2], b_dims[2];           /* the tensor's dims that are the factor's own index and the depth */
+    int64_t experts, group_rows;          /* that the experts share */
+    int64_t rows, columns, k_count, most; /* of a batch entry; entries at most */
+    int a_dims[2], b_dims[2];             /* the tensor's dims that are the operand's own index and k */
     bool lead_is_row;
     int64_t copies; /* forward: bytes of gathered rows behind the list; 0: rows are read where they are */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped family of Hopper: the products of a mixture of experts through the copy engine and wgmma. Tiles are made by
-   product/hopper/product_sm90.cuh, whose factors and result lie as product/grouped/grouped_sm90.cuh says. What it declines, the portable
-   family takes. */
+/* The grouped family of Hopper: the products of a mixture of experts through the copy engine and wgmma. Tiles are made
+   by product/hopper/product_sm90.cuh, whose operands and result lie as product/grouped/grouped_sm90.cuh says. What it
+   declines, the portable family takes. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/grouped/grouped.h"
@@ -9,37 +9,50 @@
 
 enum { MAP_ALIGNMENT = 16, TILES = 8, RUN_MAX = 8 };
 
-/* As of the Hopper family; low ones for experts with few rows. */
+/* As of the Hopper family, with its efficiencies; low ones for experts with few rows. */
 static const struct hopper_tile tiles[TILES] = {
-    {128, 256, 1, 4, 1, 0.94, 1, false}, {128, 256, 1, 4, 2, 0.90, 1, false}, {256, 128, 2, 4, 1, 0.91, 1, false},
-    {128, 128, 1, 6, 1, 0.94, 1, false}, {256, 192, 2, 3, 2, 0.96, 1, false}, {64, 256, 1, 5, 1, 0.85, 1, false},
-    {64, 128, 1, 8, 1, 0.80, 1, false},  {128, 128, 2, 6, 1, 0.96, 1, true},
+    /*  1 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 1, .efficiency = 0.94},
+    /*  2 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 2, .efficiency = 0.90},
+    /*  3 */ {.rows = 256, .columns = 128, .row_blocks = 2, .stages = 4, .cluster = 1, .efficiency = 0.91},
+    /*  4 */ {.rows = 128, .columns = 128, .row_blocks = 1, .stages = 6, .cluster = 1, .efficiency = 0.94},
+    /*  5 */ {.rows = 256, .columns = 192, .row_blocks = 2, .stages = 3, .cluster = 2, .efficiency = 0.96},
+    /*  6 */ {.rows = 64, .columns = 256, .row_blocks = 1, .stages = 5, .cluster = 1, .efficiency = 0.85},
+    /*  7 */ {.rows = 64, .columns = 128, .row_blocks = 1, .stages = 8, .cluster = 1, .efficiency = 0.80},
+    /*  8 */
+    {.rows = 128,
+     .columns = 128,
+     .row_blocks = 2,
+     .stages = 6,
+     .cluster = 1,
+     .efficiency = 0.96,
+     .schedule = SCHEDULE_PINGPONG},
 };
 
+/* What the list of tiles takes before the product, measured on an H200. */
 static const double LIST_SECONDS = 2e-6;
 
 /* A tensor as a product sees it: dims of its rows or columns, of the other index, and of the batch entry. */
 struct side {
     const struct tensor *tensor;
     int inner, outer; /* dims; the inner one without gaps */
-    bool along_depth; /* the inner one is the depth */
+    bool is_k_major;  /* the inner one is k */
     bool is_ragged;   /* the outer one are rows that experts share */
 };
 
 struct product {
     struct grouped g;
-    struct hopper h; /* tile, stages and slabs */
+    struct hopper h; /* tile, stages and epilogue tiles */
     struct side a, b, y;
     bool is_fp8, is_staged;
     double seconds;
 };
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_types(struct product *p) {
     const struct grouped *g = &p->g;
-    weftDataType_t a = (weftDataType_t)g->c.factor[FACTOR_A].tensor->type;
-    weftDataType_t b = (weftDataType_t)g->c.factor[FACTOR_B].tensor->type;
+    weftDataType_t a = (weftDataType_t)g->c.operand[OPERAND_A].tensor->type;
+    weftDataType_t b = (weftDataType_t)g->c.operand[OPERAND_B].tensor->type;
     bool is_half = a == b && dtype_is_half(a);
     p->is_fp8 = dtype_is_fp8(a) && dtype_is_fp8(b) && g->forward;
     p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
@@ -49,7 +62,7 @@ static weftStatus_t check_types(struct product *p) {
              "forward, FP8.",
              descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
     const int64_t most = INT32_MAX - 512;
-    if (g->group_rows == 0 || g->depth == 0 || g->group_rows > most || g->columns > most || g->depth > most)
+    if (g->group_rows == 0 || g->k_count == 0 || g->group_rows > most || g->columns > most || g->k_count > most)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: empty, or larger than 2^31 along an index: the portable family takes it.",
              descriptor_label(g->c.node->op));
@@ -73,17 +86,17 @@ static weftStatus_t check_side(const struct product *p, const struct side *side)
 }
 
 /* The dimension without gaps, of two. */
-static struct side side_of(const struct tensor *tensor, int own, int depth) {
-    bool along_depth = tensor->strides.at[depth] == 1 && tensor->dims.at[depth] > 1;
-    return (struct side){tensor, along_depth ? depth : own, along_depth ? own : depth, along_depth, false};
+static struct side side_of(const struct tensor *tensor, int own, int k) {
+    bool is_k_major = tensor->strides.at[k] == 1 && tensor->dims.at[k] > 1;
+    return (struct side){tensor, is_k_major ? k : own, is_k_major ? own : k, is_k_major, false};
 }
 
 /* What 128 bytes hold. */
-static int slab_elements(const struct product *p) { return p->is_fp8 ? 128 : 64; }
+static int step_elements(const struct product *p) { return p->is_fp8 ? 128 : 64; }
 
-/* Tensor cores take FP8 along the depth alone. */
+/* Tensor cores take FP8 along k alone. */
 static weftStatus_t check_fp8(const struct product *p) {
-    if (p->is_fp8 && (!p->a.along_depth || !p->b.along_depth))
+    if (p->is_fp8 && (!p->a.is_k_major || !p->b.is_k_major))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: FP8 is multiplied here where tokens and weights are contiguous along "
              "the summed dimension.",
@@ -93,7 +106,7 @@ static weftStatus_t check_fp8(const struct product *p) {
 
 static void find_sides(struct product *p) {
     struct grouped *g = &p->g;
-    const struct tensor *a = g->c.factor[FACTOR_A].tensor, *b = g->c.factor[FACTOR_B].tensor;
+    const struct tensor *a = g->c.operand[OPERAND_A].tensor, *b = g->c.operand[OPERAND_B].tensor;
     if (g->forward) {
         p->a = side_of(a, 1, 2);
         p->b = side_of(b, 2, 1);
@@ -101,10 +114,10 @@ static void find_sides(struct product *p) {
         return;
     }
     /* Columns of the product are neighbours in the gradient. */
-    bool is_turned = g->lead_is_row;
-    p->a = (struct side){is_turned ? b : a, 2, 1, false, true};
-    p->b = (struct side){is_turned ? a : b, 2, 1, false, true};
-    p->y = (struct side){g->y, is_turned ? 1 : 2, is_turned ? 2 : 1, false, false};
+    bool is_swapped = g->lead_is_row;
+    p->a = (struct side){is_swapped ? b : a, 2, 1, false, true};
+    p->b = (struct side){is_swapped ? a : b, 2, 1, false, true};
+    p->y = (struct side){g->y, is_swapped ? 1 : 2, is_swapped ? 2 : 1, false, false};
     g->rows = g->y->dims.at[p->y.outer];
     g->columns = g->y->dims.at[p->y.inner];
 }
@@ -112,7 +125,7 @@ static void find_sides(struct product *p) {
 /* The copy engine takes neighbours, so rows that are gathered are copied first. */
 static weftStatus_t plan_copies(struct product *p) {
     struct grouped *g = &p->g;
-    int64_t bytes = g->depth * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
+    int64_t bytes = g->k_count * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
     if (!g->forward || g->forward->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         return WEFT_STATUS_SUCCESS;
     if (p->a.inner != 2 || bytes % MAP_ALIGNMENT != 0)
@@ -122,7 +135,7 @@ static weftStatus_t plan_copies(struct product *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+/* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
 static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
 
@@ -137,10 +150,10 @@ static double predict(const struct product *p, const struct device *device, cons
     double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
     if (g->forward) {
         units *= rows / (double)height_of(tile) + 0.5;
-        steps = (double)tiles_along(g->depth, slab_elements(p));
+        steps = (double)tiles_along(g->k_count, step_elements(p));
     } else {
         units *= (double)tiles_along(g->rows, height_of(tile));
-        steps = rows / slab_elements(p) + 0.5;
+        steps = rows / step_elements(p) + 0.5;
     }
     return (g->forward ? LIST_SECONDS : 0) +
            hopper_seconds(tile, device, units, steps, 0, bytes / (double)device->cuda.bandwidth);
@@ -150,7 +163,7 @@ static bool fits(const struct product *p, const struct hopper_tile *tile) {
     bool is_deep = tile->row_blocks * tile->columns > 256;
     if (p->h.promotes && !hopper_can_promote(tile))
         return false;
-    return (p->b.along_depth || tile->columns % (slab_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
+    return (p->b.is_k_major || tile->columns % (step_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
 }
 
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
@@ -194,7 +207,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* Bytes from one index of a dimension to the next; where there is one index, any that a map may have. */
 static uint64_t map_stride(const struct tensor *tensor, int dim) {
@@ -228,10 +241,10 @@ static void print_map_of(struct kernel_print *print, const struct tensor *tensor
 
 static void print_maps(struct kernel_print *print, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
-    int slab = tile->columns % 64 == 0 ? 64 : 32;
-    const uint32_t row = (uint32_t)slab_elements(p);
-    struct cuda_map a = map_of(p, &p->a, row, p->a.along_depth ? (uint32_t)tile->rows : row);
-    struct cuda_map b = map_of(p, &p->b, row, p->b.along_depth ? (uint32_t)(tile->columns / tile->cluster) : row);
+    int width = tile->columns % 64 == 0 ? 64 : 32;
+    const uint32_t row = (uint32_t)step_elements(p);
+    struct cuda_map a = map_of(p, &p->a, row, p->a.is_k_major ? (uint32_t)tile->rows : row);
+    struct cuda_map b = map_of(p, &p->b, row, p->b.is_k_major ? (uint32_t)(tile->columns / tile->cluster) : row);
     if (p->g.copies) { /* from behind the list in the workspace */
         a.form.dims[1] = (uint64_t)p->g.group_rows;
         a.form.strides[0] = (uint64_t)(p->g.copies / p->g.group_rows);
@@ -242,36 +255,28 @@ static void print_maps(struct kernel_print *print, const struct product *p) {
     }
     print_map_of(print, p->b.tensor, &b, "b_map");
     if (p->h.stores_boxes) {
-        struct cuda_map y = map_of(p, &p->y, (uint32_t)slab, 16);
+        struct cuda_map y = map_of(p, &p->y, (uint32_t)width, 16);
         y.form.rank = 3;
-        y.form.swizzle = slab == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B;
+        y.form.swizzle = width == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B;
         print_map_of(print, p->y.tensor, &y, "c_map");
     }
 }
 
 static void print_sides(struct kernel_print *print, const struct product *p) {
     const struct side *sides[] = {&p->a, &p->b};
-    const int blocks[] = {p->h.tile->rows, p->h.tile->columns}, shared[] = {1, p->h.tile->cluster};
-    for (int f = 0; f < FACTORS; f++) {
-        char letter = "AB"[f];
-        bool along_depth = sides[f]->along_depth;
-        print_constant(print, named("%c_ALONG_DEPTH", letter).text, along_depth);
-        print_constant(print, named("%c_BOXES", letter).text, along_depth ? shared[f] : blocks[f] / slab_elements(p));
-        print_constant(print, named("%c_SLAB", letter).text, along_depth ? 0 : HOPPER_DEPTH_BYTES * slab_elements(p));
-        print_constant(print, named("%c_STEP", letter).text, along_depth ? 2 : 128);
-    }
+    for (int f = 0; f < OPERANDS; f++)
+        print_constant(print, named("%c_IS_MN_MAJOR", "AB"[f]).text, !sides[f]->is_k_major);
 }
 
 static void print_structure(struct kernel_print *print, const struct product *p) {
-    static const char *const none[] = {"LEAD_IS_ROW", "A_IS_IMAGE", "DEPTH_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
+    static const char *const none[] = {"LEAD_IS_ROW", "K_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         print_constant(print, none[i], 0);
     print_constant(print, "HAS_PHASES", 1);
     print_constant(print, "HAS_GROUPS", 1);
     print_constant(print, "HAS_OVERRIDES", 0);
-    print_constant(print, "HAS_PROLOGUE", 0);
-    print_constant(print, "STORED_BYTES", HOPPER_DEPTH_BYTES / slab_elements(p));
+    print_constant(print, "STORED_BYTES", HOPPER_K_BYTES / step_elements(p));
     print_constant(print, "FORWARD", p->g.forward != NULL);
     int run = grouped_run_along(p->g.y, p->y.inner);
     print_constant(print, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
@@ -291,12 +296,12 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
     print_number(&print, g->y->strides.at[p->y.outer], "y_line");
     print_number(&print, p->h.steps, "steps_per_split");
     int64_t entries = g->forward ? 1 : g->experts, rows = g->forward ? g->most * height_of(tile) : g->rows;
-    hopper_print_walk(&print, &p->h, device, entries, rows, g->columns);
-    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/offsets.cuh\"\n#include "
+    hopper_print_scheduler(&print, &p->h, device, entries, rows, g->columns);
+    text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"product/hopper/coordinates.cuh\"\n#include "
                           "\"product/grouped/grouped_sm90.cuh\"\n\n");
     wgmma_print(&print.code, tile->columns, (weftDataType_t)p->a.tensor->type, (weftDataType_t)p->b.tensor->type,
-                p->a.along_depth ? WGMMA_A_ALONG : WGMMA_A_TURNED, !p->b.along_depth);
-    TRY(kernel_finish(&print, kernel, "product/hopper/product_sm90.cuh", "hopper", arena));
+                p->a.is_k_major ? WGMMA_A_K_MAJOR : WGMMA_A_MN_MAJOR, !p->b.is_k_major);
+    TRY(hopper_build_kernel(&print, kernel, &p->h, arena));
     hopper_launch(kernel, &p->h, device,
                   entries * tiles_along(rows, height_of(tile)) * tiles_along(g->columns, tile->columns));
     return WEFT_STATUS_SUCCESS;
@@ -304,7 +309,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
-    static const struct finisher staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
+    static const struct epilogue_operand staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
     struct product p;
     struct cuda_step *state;
     TRY(analyse(&p, &step->region, device, knobs));
@@ -314,7 +319,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (tensor_elements(p.g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     p.h.splits = 1;
-    p.h.steps = tiles_along(p.g.depth, slab_elements(&p));
+    p.h.steps = tiles_along(p.g.k_count, step_elements(&p));
     p.h.store = p.is_staged ? &staged : NULL;
     p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     hopper_fit(&p.h);
@@ -324,7 +329,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     }
     TRY(build_product(&state->kernels[state->count++], &p, device, arena));
     return arena_print(arena, &step->detail, "wgmma, tiles of %dx%d%s, %d stages, clusters of %d, %lld experts%s%s",
-                       p.h.tile->rows, p.h.tile->columns, p.h.tile->alternates ? " in turn" : "", p.h.stages,
+                       p.h.tile->rows, p.h.tile->columns, tile_is_pingpong(p.h.tile) ? " in ping-pong" : "", p.h.stages,
                        p.h.tile->cluster, (long long)p.g.experts, p.is_staged ? ", staged" : "",
                        p.g.copies ? ", rows gathered first" : "");
 }

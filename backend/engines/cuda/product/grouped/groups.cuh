@@ -1,4 +1,5 @@
-/* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a group of
+/* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a
+     group of
    their own, -1, which has no weight.
      Params   GATHERS SCATTERS */
 

@@ -1,8 +1,9 @@
-/* grouped_list: what goes before the product of a mixture of experts: tiles of rows, none of two experts        any chip, any type
+/* tile_list: what goes before the product of a mixture of experts: tiles of rows, none of two experts
+   Types     any chip, any type
    Formula   group e has ceil(rows of e / BLOCK_M) tiles, behind those of all groups before it
-   Tile      block 0 makes the list, a thread per group, THREADS groups at a time; it ends with tiles of no rows
-             other blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product; or they copy
-             the tokens to where GATHERS wants them, for a copy engine that takes neighbours (COPIES)
+   Tile      block 0 makes the list, a thread per group, THREADS groups at a time; it ends with tiles of no rows other
+             blocks fill the result with zeros, a row each, where SCATTERS may leave rows without a product; or they
+             copy the tokens to where GATHERS wants them, for a copy engine that takes neighbours (COPIES)
    Memory    a running sum of each group's tiles
    Params    THREADS BLOCK_M GATHERS SCATTERS COPIES y_t */
 
@@ -45,7 +46,7 @@ template <class P> DEVICE void copy_row(const P &p, i64 row) {
             token < 0 ? chunk<16>{} : ((const chunk<16> *)(p.tokens_at + token * p.token_row))[at];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) grouped_list(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS) tile_list(const __grid_constant__ arguments p) {
     if (blockIdx.x == 0)
         list_tiles(p);
     if constexpr (COPIES)

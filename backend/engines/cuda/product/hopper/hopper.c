@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper family: one matmul or convolution of factors of 16 or 8 bits, and the pointwise operations and
-   reductions behind it, through the copy engine and wgmma. The host half decides and prints; product/hopper/product_sm90.cuh makes
-   tiles of the product, product/combine_splits.cuh brings the parts of split sums together, and product/combine_partials.cuh those of
-   reductions. What it declines, the contraction family takes. */
+/* The Hopper family: one matmul or convolution of operands of 16 or 8 bits, and the pointwise operations and reductions
+   behind it, through the copy engine and wgmma. The host half decides and prints; product/hopper/product_sm90.cuh makes
+   tiles of the product, product/combine_splits.cuh brings the parts of split sums together, and
+   product/combine_partials.cuh those of reductions. What it declines, the contraction family takes. */
 #include "engines/cuda/product/hopper/hopper.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -32,12 +32,13 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Signed or not: wgmma takes both, in any mixture. */
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
-/* Products of equal factors of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
+/* Products of equal operands of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
 static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
-    weftDataType_t a = (weftDataType_t)c->factor[FACTOR_A].tensor->type;
-    weftDataType_t b = (weftDataType_t)c->factor[FACTOR_B].tensor->type;
+    weftDataType_t a = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
+    weftDataType_t b = (weftDataType_t)c->operand[OPERAND_B].tensor->type;
     enum arithmetic sum = c->arithmetic;
     if (contraction_has_overrides(c) && c->fill != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: what its overrides leave out counts as %g; here it counts as 0.",
@@ -51,33 +52,34 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
              narrows ? "two floats summed in float are"
                      : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
-    if (c->is_direct || !c->is_small || digits_extent(&c->digits[DEPTH]) == 0)
+    if (c->is_direct || !c->is_small || modes_extent(&c->modes[K]) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: empty, tiny or larger than 2^31 along an index: the contraction family takes it.",
              descriptor_label(c->node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Parts of a split sum cannot be totalled: where splitting saves more than to read the result again, it is kept. */
-static weftStatus_t check_totals(const struct hopper *h, const struct device *device) {
+/* The partial sums of splits cannot be reduced: where splitting saves more than to read the result again, it is kept.
+   */
+static weftStatus_t check_reductions(const struct hopper *h, const struct device *device) {
     const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
-    if (h->c.finish.reducer_count == 0 || !h->tile)
+    if (h->c.epilogue.reduction_count == 0 || !h->tile)
         return WEFT_STATUS_SUCCESS;
     struct hopper bare = *h;
-    bare.c.finish.reducer_count = 0;
+    bare.c.epilogue.reduction_count = 0;
     for (int span = 0; span < SPANS; span++)
-        bare.c.finish.totals[span].count = 0;
+        bare.c.epilogue.spans[span].count = 0;
     hopper_plan(&bare, device, NULL);
     double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_bytes(result) / (double)device->cuda.bandwidth;
     if (apart < h->seconds)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split into %d parts than totalled.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split %d times than reduced.",
              descriptor_label(h->c.node->op), bare.splits);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What operations before a product may read: A's rows and its depth, where each is a dimension. */
+/* What operations before a product may read: A's rows and its k, where each is a dimension. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
-    const struct map_view *view = &h->view[FACTOR_A];
+    const struct map_view *view = &h->view[OPERAND_A];
     *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
     if (h->c.before_count > 0 && h->is_by_images && !h->is_matrix)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: operations before it are fused where its channels are neighbours.",
@@ -87,22 +89,22 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
         if (h->c.before_count > 0 && dim->per_group > 0)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: operations before it are fused where there is one group.",
                  descriptor_label(h->c.node->op));
-        if (dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER)
+        if (dim->role == ROLE_K || dim->role == ROLE_OUTER)
             prologue->axes[prologue->axis_count++] =
-                (struct prologue_axis){dim->extent, dim->stride, dim->walk == WALK_DEPTH};
+                (struct prologue_axis){dim->extent, dim->stride, dim->role == ROLE_K};
     }
     return prologue_find(prologue);
 }
 
-/* What is prepared becomes the first factor. */
-static weftStatus_t analyse_turned(struct hopper *h, const struct region *region, const struct device *device,
-                                   const struct knob_choices *knobs, bool narrows, bool is_turned) {
+/* What is prepared becomes the first operand. */
+static weftStatus_t analyse_as(struct hopper *h, const struct region *region, const struct device *device,
+                               const struct knob_choices *knobs, bool narrows, bool is_swapped) {
     struct prologue prologue;
     *h = (struct hopper){0};
     TRY(contraction_find_prepared(&h->c, region));
-    h->is_turned = is_turned || h->c.factor[FACTOR_B].prepared != NOTHING_BEFORE;
-    if (h->is_turned)
-        contraction_turn(&h->c);
+    h->is_swapped = is_swapped || h->c.operand[OPERAND_B].prepared != NOTHING_BEFORE;
+    if (h->is_swapped)
+        contraction_swap(&h->c);
     hopper_order(h);
     TRY(contraction_settle(&h->c, device));
     TRY(check_arithmetic(&h->c, narrows));
@@ -110,23 +112,24 @@ static weftStatus_t analyse_turned(struct hopper *h, const struct region *region
     TRY(hopper_scales(h));
     TRY(find_prologue(&prologue, h));
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
-    h->promotes = dtype_is_fp8((weftDataType_t)h->c.factor[FACTOR_A].tensor->type) && !is_fast;
+    h->promotes = dtype_is_fp8((weftDataType_t)h->c.operand[OPERAND_A].tensor->type) && !is_fast;
     hopper_plan(h, device, knobs);
-    return knobs ? WEFT_STATUS_SUCCESS : check_totals(h, device);
+    return knobs ? WEFT_STATUS_SUCCESS : check_reductions(h, device);
 }
 
-/* The product as it stands or turned: few rows are the columns of a turned product, whose tiles may be narrow. */
+/* The product as it stands or with A and B swapped: few rows are the columns of the swapped product, whose tiles may be
+   narrow. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
-    struct hopper turned;
+    struct hopper swapped;
     TRY(hopper_check_device(device, "Hopper family"));
-    TRY(analyse_turned(h, region, device, knobs, narrows, false));
-    bool lead_is_row = h->c.finish.lead == ROW, is_skinny = digits_extent(&h->c.digits[ROW]) <= SKINNY_COLUMNS;
-    if (!h->is_turned && (!h->tile || lead_is_row || is_skinny)) {
-        if (analyse_turned(&turned, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
+    TRY(analyse_as(h, region, device, knobs, narrows, false));
+    bool lead_is_row = h->c.epilogue.lead == ROW, is_skinny = modes_extent(&h->c.modes[ROW]) <= SKINNY_COLUMNS;
+    if (!h->is_swapped && (!h->tile || lead_is_row || is_skinny)) {
+        if (analyse_as(&swapped, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
             status_clear();
-        else if (!h->tile || (turned.tile && turned.seconds < h->seconds))
-            *h = turned;
+        else if (!h->tile || (swapped.tile && swapped.seconds < h->seconds))
+            *h = swapped;
     }
     if (!h->tile)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: no tile of the Hopper family fits it.",
@@ -134,7 +137,7 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What scales blocks of a product's factors, or else prepares one. */
+/* What scales blocks of a product's operands, or else prepares one. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
@@ -150,57 +153,62 @@ static int companions(const struct graph *graph, int node, int *nodes) {
     return count > 0 ? count : prologue_companions(graph, node, nodes);
 }
 
-static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+/* Of floats, narrowed to tf32, or of what tensor cores take as it is. */
+static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
+                                bool narrows) {
     struct hopper h;
-    TRY(analyse(&h, region, device, NULL, false));
+    if (narrows)
+        TRY(contraction_may_narrow());
+    TRY(analyse(&h, region, device, NULL, narrows));
     *seconds = h.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    return accepts_any(region, device, seconds, false);
+}
+
 static weftStatus_t accepts_tf32(const struct region *region, const struct device *device, double *seconds) {
-    struct hopper h;
-    TRY(contraction_may_narrow());
-    TRY(analyse(&h, region, device, NULL, true));
-    *seconds = h.seconds;
-    return WEFT_STATUS_SUCCESS;
+    return accepts_any(region, device, seconds, true);
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* Math warpgroups that share a tile, and all of a block. */
+/* Consumer warpgroups that share a tile, and all of a block. */
 static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
-static int math_groups(const struct hopper *h) { return h->tile->alternates ? 2 : tile_groups(h); }
+static int consumer_groups(const struct hopper *h) { return tile_is_pingpong(h->tile) ? 2 : tile_groups(h); }
 
+/* As product/hopper/pipeline.cuh lays it out. */
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    int slab = 16 * hopper_slab_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
-    int slabs = h->store ? math_groups(h) * 4 * h->slabs_in_flight * slab : 0;
-    int brought = h->brings ? math_groups(h) * 4 * (int)sizeof(int64_t) : 0;
-    int landing = tile->parts > 1    ? tile->rows / 2 * tile->columns * (int)sizeof(float) + BARRIER_BYTES
-                  : tile->alternates ? BARRIER_BYTES
-                                     : 0;
-    int parts = math_groups(h) * 4 * h->c.finish.totals[SPAN_COLUMN].count * tile->columns * (int)sizeof(float);
-    return brought + h->stages * ((tile->rows + tile->columns) * HOPPER_DEPTH_BYTES + BARRIER_BYTES) + slabs + landing +
-           parts;
+    int warps = consumer_groups(h) * 4, sum_bytes = (int)sizeof(float);
+    int slots = h->stages * ((tile->rows + tile->columns) * HOPPER_K_BYTES + BARRIER_BYTES);
+    int epilogue_tile = 16 * hopper_epilogue_columns(h) * hopper_result_bytes(h) * (h->second ? 2 : 1);
+    int staging = h->store ? warps * h->epilogue_tiles * epilogue_tile : 0;
+    int exchange = tile_splits(tile) > 1 ? tile->rows / 2 * tile->columns * sum_bytes : 0;
+    int partials = warps * h->c.epilogue.spans[SPAN_COLUMN].count * tile->columns * sum_bytes;
+    int own_barriers = tile_splits(tile) > 1 || tile_is_pingpong(tile) ? BARRIER_BYTES : 0;
+    int aux_barriers = h->has_aux_load ? warps * (int)sizeof(int64_t) : 0;
+    return slots + staging + exchange + partials + own_barriers + aux_barriers;
 }
 
-/* Slabs for a whole tile, where the operand lies that is brought: at the cost of stages. */
-static bool fits_operand(struct hopper *h) {
-    h->brings = true; /* and its barriers */
+/* Epilogue tiles for a whole tile, where an operand is loaded that lies like the result: at the cost of stages. */
+static bool fits_aux_load(struct hopper *h) {
+    h->has_aux_load = true; /* and its barriers */
     h->stages = h->tile->stages;
-    h->slabs_in_flight = h->tile->row_blocks * h->tile->columns / hopper_slab_columns(h);
+    h->epilogue_tiles = h->tile->row_blocks * h->tile->columns / hopper_epilogue_columns(h);
     while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
         h->stages--;
     return shared_bytes(h) <= SHARED_MAX;
 }
 
-/* The first operand that lies as the result does is copied into the slabs that results leave from. */
-static void plan_brought(struct hopper *h) {
-    for (int k = 0; k < h->c.finish.count && h->stores_boxes && h->tile->parts == 1 && !h->second; k++) {
-        h->brings = finish_lies_alike(&h->c, k, h->store) && fits_operand(h);
-        if (h->brings) {
-            h->brought = k;
-            h->c.finish.at[k].is_brought = true;
+/* The first operand that lies as the result does is copied into the epilogue tiles that results leave from. */
+static void plan_aux_load(struct hopper *h) {
+    for (int k = 0; k < h->c.epilogue.count && h->stores_boxes && tile_splits(h->tile) == 1 && !h->second; k++) {
+        h->has_aux_load = epilogue_lies_alike(&h->c, k, h->store) && fits_aux_load(h);
+        if (h->has_aux_load) {
+            h->auxiliary = k;
+            h->c.epilogue.at[k].is_auxiliary = true;
             return;
         }
     }
@@ -209,45 +217,45 @@ static void plan_brought(struct hopper *h) {
 
 void hopper_fit(struct hopper *h) {
     h->stages = h->tile->stages;
-    h->slabs_in_flight = 2;
+    h->epilogue_tiles = 2;
     if (shared_bytes(h) > SHARED_MAX)
-        h->slabs_in_flight = 1;
+        h->epilogue_tiles = 1;
     if (shared_bytes(h) > SHARED_MAX)
         h->stages--;
 }
 
 /* Whether the result is a matrix per batch entry, as the copy engine stores them. */
 static bool stores_boxes(const struct hopper *h) {
-    return h->store && h->c.phase_count == 0 && h->c.finish.digit_count[ROW] <= 1 &&
-           h->c.finish.digit_count[BATCH] <= 1;
+    return h->store && h->c.phase_count == 0 && h->c.epilogue.mode_count[ROW] <= 1 &&
+           h->c.epilogue.mode_count[BATCH] <= 1;
 }
 
 /* Clusters that work at one time: a whole number of rows of tiles where each keeps to its column. */
 static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
     int64_t clusters = device->cuda.multiprocessors / h->tile->cluster;
     clusters = tiles < clusters ? tiles : clusters;
-    return h->stays ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
+    return h->keeps_column ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
 }
 
-/* Where parts of totals go: a line of columns per group of warps, of each tile or of all that it makes; a line of rows per
-   column of tiles; and what each warp has seen of all. */
-static void plan_totals(struct hopper *h, const struct device *device) {
-    const struct totals *totals = h->c.finish.totals;
+/* Where partial sums of reductions go: a line of columns per consumer warpgroup, of each tile or of all that it makes;
+   a line of rows per column of tiles; and what each warp has seen of all. */
+static void plan_reductions(struct hopper *h, const struct device *device) {
+    const struct reduced_span *spans = h->c.epilogue.spans;
     int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, tiles_n = hopper_tiles_along(h, COLUMN);
-    int64_t batches = digits_extent(&h->c.digits[BATCH]);
-    h->stays = totals[SPAN_COLUMN].count > 0 && !totals[SPAN_COLUMN].keeps_batch &&
-               clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
+    int64_t batches = modes_extent(&h->c.modes[BATCH]);
+    h->keeps_column = spans[SPAN_COLUMN].count > 0 && !spans[SPAN_COLUMN].keeps_batch &&
+                      clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
     int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
     int64_t rows_of_tiles = hopper_tiles_along(h, ROW) * h->tile->cluster * batches;
-    h->lines[SPAN_COLUMN] = h->stays ? blocks / tiles_n * math_groups(h) : rows_of_tiles * tile_groups(h);
+    h->lines[SPAN_COLUMN] = h->keeps_column ? blocks / tiles_n * consumer_groups(h) : rows_of_tiles * tile_groups(h);
     h->lines[SPAN_ROW] = tiles_n * batches;
-    h->lines[SPAN_ALL] = blocks * math_groups(h) * 4;
+    h->lines[SPAN_ALL] = blocks * consumer_groups(h) * 4;
 }
 
 /* Two results of 16 bits leave side by side, where the copy engine stores both. */
 static void plan_second(struct hopper *h) {
-    const struct finisher *stores[2];
-    if (h->store || h->splits > 1 || finish_find_stored(&h->c, 2, stores) != 2)
+    const struct epilogue_operand *stores[2];
+    if (h->store || h->splits > 1 || epilogue_find_stored(&h->c, 2, stores) != 2)
         return;
     h->store = stores[0];
     h->stores_boxes = stores_boxes(h);
@@ -257,71 +265,85 @@ static void plan_second(struct hopper *h) {
         h->store = NULL;
 }
 
-/* How sums end: through slabs in shared memory, if need be at the cost of a slab or a stage; else in runs from registers. */
-static void plan_end(struct hopper *h) {
+/* How sums leave: through epilogue tiles in shared memory, if need be at the cost of one or of a stage; else in runs
+   from registers. */
+static void plan_epilogue(struct hopper *h) {
     h->store = h->splits > 1 ? NULL : hopper_find_store(h);
     h->stores_boxes = stores_boxes(h);
     plan_second(h);
     if (h->store)
-        h->c.finish.run = 2; /* as the sums lie */
-    else if (h->c.finish.lead == ROW)
-        h->c.finish.run = 1; /* neighbours of a column are in other threads */
-    else if (h->c.finish.reducer_count > 0)
-        h->c.finish.run = h->c.finish.run > 1 ? 2 : 1;
-    plan_brought(h);
+        h->c.epilogue.run = 2; /* as the sums lie */
+    else if (h->c.epilogue.lead == ROW)
+        h->c.epilogue.run = 1; /* neighbours of a column are in other threads */
+    else if (h->c.epilogue.reduction_count > 0)
+        h->c.epilogue.run = h->c.epilogue.run > 1 ? 2 : 1;
+    plan_aux_load(h);
 }
 
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
-    bool is_wide = math_groups(h) > 2,
-         is_deep = tile->alternates || h->c.before_count > 0 || (tile->row_blocks + h->promotes) * tile->columns > 256;
     print_constant(print, "BLOCK_M", tile->rows);
     print_constant(print, "BLOCK_N", tile->columns);
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
     print_constant(print, "STAGES", h->stages);
+    print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
-    print_constant(print, "BRINGS", h->brings);
     print_constant(print, "RESULTS", h->second ? 2 : 1);
-    print_constant(print, "SLABS_IN_FLIGHT", h->store ? h->slabs_in_flight : 1);
-    print_constant(print, "CLUSTER", tile->cluster);
-    print_constant(print, "PARTS", tile->parts);
-    print_constant(print, "ALTERNATES", tile->alternates);
-    print_constant(print, "PROMOTES", h->promotes);
-    print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
-    print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
-    print_constant(print, "STAYS", h->stays);
-    print_constant(print, "TOTALS_OF_SLABS", h->c.finish.totals_stored);
-    print_constant(print, "ENDS_IN_PAIRS", h->c.finish.lead == ROW || h->c.finish.reducer_count > 0);
-    totals_print_kinds(print, &h->c);
-    print_constant(print, "LOADER_REGISTERS", is_wide ? 32 : is_deep ? 40 : 56);
-    print_constant(print, "MATH_REGISTERS", is_wide ? 160 : is_deep ? 232 : 224);
+    print_constant(print, "AUX_LOAD", h->has_aux_load);
+    print_constant(print, "EPILOGUE_TILES", h->store ? h->epilogue_tiles : 1);
+    print_constant(print, "KEEPS_COLUMN", h->keeps_column);
+    print_constant(print, "REDUCES_STAGED", h->c.epilogue.reduces_stored);
+    if (h->promotes) {
+        print_constant(print, "HAS_SCALES", hopper_is_scaled(h));
+        print_constant(print, "SCALE_COLUMNS", hopper_scale_columns(h, tile));
+    }
+    reductions_print_kinds(print, &h->c);
 }
 
-void hopper_print_walk(struct kernel_print *print, const struct hopper *h, const struct device *device, int64_t batches,
-                       int64_t rows, int64_t columns) {
+weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel *kernel, const struct hopper *h,
+                                 struct arena *arena) {
+    const struct hopper_tile *tile = h->tile;
+    bool is_split = tile_splits(tile) > 1;
+    if (is_split && h->promotes)
+        return kernel_finish(print, kernel, "product/hopper/product_cluster_split_promoted_sm90.cuh",
+                             "product_cluster_split_promoted_sm90", arena);
+    if (is_split)
+        return kernel_finish(print, kernel, "product/hopper/product_cluster_split_sm90.cuh",
+                             "product_cluster_split_sm90", arena);
+    if (h->promotes)
+        return kernel_finish(print, kernel, "product/hopper/product_promoted_sm90.cuh", "product_promoted_sm90", arena);
+    if (h->c.before_count > 0)
+        return kernel_finish(print, kernel, "product/hopper/product_prologue_sm90.cuh", "product_prologue_sm90", arena);
+    if (tile_is_pingpong(tile))
+        return kernel_finish(print, kernel, "product/hopper/product_pingpong_sm90.cuh", "product_pingpong_sm90", arena);
+    return kernel_finish(print, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
+}
+
+void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
+                            int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
     int64_t height = (int64_t)tile->rows * tile->cluster;
     int64_t tiles_m = divide_up(rows, height), tiles_n = divide_up(columns, tile->columns);
-    int64_t band = hopper_band(h, device, tiles_m, tiles_n);
+    int64_t raster_rows = hopper_raster_rows(h, device, tiles_m, tiles_n);
     print_number(print, rows, "rows");
     print_number(print, columns, "columns");
     print_number(print, h->steps, "steps");
     print_number(print, tiles_m, "tiles_m");
     print_number(print, batches * tiles_m * tiles_n * h->splits, "tiles");
     print_divisor(print, tiles_m * tiles_n, "tiles_per_entry");
-    print_number(print, band, "band_tiles");
-    print_divisor(print, band * tiles_n, "tiles_per_band");
+    print_number(print, raster_rows, "raster_rows");
+    print_divisor(print, raster_rows * tiles_n, "tiles_per_raster_group");
     print_divisor(print, batches, "batches");
 }
 
-static void print_totals(struct kernel_print *print, const struct hopper *h) {
-    int64_t batches = digits_extent(&h->c.digits[BATCH]);
+static void print_partials(struct kernel_print *print, const struct hopper *h) {
+    int64_t batches = modes_extent(&h->c.modes[BATCH]);
     for (int span = 0; span < SPANS; span++) {
-        if (h->c.finish.totals[span].count == 0)
+        if (h->c.epilogue.spans[span].count == 0)
             continue;
-        totals_print_parts(print, &h->c, h->lines, (enum span)span);
+        reductions_print_partials(print, &h->c, h->lines, (enum span)span);
         print_number(print, h->lines[span] / batches, named("%s_lines_per_entry", span_names[span]).text);
         if (span == SPAN_COLUMN)
             print_number(print, hopper_tiles_along(h, COLUMN), "tiles_n");
@@ -330,85 +352,85 @@ static void print_totals(struct kernel_print *print, const struct hopper *h) {
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
-    int64_t blocks = (int64_t)tile->cluster * tile->parts, clusters = clusters_at_work(h, device, tiles);
-    kernel->grid[0] = (uint32_t)((tile->parts > 1 ? tiles : clusters) * blocks);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)(1 + math_groups(h)) * WARPGROUP;
+    int64_t blocks = (int64_t)tile->cluster * tile_splits(tile), clusters = clusters_at_work(h, device, tiles);
+    contraction_set_launch(kernel, (tile_splits(tile) > 1 ? tiles : clusters) * blocks,
+                           (1 + consumer_groups(h)) * WARPGROUP, shared_bytes(h));
     kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
     kernel->is_dependent = true;
-    kernel->shared_bytes = (uint32_t)shared_bytes(h);
 }
 
+/* The order of printing is that of the text: later functions call earlier ones. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device,
                                 struct arena *arena) {
     struct kernel_print print;
     struct prologue prologue;
     kernel_print_init(&print, h->c.region);
     /* Signed, so that the compiler may take constants out of sums of indices and keep few addresses. */
-    text_add(&print.constants, "using sum_t = %s;\nusing index = i32;\n", arithmetic_rows[h->c.arithmetic].sum);
+    print_type(&print, "sum_t", arithmetic_rows[h->c.arithmetic].sum);
+    text_add(&print.constants, "using index = i32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(&print, "LEAD_IS_ROW", h->c.finish.lead == ROW);
+    print_constant(&print, "LEAD_IS_ROW", h->c.epilogue.lead == ROW);
     hopper_print_tile(&print, h);
     hopper_print_maps(&print, h);
-    hopper_print_factors(&print, h);
+    hopper_print_operands(&print, h);
     hopper_print_scales(&print, h);
     TRY(find_prologue(&prologue, h));
     prologue_print(&print, &prologue);
-    wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.factor[FACTOR_A].tensor->type,
-                (weftDataType_t)h->c.factor[FACTOR_B].tensor->type,
-                h->c.before_count > 0           ? WGMMA_A_HELD
-                : h->view[FACTOR_A].along_depth ? WGMMA_A_ALONG
-                                                : WGMMA_A_TURNED,
-                !h->view[FACTOR_B].along_depth);
-    hopper_print_walk(&print, h, device, digits_extent(&h->c.digits[BATCH]), digits_extent(&h->c.digits[ROW]),
-                      digits_extent(&h->c.digits[COLUMN]));
-    print_totals(&print, h);
-    contraction_print_end(&print, &h->c);
+    wgmma_print(&print.code, h->tile->columns, (weftDataType_t)h->c.operand[OPERAND_A].tensor->type,
+                (weftDataType_t)h->c.operand[OPERAND_B].tensor->type,
+                h->c.before_count > 0           ? WGMMA_A_REGISTERS
+                : h->view[OPERAND_A].is_k_major ? WGMMA_A_K_MAJOR
+                                                : WGMMA_A_MN_MAJOR,
+                !h->view[OPERAND_B].is_k_major);
+    hopper_print_scheduler(&print, h, device, modes_extent(&h->c.modes[BATCH]), modes_extent(&h->c.modes[ROW]),
+                           modes_extent(&h->c.modes[COLUMN]));
+    print_partials(&print, h);
+    contraction_print_epilogue(&print, &h->c);
     if (h->store)
         hopper_print_result(&print, h);
-    TRY(kernel_finish(&print, kernel, "product/hopper/product_sm90.cuh", "hopper", arena));
+    TRY(hopper_build_kernel(&print, kernel, h, arena));
     hopper_launch(kernel, h, device, hopper_tiles(h, h->tile) * h->splits);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The sentence of explain(). */
 static weftStatus_t describe(struct step *step, const struct hopper *h, struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
     int behind = 0;
     for (int i = 0; i < h->c.region->count; i++)
         behind += contraction_is_behind(&h->c, region_node(h->c.region, i));
-    bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
+    bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
         "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
-        tile->columns, h->is_turned ? " turned" : "",
-        tile->parts > 1    ? " in two parts"
-        : tile->alternates ? " in turn"
-                           : "",
-        h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->depth_is_pixels ? " of pixels" : "",
+        tile->columns, h->is_swapped ? " swapped" : "",
+        tile_splits(tile) > 1    ? " split over clusters"
+        : tile_is_pingpong(tile) ? " in ping-pong"
+                                 : "",
+        h->stages, tile->cluster, h->splits, has_image ? "image" : "matrix", h->k_is_pixels ? " of pixels" : "",
         hopper_is_scaled(h)     ? ", scaled by blocks"
-        : h->c.before_count > 0 ? ", prepared"
+        : h->c.before_count > 0 ? ", prologue"
         : h->promotes           ? ", promoted"
                                 : "",
-        h->store ? ", staged" : "", h->c.finish.reducer_count ? ", totals" : "", behind);
+        h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "", behind);
 }
 
+/* The kernel of tiles, then what combines splits or partial sums of reductions. */
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
                               struct arena *arena, bool narrows) {
     struct hopper h;
-    struct cuda_step *state;
+    struct cuda_kernel *kernel;
     TRY(analyse(&h, &step->region, device, knobs, narrows));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
     step->seconds = h.seconds;
-    if (contraction_elements(&h.c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    state->count = 1;
+    TRY(contraction_add_kernel(&kernel, step, &h.c, arena));
+    if (!kernel)
+        return WEFT_STATUS_SUCCESS;
     if (h.splits > 1)
         TRY(contraction_add_combine(step, &h.c, arena));
-    plan_end(&h); /* after the other kernel, which has runs of its own */
-    plan_totals(&h, device);
-    TRY(build_tiles(&state->kernels[0], &h, device, arena));
-    TRY(totals_build(step, &h.c, h.lines, arena));
+    plan_epilogue(&h); /* after the other kernel, which has runs of its own */
+    plan_reductions(&h, device);
+    TRY(build_tiles(kernel, &h, device, arena));
+    TRY(reductions_build(step, &h.c, h.lines, arena));
     return describe(step, &h, arena);
 }
 
@@ -430,7 +452,7 @@ static const struct knob knobs[] = {
 
 const struct family cuda_hopper = {
     .name = "cuda.hopper",
-    .doc = "a matmul or convolution of factors of 16 or 8 bits, pointwise operations and reductions behind it, on "
+    .doc = "a matmul or convolution of operands of 16 or 8 bits, pointwise operations and reductions behind it, on "
            "Hopper's "
            "tensor cores",
     .wants_boxes = true,

@@ -1,40 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The patch family of Hopper: convolutions of stride 1, data gradients, and the pointwise operations behind them that
-   know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more than
-   L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once. Where that does not pay, the Hopper family
-   takes it. */
+   know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more
+   than L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once. Where that does not pay, the
+   Hopper family takes it. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
+/* What the kernel is made for. */
 enum {
-    TAPS_MAX = 49,
-    CHANNELS = 64, /* of a block: rows of 128 bytes */
-    FILTER_BYTES = 64 * CHANNELS * 2,
-    PIXEL_BYTES = CHANNELS * 2,
-    PIXELS_MAX = 256,              /* columns of wgmma, and what the copy engine takes along a dimension */
-    PIXELS_MAX_BROUGHT = 240,      /* where an operand is in registers, too, */
-    PIXELS_MAX_BROUGHT_MORE = 208, /* and totals, or addresses of rows that begin anywhere in an octet */
-    PIXELS_MAX_BROUGHT_PREPARED = 128,
-    PATCHES_LEAST = 3,
-    PATCHES_MOST = 8,
-    FILTERS_LEAST = 4,
-    RESULTS_MOST = 2,
-    STAYING_TILES = 8, /* of filters, that blocks may keep to for totals */
-    FILTERS_MOST = 9,
-    TILE_HEIGHTS = 6,
-    TILE_WIDTHS = 12,
-    TILES = TILE_HEIGHTS * TILE_WIDTHS,
-    PHASES_MAX = 4, /* maps of results */
-    MATH_GROUPS = 2,
+    CONSUMER_GROUPS = 2, /* warpgroups, each with a tile of pixels */
     THREADS = 384,
-    SHARED_MAX = 232448,
+    CHANNELS = 64,                    /* of a block: rows of 128 bytes */
+    PIXEL_BYTES = CHANNELS * 2,       /* of one block */
+    FILTER_BYTES = 64 * CHANNELS * 2, /* of one tap: 64 filters of one block of channels */
+    TAPS_MAX = 49,                    /* of a filter: 7 x 7 */
+    PHASES_MAX = 4,                   /* of a data gradient with strides: as many maps of results */
+    KEPT_FILTER_TILES_MAX = 8,        /* of 64 filters, one of which each block keeps to where it reduces them */
+    SHARED_MAX = 232448,              /* bytes that a block can have */
 };
 
-static const double POWERED_CLOCK = 1.54e9, LAUNCH_SECONDS = 1e-6, MEMORY_SHARE = 0.85, UNHIDDEN_SHARE = 0.2;
-static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.97, END_CLOCKS = 400, FILL_BYTES_PER_CLOCK = 76;
-static const double PREPARING_CLOCKS = 11;        /* of 64 channels of a pixel of both tiles */
+/* Pixels of a tile, columns of the product: what wgmma makes, and what the copy engine takes along a dimension. Fewer
+   where an epilogue operand is in registers, too; and reductions, or addresses of rows that begin anywhere in an octet;
+   and a prologue. */
+enum { PIXELS_MAX = 256, PIXELS_MAX_AUX = 240, PIXELS_MAX_AUX_MORE = 208, PIXELS_MAX_AUX_PREPARED = 128 };
+
+/* Slots in shared memory; of results, for each warpgroup. */
+enum { PATCHES_LEAST = 3, PATCHES_MOST = 8, FILTERS_LEAST = 4, FILTERS_MOST = 9, RESULTS_MOST = 2 };
+
+/* Of the table of tiles. */
+enum { TILE_HEIGHTS = 6, TILE_WIDTHS = 12, TILES = TILE_HEIGHTS * TILE_WIDTHS };
+
+/* Fitted to convolutions of the benchmark on an H200; clocks are those of a multiprocessor. */
+static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, when all multiprocessors work */
+static const double LAUNCH_SECONDS = 1e-6;
+static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
+static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of computing and moving */
+static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
+static const double EFFICIENCY = 0.97;            /* of that, what the main loop reaches */
+static const double FILL_BYTES_PER_CLOCK = 76;    /* from L2 */
 static const double SHARED_BYTES_PER_CLOCK = 120; /* into shared memory and out of it */
+static const double PREPARING_CLOCKS = 11;        /* of a prologue, for 64 channels of a pixel of both tiles */
+static const double END_CLOCKS = 400;             /* of a tile's epilogue, behind the next one's products; */
 static const double EXPOSED_END_CLOCKS = 1800;    /* where no patch is on its way meanwhile */
 
 /* Of tiles; 0: as many lines as one product covers. */
@@ -60,23 +67,25 @@ struct patch {
     struct axis axis[2];                 /* lines, columns */
     const struct conv_operand *in, *out; /* of the images */
     int64_t channels, filters, blocks;
-    const struct finisher *store;
-    struct finisher *brought;                /* behind the sum, comes to where the result leaves from; or NULL */
+    const struct epilogue_operand *store;
+    struct epilogue_operand *auxiliary;      /* behind the sum, is loaded to where the result leaves from; or NULL */
     bool is_planar;                          /* the result lies pixel by pixel, one filter after another */
     int lines, columns;                      /* of a tile */
     int patch_h, pitch;                      /* pixels of its patch */
     int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
     bool is_resident;
     int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
-    int64_t total_lines[SPANS];                    /* of parts of totals in the workspace */
+    int64_t lines_of_partials[SPANS];              /* of partial sums in the workspace */
     double seconds;
 };
 
+/* Of the filter; phases see a share of them each. */
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting ----------------------------------------------------------------------------------------------------
+   */
 
 static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
     return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
@@ -87,6 +96,7 @@ static bool operand_is_aligned(const struct conv_operand *o) {
     return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]);
 }
 
+/* What is stored, which is not the product's own result where operations follow. */
 static const struct tensor *result_of(const struct patch *h) {
     return h->c.region->graph->values[h->store->value].tensor;
 }
@@ -105,14 +115,14 @@ static bool image_is_aligned(const struct tensor *tensor) {
 }
 
 /* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. */
-static const struct finisher *find_planar(const struct patch *h) {
-    const struct finish *finish = &h->c.finish;
-    const struct finisher *found = NULL;
-    for (int k = 0; k < finish->count; k++)
-        if (finish->at[k].role == FINISH_STORE) {
-            if (found || dtype_bytes(finish->at[k].type, 1) != 2 || h->c.phase_count > 0)
+static const struct epilogue_operand *find_planar(const struct patch *h) {
+    const struct epilogue *epilogue = &h->c.epilogue;
+    const struct epilogue_operand *found = NULL;
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_STORE) {
+            if (found || dtype_bytes(epilogue->at[k].type, 1) != 2 || h->c.phase_count > 0)
                 return NULL;
-            found = &finish->at[k];
+            found = &epilogue->at[k];
         }
     const struct tensor *tensor = found ? h->c.region->graph->values[found->value].tensor : NULL;
     int64_t last = found ? tensor->dims.count - 1 : 0;
@@ -122,6 +132,7 @@ static const struct finisher *find_planar(const struct patch *h) {
     return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
 }
 
+/* One group in two dimensions: patches are rectangles of one image. */
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) <= TAPS_MAX;
@@ -134,6 +145,7 @@ static weftStatus_t check_shape(const struct patch *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The layout, too: boxes of 64 channels in, one box of results out. */
 static weftStatus_t check_types(const struct patch *h) {
     weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
     bool is_half = dtype_is_half(a) && a == b;
@@ -144,65 +156,66 @@ static weftStatus_t check_types(const struct patch *h) {
     if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
         (!h->is_planar && !image_is_aligned(result_of(h))))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: factors must be channels last and aligned to 16 bytes, with one result of 16 bits.",
+             "%s: operands must be channels last and aligned to 16 bytes, with one result of 16 bits.",
              descriptor_label(h->c.node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The first operand behind the sum that lies as the result does. */
-static void find_brought(struct patch *h) {
-    struct finish *finish = &h->c.finish;
-    bool has_pairs = finish->digit_count[ROW] > 0;
-    for (int k = 0; k < finish->count && has_pairs && h->store && !h->is_planar && !h->brought; k++)
-        if (finish_lies_alike(&h->c, k, h->store) &&
-            image_is_aligned(h->c.region->graph->values[finish->at[k].value].tensor)) {
-            h->brought = &finish->at[k];
-            h->brought->is_brought = true;
+static void find_auxiliary(struct patch *h) {
+    struct epilogue *epilogue = &h->c.epilogue;
+    bool has_pairs = epilogue->mode_count[ROW] > 0;
+    for (int k = 0; k < epilogue->count && has_pairs && h->store && !h->is_planar && !h->auxiliary; k++)
+        if (epilogue_lies_alike(&h->c, k, h->store) &&
+            image_is_aligned(h->c.region->graph->values[epilogue->at[k].value].tensor)) {
+            h->auxiliary = &epilogue->at[k];
+            h->auxiliary->is_auxiliary = true;
         }
 }
 
 /* Whether a reduction reads the result, in the region already or not yet. */
-static bool is_totalled(const struct patch *h) {
+static bool is_reduced(const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct value *value = &graph->values[h->store->value];
     for (int i = 0; i < value->readers; i++)
-        if (totals_serve(&graph->nodes[value->read_by[i]]))
+        if (reductions_serve(&graph->nodes[value->read_by[i]]))
             return true;
     return false;
 }
 
 /* What else is read behind the sum may depend on the filter, not on the pixel. */
 static weftStatus_t check_end(const struct patch *h) {
-    const struct finish *finish = &h->c.finish;
-    for (int k = 0; k < finish->count; k++) {
-        bool knows_pixels = finish->at[k].role != FINISH_LOAD && finish->at[k].role != FINISH_TOTAL;
+    const struct epilogue *epilogue = &h->c.epilogue;
+    for (int k = 0; k < epilogue->count; k++) {
+        bool knows_pixels = epilogue->at[k].role != EPILOGUE_LOAD && epilogue->at[k].role != EPILOGUE_REDUCED;
         for (int index = BATCH; index <= ROW; index++)
-            for (int d = 0; d < finish->digit_count[index]; d++)
-                knows_pixels = knows_pixels || finish->at[k].strides[index][d] != 0;
+            for (int d = 0; d < epilogue->mode_count[index]; d++)
+                knows_pixels = knows_pixels || epilogue->at[k].strides[index][d] != 0;
         /* Limits of phases are the maps' to keep. */
-        if (knows_pixels && &finish->at[k] != h->store && &finish->at[k] != h->brought &&
-            finish->at[k].role != FINISH_LIMIT)
+        if (knows_pixels && &epilogue->at[k] != h->store && &epilogue->at[k] != h->auxiliary &&
+            epilogue->at[k].role != EPILOGUE_LIMIT)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
                  "%s: only operations that read nothing, a number per filter, or one tensor that lies as the result "
                  "does, are fused behind it here.",
                  descriptor_label(h->c.node->op));
     }
-    if (taps_of(h) == 1 && (!h->brought || !is_totalled(h)))
+    if (taps_of(h) == 1 && (!h->auxiliary || !is_reduced(h)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: a single tap is for reductions behind it that read a tensor that lies as the result does, too; else "
              "the Hopper family is as fast.",
              descriptor_label(h->c.node->op));
-    bool is_other = finish->totals[SPAN_ROW].count > 0 || h->c.phase_count > 0,
-         stays = finish->totals[SPAN_COLUMN].count > 0;
-    if (finish->reducer_count > 0 && (is_other || (stays && h->filters > STAYING_TILES * 64)))
+    bool is_other = epilogue->spans[SPAN_ROW].count > 0 || h->c.phase_count > 0,
+         stays = epilogue->spans[SPAN_COLUMN].count > 0;
+    if (epilogue->reduction_count > 0 && (is_other || (stays && h->filters > KEPT_FILTER_TILES_MAX * 64)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: reductions of its result, to one number or per filter, of at most %d filters, and of one phase, are "
              "fused behind it here.",
-             descriptor_label(h->c.node->op), STAYING_TILES * 64);
+             descriptor_label(h->c.node->op), KEPT_FILTER_TILES_MAX * 64);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- What is seen ------------------------------------------------------------------------------------------------- */
+/* ---- What is seen -------------------------------------------------------------------------------------------------
+   */
 
 /* Corner and reach over all phases; false where a phase sees nothing. */
 static bool settle(struct axis *axis) {
@@ -223,6 +236,7 @@ static bool settle(struct axis *axis) {
     return true;
 }
 
+/* Forwards there is one phase, which sees all taps. */
 static void find_forward(struct axis *axis, const struct conv_geometry *g, int i) {
     *axis = (struct axis){.phases = 1, .step = 1, .move = g->dilation[i], .positions = g->y.size[i]};
     axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
@@ -244,6 +258,7 @@ static void find_backward(struct axis *axis, const struct conv_geometry *g, int 
     }
 }
 
+/* A flipped filter is read from its last tap on. */
 static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
     (g->direction == CONV_FORWARD ? find_forward : find_backward)(axis, g, i);
     if (g->flip) {
@@ -254,24 +269,27 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
     return settle(axis);
 }
 
-/* ---- The tile ----------------------------------------------------------------------------------------------------- */
+/* ---- The tile -----------------------------------------------------------------------------------------------------
+   */
 
 static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
 
+/* The 128-byte swizzle wants slots at multiples of 1024 bytes. */
 static int slot_bytes(int pixels) { return round_up(pixels * PIXEL_BYTES, 1024); }
 
 /* Pixels of a result, and one that nobody wants. */
 static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
 
-/* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place. */
+/* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place.
+   */
 static int patch_pixels(const struct patch *h) {
     int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
     return max64(max64(read, h->patch_h * h->pitch), result_pixels(h));
 }
 
 static int shared_bytes(const struct patch *h) {
-    int places = MATH_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * places + 1;
-    int results = h->brought ? places * slot_bytes(result_pixels(h)) : 0;
+    int slots = CONSUMER_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * slots + 1;
+    int results = h->auxiliary ? slots * slot_bytes(result_pixels(h)) : 0;
     return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
 }
 
@@ -290,7 +308,7 @@ static bool fit_slots(struct patch *h) {
 /* Tiles of one block end soon: what is brought to the next one shall be on its way by then. */
 static bool plan_slots(struct patch *h) {
     h->is_resident = h->blocks == 1;
-    for (h->result_slots = h->brought && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
+    for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
         if (fit_slots(h))
             return true;
     return false;
@@ -301,21 +319,23 @@ static double largest(double a, double b, double c) {
     return most > c ? most : c;
 }
 
+/* The longest of products, copies into shared memory and traffic of shared memory, for each wave of items; or moving
+   all bytes. */
 static double predict(const struct patch *h, const struct device *device) {
     double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
     double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
-    double products = (double)pixels_of(h) * 64 * MATH_GROUPS * CHANNELS * taps;
-    double fill = MATH_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
-    double read = MATH_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
+    double products = (double)pixels_of(h) * 64 * CONSUMER_GROUPS * CHANNELS * taps;
+    double fill = CONSUMER_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
+    double read = CONSUMER_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
     double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
     if (h->c.before_count > 0)
         step += PREPARING_CLOCKS * h->patch_h * h->pitch;
-    double end = h->brought || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
+    double end = h->auxiliary || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
     double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
-    double bytes = (double)(tensor_bytes(h->in->tensor) + (h->brought ? 2 : 1) * tensor_bytes(result_of(h)));
+    double bytes = (double)(tensor_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
@@ -336,14 +356,14 @@ static bool set_tile(struct patch *h, int tile) {
     h->pitch = columns + (int)h->axis[1].reach;
     h->tiles_p = divide_up(h->axis[0].positions, lines);
     h->tiles_q = divide_up(h->axis[1].positions, columns);
-    h->items = divide_up(h->g.n * h->tiles_p * h->tiles_q, MATH_GROUPS) * h->filter_tiles;
-    int most = !h->brought                                          ? PIXELS_MAX
-               : h->c.before_count > 0                              ? PIXELS_MAX_BROUGHT_PREPARED
-               : h->c.finish.reducer_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_BROUGHT_MORE
-                                                                    : PIXELS_MAX_BROUGHT;
+    h->items = divide_up(h->g.n * h->tiles_p * h->tiles_q, CONSUMER_GROUPS) * h->filter_tiles;
+    int most = !h->auxiliary                                            ? PIXELS_MAX
+               : h->c.before_count > 0                                  ? PIXELS_MAX_AUX_PREPARED
+               : h->c.epilogue.reduction_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_AUX_MORE
+                                                                        : PIXELS_MAX_AUX;
     bool leaves = !h->is_planar || (columns % 8 == 0 && h->pitch % 2 == 0);
     return leaves && h->patch_h <= PIXELS_MAX && h->pitch <= PIXELS_MAX && pixels_of(h) <= most && plan_slots(h) &&
-           h->items < INT32_MAX / MATH_GROUPS / PHASES_MAX;
+           h->items < INT32_MAX / CONSUMER_GROUPS / PHASES_MAX;
 }
 
 /* The least predicted time over a table, so that few kernels serve images of all sizes. */
@@ -370,14 +390,16 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
 static weftStatus_t take_prologue(struct patch *h) {
     const struct contraction *c = &h->c;
     struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
-    if (c->factor[FACTOR_A].scaling || c->factor[FACTOR_B].scaling || c->factor[FACTOR_B].prepared != NOTHING_BEFORE)
+    if (c->operand[OPERAND_A].scaling || c->operand[OPERAND_B].scaling ||
+        c->operand[OPERAND_B].prepared != NOTHING_BEFORE)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
              descriptor_label(c->node->op));
-    in->tensor = c->factor[FACTOR_A].tensor;
+    in->tensor = c->operand[OPERAND_A].tensor;
     h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
     return prologue_find(&h->prologue);
 }
 
+/* Fills in all of a patch: what is computed, then what is read, then the tile. */
 static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     TRY(hopper_check_device(device, "patch family"));
@@ -394,11 +416,11 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     TRY(check_shape(h));
     TRY(take_prologue(h));
     TRY(contraction_settle(&h->c, device));
-    h->store = finish_find_half(&h->c);
+    h->store = epilogue_find_half(&h->c);
     h->is_planar = !h->store && find_planar(h);
     h->store = h->is_planar ? find_planar(h) : h->store;
     TRY(check_types(h));
-    find_brought(h);
+    find_auxiliary(h);
     TRY(check_end(h));
     bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
     if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
@@ -407,12 +429,14 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     if (!plan(h, device, knobs))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: patches of its image and its filters do not fit in shared memory",
              descriptor_label(h->c.node->op));
-    h->c.finish.totals_stored = h->c.finish.reducer_count > 0 && totals_read_only(&h->c, h->store->value);
-    h->c.finish.lead = ROW; /* a thread has pairs of pixels */
-    h->c.finish.run = 2;
+    h->c.epilogue.reduces_stored =
+        h->c.epilogue.reduction_count > 0 && reductions_read_only_value(&h->c, h->store->value);
+    h->c.epilogue.lead = ROW; /* a thread has pairs of pixels */
+    h->c.epilogue.run = 2;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The Hopper family reads the image once per tap, and may still be faster. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct patch h;
     TRY(analyse(&h, region, device, NULL));
@@ -420,7 +444,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building -----------------------------------------------------------------------------------------------------
+   */
 
 static void print_structure(struct kernel_print *print, const struct patch *h) {
     const struct conv_geometry *g = &h->g;
@@ -437,13 +462,13 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {h->filter_slots, "FILTER_SLOTS"},
                      {h->result_slots, "RESULT_SLOTS"},
                      {h->is_resident, "IS_RESIDENT"},
-                     {g->direction == CONV_DATA, "IS_TURNED"},
+                     {g->direction == CONV_DATA, "A_IS_MN_MAJOR"},
                      {h->is_planar, "IS_PLANAR"},
                      {phases_of(h) > 1, "HAS_PHASES"},
                      {h->c.before_count > 0, "HAS_PROLOGUE"},
                      {h->channels % 8 == 0, "CHANNELS_ARE_WHOLE"},
-                     {h->brought != NULL, "BRINGS"},
-                     {h->c.finish.totals_stored, "TOTALS_OF_STORED"}};
+                     {h->auxiliary != NULL, "AUX_LOAD"},
+                     {h->c.epilogue.reduces_stored, "REDUCES_STORED"}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -480,9 +505,9 @@ static struct cuda_map planar_map(const struct patch *h) {
 }
 
 /* A phase of the result, or of what lies like it, is an image of its own. */
-static struct cuda_map map_of_phase(const struct patch *h, const struct finisher *finisher, int64_t line,
+static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue_operand *operand, int64_t line,
                                     int64_t column) {
-    const struct tensor *tensor = h->c.region->graph->values[finisher->value].tensor;
+    const struct tensor *tensor = h->c.region->graph->values[operand->value].tensor;
     int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
     int64_t of_line = image_stride(tensor, 1), of_pixel = image_stride(tensor, 2);
     if (h->is_planar)
@@ -490,12 +515,12 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct finisher
     const int64_t dims[] = {h->filters, divide_up(h->out->size[2] - column, columns),
                             divide_up(h->out->size[1] - line, lines), h->g.n};
     const int64_t strides[] = {of_pixel * columns, of_line * lines, image_stride(tensor, 0)};
-    return (struct cuda_map){.form = form_of(finisher->type, dims, strides, h->columns, h->lines, 1),
+    return (struct cuda_map){.form = form_of(operand->type, dims, strides, h->columns, h->lines, 1),
                              .offset = (line * of_line + column * of_pixel) * 2};
 }
 
 /* The phases, those with many taps first: maps of what lies like the result, or what they see. */
-static void print_phases(struct kernel_print *print, const struct patch *h, const struct finisher *mapped,
+static void print_phases(struct kernel_print *print, const struct patch *h, const struct epilogue_operand *mapped,
                          const char *name) {
     int number = 0;
     for (int64_t taps = taps_of(h); taps > 0; taps--)
@@ -516,6 +541,7 @@ static void print_phases(struct kernel_print *print, const struct patch *h, cons
         }
 }
 
+/* Tensor maps come first among the arguments. */
 static void print_maps(struct kernel_print *print, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     const struct conv_operand *x = h->in, *w = &h->g.w;
@@ -524,13 +550,14 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
                          (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
         {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
                          (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
-    print_map(print, h->c.factor[FACTOR_A].value, &maps[0], "x_map");
+    print_map(print, h->c.operand[OPERAND_A].value, &maps[0], "x_map");
     print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
     print_phases(print, h, h->store, "y_map");
-    if (h->brought)
-        print_phases(print, h, h->brought, "b_map");
+    if (h->auxiliary)
+        print_phases(print, h, h->auxiliary, "b_map");
 }
 
+/* The numbers of the item scheduler and of the producer. */
 static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_phases(print, h, NULL, "phase");
     print_number(print, h->axis[0].step, "step_r");
@@ -556,65 +583,70 @@ static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_divisor(print, h->tiles_q, "tiles_q");
 }
 
-/* A block keeps resident filters, and those that it totals, for life. */
+/* A block keeps resident filters, and those that it reduces, for life. */
 static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
     int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
-    if (h->is_resident || h->c.finish.totals[SPAN_COLUMN].count > 0)
+    if (h->is_resident || h->c.epilogue.spans[SPAN_COLUMN].count > 0)
         blocks -= blocks % h->filter_tiles;
     return items < blocks ? items : blocks;
 }
 
-/* Where parts of totals go: a line of filters per math warpgroup of blocks that share them; a number per warp. */
-static void plan_totals(struct patch *h, int64_t blocks) {
-    h->total_lines[SPAN_COLUMN] = blocks / h->filter_tiles * MATH_GROUPS;
-    h->total_lines[SPAN_ALL] = blocks * MATH_GROUPS * 4;
+/* Where partial sums of reductions go: a line of filters per consumer warpgroup of blocks that share them; a number per
+   warp. */
+static void plan_reductions(struct patch *h, int64_t blocks) {
+    h->lines_of_partials[SPAN_COLUMN] = blocks / h->filter_tiles * CONSUMER_GROUPS;
+    h->lines_of_partials[SPAN_ALL] = blocks * CONSUMER_GROUPS * 4;
+}
+
+static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch *h, struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, h->c.region);
+    print_structure(&print, h);
+    print_maps(&print, h);
+    print_numbers(&print, h);
+    for (int span = 0; span < SPANS; span++)
+        if (h->c.epilogue.spans[span].count > 0)
+            reductions_print_partials(&print, &h->c, h->lines_of_partials, (enum span)span);
+    /* Filters are the product's rows, pixels its columns. */
+    wgmma_print(&print.code, pixels_of(h), (weftDataType_t)h->g.w.tensor->type, (weftDataType_t)h->in->tensor->type,
+                h->g.direction == CONV_DATA ? WGMMA_A_MN_MAJOR : WGMMA_A_K_MAJOR, false);
+    reductions_print_kinds(&print, &h->c);
+    if (h->c.epilogue.reduces_stored)
+        reductions_print_stored(&print, &h->c, h->store);
+    prologue_print(&print, &h->prologue);
+    epilogue_print(&print, &h->c);
+    epilogue_print_pairs(&print, &h->c, h->store);
+    if (h->auxiliary)
+        text_add(&print.code, "DEVICE void set_aux_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+                 (int)(h->auxiliary - h->c.epilogue.at));
+    return kernel_finish(&print, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
+}
+
+static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
+    return arena_print(
+        arena, &step->detail,
+        "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
+        "memory%s%s%s%s, %d operations behind",
+        h->patch_h, h->pitch, h->lines, h->columns, phases_of(h), h->patches, h->filter_slots,
+        h->is_resident ? " resident" : "", h->is_planar ? ", planar" : "", h->c.before_count > 0 ? ", prologue" : "",
+        h->auxiliary ? ", auxiliary load" : "", h->c.epilogue.reduction_count > 0 ? ", reductions" : "",
+        step->region.count - 1 - h->c.before_count);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct patch h;
-    struct cuda_step *state;
-    struct kernel_print print;
+    struct cuda_kernel *kernel;
     TRY(analyse(&h, &step->region, device, knobs));
     int64_t blocks = blocks_at_work(&h, device);
-    plan_totals(&h, blocks);
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
+    plan_reductions(&h, blocks);
     step->seconds = h.seconds;
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
-    kernel_print_init(&print, &step->region);
-    print_structure(&print, &h);
-    print_maps(&print, &h);
-    print_numbers(&print, &h);
-    for (int span = 0; span < SPANS; span++)
-        if (h.c.finish.totals[span].count > 0)
-            totals_print_parts(&print, &h.c, h.total_lines, (enum span)span);
-    wgmma_print(&print.code, pixels_of(&h), (weftDataType_t)h.g.w.tensor->type, (weftDataType_t)h.in->tensor->type,
-                h.g.direction == CONV_DATA ? WGMMA_A_TURNED : WGMMA_A_ALONG, false);
-    totals_print_kinds(&print, &h.c);
-    if (h.c.finish.totals_stored)
-        totals_print_stored(&print, &h.c, h.store);
-    prologue_print(&print, &h.prologue);
-    finish_print(&print, &h.c);
-    slabs_print(&print, &h.c, h.store);
-    if (h.brought)
-        text_add(&print.code, "DEVICE void bring_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
-                 (int)(h.brought - h.c.finish.at));
-    TRY(kernel_finish(&print, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena));
-    kernel->grid[0] = (uint32_t)blocks;
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
+    TRY(contraction_add_kernel(&kernel, step, &h.c, arena)); /* there is something to compute: analyse() sees to it */
+    TRY(print_kernel(kernel, &h, arena));
+    contraction_set_launch(kernel, blocks, THREADS, shared_bytes(&h));
     kernel->is_dependent = true;
-    kernel->shared_bytes = (uint32_t)shared_bytes(&h);
-    TRY(totals_build(step, &h.c, h.total_lines, arena));
-    return arena_print(
-        arena, &step->detail,
-        "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
-        "memory%s%s%s%s, %d operations behind",
-        h.patch_h, h.pitch, h.lines, h.columns, phases_of(&h), h.patches, h.filter_slots,
-        h.is_resident ? " resident" : "", h.is_planar ? ", planar" : "", h.c.before_count > 0 ? ", prepared" : "",
-        h.brought ? ", brought" : "", h.c.finish.reducer_count > 0 ? ", totals" : "",
-        step->region.count - 1 - h.c.before_count);
+    TRY(reductions_build(step, &h.c, h.lines_of_partials, arena));
+    return describe(step, &h, arena);
 }
 
 static const struct knob knobs[] = {

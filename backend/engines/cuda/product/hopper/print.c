@@ -6,20 +6,23 @@
 
 static const char *const spatial_names[] = {"d", "h", "w"};
 
+/* Of an element of either operand. */
 static int64_t stored_bytes(const struct hopper *h) {
-    return dtype_bytes((weftDataType_t)h->c.factor[FACTOR_A].tensor->type, 1);
+    return dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
 }
 
-static int block_of(const struct hopper *h, int factor) {
-    return factor == FACTOR_A ? h->tile->rows : h->tile->columns;
+/* What of a tile is the operand's own index. */
+static int block_of(const struct hopper *h, int operand) {
+    return operand == OPERAND_A ? h->tile->rows : h->tile->columns;
 }
 
-static bool is_shared(const struct hopper *h, int factor) { return factor == FACTOR_B && h->tile->cluster > 1; }
+/* Whether the blocks of a cluster load shares of it and multicast them. */
+static bool is_shared(const struct hopper *h, int operand) { return operand == OPERAND_B && h->tile->cluster > 1; }
 
-/* Rows of 128 bytes along the depth are one box, or one for each block of a cluster; slabs are a box each. */
-static int box_count(const struct hopper *h, int factor) {
-    int slab = (int)(HOPPER_DEPTH_BYTES / stored_bytes(h));
-    return h->view[factor].along_depth ? is_shared(h, factor) ? h->tile->cluster : 1 : block_of(h, factor) / slab;
+/* Rows of 128 bytes along k are one box, or one for each block of a cluster; panels are a box each. */
+static int box_count(const struct hopper *h, int operand) {
+    int panel = (int)(HOPPER_K_BYTES / stored_bytes(h));
+    return h->view[operand].is_k_major ? is_shared(h, operand) ? h->tile->cluster : 1 : block_of(h, operand) / panel;
 }
 
 /* ---- Maps -------------------------------------------------------------------------------------------------------- */
@@ -31,27 +34,27 @@ enum tensor_map_type hopper_map_type(weftDataType_t type) {
                                         : TENSOR_MAP_TF32;
 }
 
-static struct tensor_map_form form_of(const struct hopper *h, int factor) {
-    const struct map_view *view = &h->view[factor];
-    int64_t row = HOPPER_DEPTH_BYTES / stored_bytes(h);
-    struct tensor_map_form form = {.type = hopper_map_type((weftDataType_t)h->c.factor[factor].tensor->type),
+static struct tensor_map_form form_of(const struct hopper *h, int operand) {
+    const struct map_view *view = &h->view[operand];
+    int64_t row = HOPPER_K_BYTES / stored_bytes(h);
+    struct tensor_map_form form = {.type = hopper_map_type((weftDataType_t)h->c.operand[operand].tensor->type),
                                    .rank = view->count,
                                    .swizzle = TENSOR_MAP_128B,
                                    .promotion = TENSOR_MAP_L2_128B};
     for (int i = 0; i < view->count; i++) {
         const struct view_dim *dim = &view->dims[i];
-        bool is_outer = dim->walk == WALK_OUTER && view->along_depth;
+        bool is_outer = dim->role == ROLE_OUTER && view->is_k_major;
         form.dims[i] = (uint64_t)dim->extent;
         if (i > 0)
             form.strides[i - 1] = (uint64_t)(dim->stride * stored_bytes(h));
-        form.box[i] = (uint32_t)(is_outer ? block_of(h, factor) / box_count(h, factor)
-                                 : dim->walk == WALK_DEPTH || dim->walk == WALK_OUTER ? row
-                                                                                      : 1);
+        form.box[i] = (uint32_t)(is_outer ? block_of(h, operand) / box_count(h, operand)
+                                 : dim->role == ROLE_K || dim->role == ROLE_OUTER ? row
+                                                                                  : 1);
     }
     if (!view->is_image)
         return form;
     form.channels = (uint32_t)row;
-    form.pixels = (uint32_t)(h->depth_is_pixels ? row : block_of(h, factor));
+    form.pixels = (uint32_t)(h->k_is_pixels ? row : block_of(h, operand));
     for (int i = 1; i < view->count - 1; i++) {
         const struct positions *at = &h->positions[view->dims[i].number];
         form.steps[i] = (uint32_t)at->stride;
@@ -63,37 +66,35 @@ static struct tensor_map_form form_of(const struct hopper *h, int factor) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].walk == WALK_PLANE; }
+static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].role == ROLE_PLANE; }
 
-static void print_coordinate(struct kernel_print *print, const struct hopper *h, int factor, int i) {
-    const struct view_dim *dim = &h->view[factor].dims[i];
-    const char *from = h->depth_is_pixels ? "k" : "at";
-    switch (dim->walk) {
-    case WALK_DEPTH:
-        text_add(&print->code, ", %s",
-                 has_planes(&h->view[factor]) ? "pixel"
-                 : h->depth_is_pixels         ? "k.position"
-                                              : "k.c");
+/* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. */
+static void print_coordinate(struct kernel_print *print, const struct hopper *h, int operand, int i) {
+    const struct view_dim *dim = &h->view[operand].dims[i];
+    const char *from = h->k_is_pixels ? "k" : "at";
+    switch (dim->role) {
+    case ROLE_K:
+        text_add(&print->code, ", %s", has_planes(&h->view[operand]) ? "pixel" : h->k_is_pixels ? "k.position" : "k.c");
         break;
-    case WALK_PLANE:
+    case ROLE_PLANE:
         text_add(&print->code, ", (i32)plane");
         break;
-    case WALK_OUTER:
+    case ROLE_OUTER:
         text_add(&print->code, ", outer");
         break;
-    case WALK_TAP:
+    case ROLE_TAP:
         text_add(&print->code, ", at.filter(%d, k.tap[%d])", dim->number, dim->number);
         break;
-    case WALK_ENTRY:
+    case ROLE_ENTRY:
         text_add(&print->code, ", at.entry[%d]", dim->number);
         break;
-    case WALK_IMAGE:
+    case ROLE_IMAGE:
         text_add(&print->code, ", %s.from.%s", from, dim->number < 0 ? "image" : spatial_names[dim->number]);
         break;
     }
     if (!dim->per_group)
         return;
-    struct name field = named("%c_group%d", "ab"[factor], i);
+    struct name field = named("%c_group%d", "ab"[operand], i);
     print_number(print, dim->per_group, field.text);
     text_add(&print->code, " + at.entry[0] * (i32)p.%s", field.text);
 }
@@ -101,14 +102,14 @@ static void print_coordinate(struct kernel_print *print, const struct hopper *h,
 /* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
    where there is one tap, channels count on into zeros. */
 static void print_split_taps(struct kernel_print *print, const struct hopper *h) {
-    const struct digits *outer = &h->c.digits[h->is_turned ? ROW : COLUMN];
+    const struct modes *outer = &h->c.modes[h->is_swapped ? ROW : COLUMN];
     int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
     text_add(&print->code, "DEVICE void split_taps(const arguments& p, i32& outer, i32 (&tap)[3]) {\n");
     if (taps == 1) {
         text_add(&print->code, "    tap[0] = tap[1] = tap[2] = 0;\n}\n\n");
         return;
     }
-    print_divisor(print, digits_extent(outer) / taps, "outer_channels");
+    print_divisor(print, modes_extent(outer) / taps, "outer_channels");
     text_add(&print->code, "    u32 rest = (u32)outer;\n    outer = (i32)split(rest, p.outer_channels);\n");
     for (int i = COORDINATES; i-- > 0;) {
         print_divisor(print, h->positions[i].taps, named("outer_taps%d", i).text);
@@ -119,8 +120,9 @@ static void print_split_taps(struct kernel_print *print, const struct hopper *h)
 
 /* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. */
 static void print_is_inside(struct kernel_print *print, const struct hopper *h) {
-    text_add(&print->code, "DEVICE bool is_inside(const arguments& p, const place& at, const pixel& from, const i32 "
-                           "(&tap)[3]) {\n    return true");
+    text_add(&print->code,
+             "DEVICE bool is_inside(const arguments& p, const tile_coordinates& at, const pixel& from, const i32 "
+             "(&tap)[3]) {\n    return true");
     for (int i = 0; i < COORDINATES; i++) {
         const struct positions *at = &h->positions[i];
         int64_t reach = at->offset + (at->tap_step > 0 ? (at->taps - 1) * at->tap_step : 0);
@@ -133,32 +135,32 @@ static void print_is_inside(struct kernel_print *print, const struct hopper *h) 
     text_add(&print->code, ";\n}\n\n");
 }
 
-static void print_load(struct kernel_print *print, const struct hopper *h, int factor) {
-    const struct map_view *view = &h->view[factor];
-    char letter = "ab"[factor];
-    if (view->is_image && h->depth_is_pixels)
+static void print_load(struct kernel_print *print, const struct hopper *h, int operand) {
+    const struct map_view *view = &h->view[operand];
+    char letter = "ab"[operand];
+    if (view->is_image && h->k_is_pixels)
         print_split_taps(print, h);
     if (view->is_image && h->c.before_count > 0)
         print_is_inside(print, h);
-    text_add(
-        &print->code,
-        "DEVICE void load_%c(const arguments& p, const place& at, const depth& k, i32 outer, u32 dst, u32 full) {\n",
-        letter);
-    if (view->is_image && h->depth_is_pixels)
+    text_add(&print->code,
+             "DEVICE void load_%c(const arguments& p, const tile_coordinates& at, const k_cursor& k, i32 outer, u32 "
+             "dst, u32 full) {\n",
+             letter);
+    if (view->is_image && h->k_is_pixels)
         text_add(&print->code, "    i32 tap[3];\n    split_taps(p, outer, tap);\n");
     if (has_planes(view)) {
         print_divisor(print, view->dims[0].extent, "plane");
         text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
     }
-    if (is_shared(h, factor))
+    if (is_shared(h, operand))
         text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
     else
         text_add(&print->code, "    %s(dst, p.%c_map, full", view->is_image ? "load_pixels" : "load_box", letter);
     for (int i = 0; i < view->count; i++)
-        print_coordinate(print, h, factor, i);
+        print_coordinate(print, h, operand, i);
     for (int i = 1; i < view->count - 1 && view->is_image; i++) {
         int number = view->dims[i].number;
-        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->depth_is_pixels ? "" : "k.", number);
+        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
     }
     text_add(&print->code, ");\n}\n\n");
 }
@@ -184,6 +186,7 @@ static void print_phases(struct kernel_print *print, const struct positions *at,
              i, i, i, i);
 }
 
+/* Arguments and text of the taps of one spatial dimension; of a phase they are looked up. */
 static void print_taps(struct kernel_print *print, const struct hopper *h, int i) {
     const struct positions *at = &h->positions[i];
     print_divisor(print, at->count, named("positions%d", i).text);
@@ -200,9 +203,9 @@ static void print_taps(struct kernel_print *print, const struct hopper *h, int i
              h->is_flipped ? named("(i32)p.taps%d - 1, -1", i).text : "0, 1", i, i);
 }
 
-/* The batch entry's digits: phases, or what the maps count. */
+/* The batch entry's modes: phases, or what the maps count. */
 static void print_entry(struct kernel_print *print, const struct hopper *h) {
-    const struct digits *batch = &h->c.digits[BATCH];
+    const struct modes *batch = &h->c.modes[BATCH];
     if (batch->count)
         text_add(&print->code, "    u32 rest = (u32)at.z;\n");
     for (int d = batch->count; d-- > 0;) {
@@ -217,7 +220,7 @@ static void print_entry(struct kernel_print *print, const struct hopper *h) {
     }
 }
 
-/* How much of rows, columns and depth the batch entry has. */
+/* How much of rows, columns and k the batch entry has. */
 static void print_override(struct kernel_print *print, const struct hopper *h, int n) {
     static const char *const names[] = {"rows", "columns", "channels"};
     if (!h->c.used[n]) {
@@ -229,15 +232,16 @@ static void print_override(struct kernel_print *print, const struct hopper *h, i
     text_add(&print->code, ", p.%s);\n", names[n]);
 }
 
+/* find_entry(p, at): what the tile scheduler finds of a batch entry, before any copy of it. */
 static void print_find_entry(struct kernel_print *print, const struct hopper *h) {
-    bool has_image = h->view[FACTOR_A].is_image || h->view[FACTOR_B].is_image;
-    text_add(&print->code, "DEVICE void find_entry(const arguments& p, place& at) {\n");
+    bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
+    text_add(&print->code, "DEVICE void find_entry(const arguments& p, tile_coordinates& at) {\n");
     print_entry(print, h);
     for (int i = 0; i < COORDINATES && (has_image || h->is_planes); i++)
         print_taps(print, h, i);
-    if (has_image && !h->depth_is_pixels)
+    if (has_image && !h->k_is_pixels)
         text_add(&print->code, "    at.from = find_pixel(p, (u32)at.%s);\n",
-                 h->view[FACTOR_A].is_image ? "row" : "column");
+                 h->view[OPERAND_A].is_image ? "row" : "column");
     for (int n = 0; n < 3 && contraction_has_overrides(&h->c); n++)
         print_override(print, h, n);
     if (h->c.phase_count)
@@ -246,31 +250,32 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
     text_add(&print->code, "}\n\n");
 }
 
-/* The one result as slabs leave shared memory. */
-static struct tensor_map_form result_form(const struct hopper *h, const struct finisher *store) { /* or an operand */
-    const struct finish *finish = &h->c.finish;
-    int64_t bytes = hopper_result_bytes(h), slab = hopper_slab_columns(h);
+/* The one result as epilogue tiles leave shared memory. */
+static struct tensor_map_form result_form(const struct hopper *h,
+                                          const struct epilogue_operand *store) { /* or an operand */
+    const struct epilogue *epilogue = &h->c.epilogue;
+    int64_t bytes = hopper_result_bytes(h), width = hopper_epilogue_columns(h);
     struct tensor_map_form form = {.type = bytes == 4 ? TENSOR_MAP_I32 : hopper_map_type(store->type),
-                                   .rank = finish->digit_count[BATCH] ? 3 : 2,
-                                   .dims = {(uint64_t)digits_extent(&h->c.digits[COLUMN]),
-                                            (uint64_t)digits_extent(&h->c.digits[ROW]),
-                                            (uint64_t)digits_extent(&h->c.digits[BATCH])},
-                                   .box = {(uint32_t)slab, 16, 1},
-                                   .swizzle = slab * bytes == 128  ? TENSOR_MAP_128B
-                                              : slab * bytes == 64 ? TENSOR_MAP_64B
-                                                                   : TENSOR_MAP_32B};
+                                   .rank = epilogue->mode_count[BATCH] ? 3 : 2,
+                                   .dims = {(uint64_t)modes_extent(&h->c.modes[COLUMN]),
+                                            (uint64_t)modes_extent(&h->c.modes[ROW]),
+                                            (uint64_t)modes_extent(&h->c.modes[BATCH])},
+                                   .box = {(uint32_t)width, 16, 1},
+                                   .swizzle = width * bytes == 128  ? TENSOR_MAP_128B
+                                              : width * bytes == 64 ? TENSOR_MAP_64B
+                                                                    : TENSOR_MAP_32B};
     static const enum index outer[] = {ROW, BATCH};
     for (int i = 0; i < form.rank - 1; i++)
-        form.strides[i] = finish->digit_count[outer[i]] ? (uint64_t)(store->strides[outer[i]][0] * bytes) : 16;
+        form.strides[i] = epilogue->mode_count[outer[i]] ? (uint64_t)(store->strides[outer[i]][0] * bytes) : 16;
     return form;
 }
 
 void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
     static const char *const names[] = {"a_map", "b_map"};
-    for (int f = 0; f < FACTORS; f++) {
+    for (int f = 0; f < OPERANDS; f++) {
         struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
-        map.offset = h->is_matrix ? h->c.factor[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
-        print_map(print, h->c.factor[f].value, &map, names[f]);
+        map.offset = h->is_matrix ? h->c.operand[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
+        print_map(print, h->c.operand[f].value, &map, names[f]);
     }
     if (h->stores_boxes) {
         struct cuda_map map = {.form = result_form(h, h->store)};
@@ -280,114 +285,97 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
         struct cuda_map map = {.form = result_form(h, h->second)};
         print_map(print, h->second->value, &map, "c2_map");
     }
-    if (h->brings) {
-        const struct finisher *operand = &h->c.finish.at[h->brought];
+    if (h->has_aux_load) {
+        const struct epilogue_operand *operand = &h->c.epilogue.at[h->auxiliary];
         struct cuda_map map = {.form = result_form(h, operand)};
         print_map(print, operand->value, &map, "r_map");
     }
 }
 
-void slabs_print(struct kernel_print *print, const struct contraction *c, const struct finisher *store) {
+void epilogue_print_pairs(struct kernel_print *print, const struct contraction *c,
+                          const struct epilogue_operand *store) {
     static const char *const types[] = {[1] = "u16", [2] = "u32", [4] = "u64"};
     const char *type = types[dtype_bytes(store->type, 1)];
-    text_add(&print->code, "DEVICE %s pair_of(const finished& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
-             (int)(store - c->finish.at));
+    text_add(&print->code, "DEVICE %s pair_of(const results& out) { return *(const %s*)&out.f%d; }\n\n", type, type,
+             (int)(store - c->epilogue.at));
 }
 
 void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
-    slabs_print(print, &h->c, h->store);
-    if (h->c.finish.totals_stored)
-        totals_print_stored(print, &h->c, h->store);
+    epilogue_print_pairs(print, &h->c, h->store);
+    if (h->c.epilogue.reduces_stored)
+        reductions_print_stored(print, &h->c, h->store);
     if (h->stores_boxes)
         text_add(&print->code,
                  "DEVICE void store_result(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c_map, src, column, row%s);\n}\n\n",
-                 h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
+                 h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "");
     if (h->second)
         text_add(&print->code,
-                 "DEVICE u32 pair_of_second(const finished& out) { return *(const u32*)&out.f%d; }\n\n"
+                 "DEVICE u32 pair_of_second(const results& out) { return *(const u32*)&out.f%d; }\n\n"
                  "DEVICE void store_second(const arguments& p, index z, u32 src, i32 column, i32 row) {\n"
                  "    store_box(p.c2_map, src, column, row%s);\n}\n\n",
-                 (int)(h->second - h->c.finish.at), h->c.finish.digit_count[BATCH] ? ", (i32)z" : "");
-    if (h->brings)
+                 (int)(h->second - h->c.epilogue.at), h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "");
+    if (h->has_aux_load)
         text_add(&print->code,
-                 "DEVICE void bring_box(const arguments& p, index z, u32 dst, u32 full, i32 column, i32 row) {\n"
+                 "DEVICE void load_aux_box(const arguments& p, index z, u32 dst, u32 full, i32 column, i32 row) {\n"
                  "    load_box(dst, p.r_map, full, column, row%s);\n}\n\n"
-                 "DEVICE void bring_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
-                 h->c.finish.digit_count[BATCH] ? ", (i32)z" : "", h->brought);
+                 "DEVICE void set_aux_pair(fetched& in, u32 pair) { *(u32*)&in.f%d = pair; }\n\n",
+                 h->c.epilogue.mode_count[BATCH] ? ", (i32)z" : "", h->auxiliary);
     if (!h->stores_boxes)
-        finish_print_place(print, &h->c, (int)(h->store - h->c.finish.at));
+        epilogue_print_address(print, &h->c, (int)(h->store - h->c.epilogue.at));
 }
 
-void hopper_print_factors(struct kernel_print *print, const struct hopper *h) {
-    for (int f = 0; f < FACTORS; f++) {
+void hopper_print_operands(struct kernel_print *print, const struct hopper *h) {
+    for (int f = 0; f < OPERANDS; f++) {
         char letter = "AB"[f];
-        print_constant(print, named("%c_BOXES", letter).text, box_count(h, f));
-        /* Slabs stand side by side, [128 bytes of k][64]; 32 bytes of k are 2 units of 16 bytes, or 16 rows of 128 bytes. */
-        print_constant(print, named("%c_SLAB", letter).text, h->view[f].along_depth ? 0 : HOPPER_DEPTH_BYTES * 64);
-        print_constant(print, named("%c_STEP", letter).text, h->view[f].along_depth ? 2 : 128);
+        print_constant(print, named("%c_IS_MN_MAJOR", letter).text, !h->view[f].is_k_major);
     }
     print_constant(print, "STORED_BYTES", stored_bytes(h));
-    print_constant(print, "A_IS_IMAGE", h->view[FACTOR_A].is_image);
-    print_constant(print, "DEPTH_IS_PIXELS", h->depth_is_pixels);
+    if (h->c.before_count > 0)
+        print_constant(print, "A_IS_IMAGE", h->view[OPERAND_A].is_image);
+    print_constant(print, "K_IS_PIXELS", h->k_is_pixels);
     print_constant(print, "HAS_TAPS", h->taps[0] * h->taps[1] * h->taps[2] > 1 || h->c.phase_count > 0);
     print_constant(print, "HAS_PHASES", h->c.phase_count > 0);
     print_constant(print, "HAS_GROUPS", 0);
     print_constant(print, "HAS_OVERRIDES", contraction_has_overrides(&h->c));
-    print_constant(print, "HAS_PROLOGUE", h->c.before_count > 0);
     print_number(print, h->channels, "channels");
     if (h->c.phase_count)
-        print_number(print, divide_up(h->channels * stored_bytes(h), HOPPER_DEPTH_BYTES), "blocks");
-    text_add(&print->code, "#include \"product/hopper/offsets.cuh\"\n\n");
+        print_number(print, divide_up(h->channels * stored_bytes(h), HOPPER_K_BYTES), "blocks");
+    text_add(&print->code, "#include \"product/hopper/coordinates.cuh\"\n\n");
     print_find_entry(print, h);
-    for (int f = 0; f < FACTORS; f++)
+    for (int f = 0; f < OPERANDS; f++)
         print_load(print, h, f);
 }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
+/* As PTX spells it. */
 static const char *wgmma_type(weftDataType_t stored) {
     return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
 }
 
 void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
-                 bool b_is_turned) {
-    int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_HELD ? 4 : 1;
+                 bool b_is_mn_major) {
+    int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_REGISTERS ? 4 : 1;
     bool is_whole = dtype_is_integer(a);
     text_add(code,
              "DEVICE void multiply_accumulate(sum_t (&c)[%d], %s, u64 b, u32 adds) {\n"
              "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
              "        \" wgmma.mma_async.sync.aligned.m64n%dk%d.%s.%s.%s {",
-             count, from == WGMMA_A_HELD ? "const u32 (&a)[4]" : "u64 a", count + words + 1, columns, 32 / bytes,
+             count, from == WGMMA_A_REGISTERS ? "const u32 (&a)[4]" : "u64 a", count + words + 1, columns, 32 / bytes,
              is_whole ? "s32" : "f32", wgmma_type(a), wgmma_type(b));
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
-    if (from == WGMMA_A_HELD)
+    if (from == WGMMA_A_REGISTERS)
         text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, %d", count, count + 1, count + 2, count + 3, count + 4,
-                 b_is_turned);
+                 b_is_mn_major);
     else
         text_add(code, "}, %%%d, %%%d, p%s", count, count + 1, is_whole ? "" : ", 1, 1");
-    if (from != WGMMA_A_HELD && bytes == 2) /* others are never turned */
-        text_add(code, ", %d, %d", from == WGMMA_A_TURNED, b_is_turned);
+    if (from != WGMMA_A_REGISTERS && bytes == 2) /* others are K-major */
+        text_add(code, ", %d, %d", from == WGMMA_A_MN_MAJOR, b_is_mn_major);
     text_add(code, "; }\"\n        : ");
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"+%s\"(c[%d])", i ? ", " : "", is_whole ? "r" : "f", i);
     text_add(code, "\n        : %s, \"l\"(b), \"r\"(adds));\n}\n\n",
-             from == WGMMA_A_HELD ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)");
-}
-
-void wgmma_print_registers(struct text *code, int columns, weftDataType_t type) {
-    int count = columns / 2;
-    text_add(code,
-             "DEVICE void multiply_accumulate(sum_t (&c)[%d], const u32 (&a)[4], u64 b, u32 adds) {\n"
-             "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0;\"\n"
-             "        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {",
-             count, count + 5, columns, wgmma_type(type), wgmma_type(type));
-    for (int i = 0; i < count; i++)
-        text_add(code, "%s%%%d", i ? "," : "", i);
-    text_add(code, "}, {%%%d,%%%d,%%%d,%%%d}, %%%d, p, 1, 1, 0; }\"\n        : ", count, count + 1, count + 2,
-             count + 3, count + 4);
-    for (int i = 0; i < count; i++)
-        text_add(code, "%s\"+f\"(c[%d])", i ? ", " : "", i);
-    text_add(code, "\n        : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b), \"r\"(adds));\n}\n\n");
+             from == WGMMA_A_REGISTERS ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)");
 }

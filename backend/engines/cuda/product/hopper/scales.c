@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Factors of FP8 whose blocks have scales: the sums of a step are multiplied by them when they are promoted, so blocks
-   along the depth are whole steps. Numbers are not rounded between scale and product. */
+   along k are whole steps. Numbers are not rounded between scale and product. */
 #include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
 #include "graph/ops/matmul.h"
 
+/* Every refusal tells how the scales lie. */
 static weftStatus_t decline(const struct block_scale_dequantize_op *op, const char *rule) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: scale has dims %s and strides %s; %s to be part of a product.",
          descriptor_label(&op->base), tensor_dims_text(op->scale),
@@ -13,9 +14,9 @@ static weftStatus_t decline(const struct block_scale_dequantize_op *op, const ch
 
 /* How entries of the batch move in the scales: not at all, evenly, or as rows that follow each other. */
 static weftStatus_t find_entries(const struct hopper *h, int f, int outer_dim, struct block_scales *scales) {
-    const struct block_scale_dequantize_op *op = h->c.factor[f].scaling;
-    const struct digits *batch = &h->c.digits[BATCH];
-    int64_t rows = digits_extent(&h->c.digits[f == FACTOR_A ? ROW : COLUMN]), entries = 1, stride = 0;
+    const struct block_scale_dequantize_op *op = h->c.operand[f].scaling;
+    const struct modes *batch = &h->c.modes[BATCH];
+    int64_t rows = modes_extent(&h->c.modes[f == OPERAND_A ? ROW : COLUMN]), entries = 1, stride = 0;
     for (int64_t i = 0; i < op->x->dims.count - 2; i++)
         if (op->x->dims.at[i] > 1) {
             stride = entries == 1 ? op->scale->strides.at[i] : -1;
@@ -31,13 +32,14 @@ static weftStatus_t find_entries(const struct hopper *h, int f, int outer_dim, s
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Blocks of one operand, as its own index and k see them. */
 static weftStatus_t find_scales(struct hopper *h, int f) {
-    const struct block_scale_dequantize_op *op = h->c.factor[f].scaling;
+    const struct block_scale_dequantize_op *op = h->c.operand[f].scaling;
     struct block_scales *scales = &h->scales[f];
     struct dims block = block_scale_extents(&op->base);
-    bool is_a = (f == FACTOR_A) != h->is_turned;
+    bool is_a = (f == OPERAND_A) != h->is_swapped;
     int last = (int)op->x->dims.count - 1, depth_dim = is_a ? last : last - 1, outer_dim = 2 * last - 1 - depth_dim;
-    int64_t depth = op->x->dims.at[depth_dim], step = HOPPER_DEPTH_BYTES; /* of one byte each */
+    int64_t k = op->x->dims.at[depth_dim], step = HOPPER_K_BYTES; /* of one byte each */
     *scales = (struct block_scales){.exists = true,
                                     .is_negative = op->is_negative,
                                     .value = graph_find_value(h->c.region->graph, op->scale),
@@ -46,8 +48,8 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
                                     .steps = block.at[depth_dim] / step,
                                     .stride = op->scale->strides.at[outer_dim],
                                     .step_stride = op->scale->strides.at[depth_dim]};
-    if (block.at[depth_dim] >= depth)
-        scales->steps = divide_up(depth, step);
+    if (block.at[depth_dim] >= k)
+        scales->steps = divide_up(k, step);
     else if (block.at[depth_dim] % step != 0)
         return decline(op, "its blocks must be multiples of 128 along the summed dimension");
     for (int i = 0; i < last - 1; i++)
@@ -60,10 +62,10 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
 }
 
 weftStatus_t hopper_scales(struct hopper *h) {
-    for (int f = 0; f < FACTORS; f++) {
-        if (!h->c.factor[f].scaling)
+    for (int f = 0; f < OPERANDS; f++) {
+        if (!h->c.operand[f].scaling)
             continue;
-        if (op_of(h->c.node->op) != &matmul_op || dtype_is_integer((weftDataType_t)h->c.factor[f].tensor->type))
+        if (op_of(h->c.node->op) != &matmul_op || dtype_is_integer((weftDataType_t)h->c.operand[f].tensor->type))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: scales of blocks are part of matmuls of FP8 here.",
                  descriptor_label(h->c.node->op));
         TRY(find_scales(h, f));
@@ -72,8 +74,8 @@ weftStatus_t hopper_scales(struct hopper *h) {
 }
 
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
-    int64_t sharing = h->scales[FACTOR_B].outer, columns = tile->columns;
-    if (!h->scales[FACTOR_B].exists || sharing >= digits_extent(&h->c.digits[COLUMN]))
+    int64_t sharing = h->scales[OPERAND_B].outer, columns = tile->columns;
+    if (!h->scales[OPERAND_B].exists || sharing >= modes_extent(&h->c.modes[COLUMN]))
         return tile->columns;
     while (sharing > 0) {
         int64_t rest = columns % sharing;
@@ -83,6 +85,7 @@ int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile)
     return (int)columns;
 }
 
+/* Of an operand without scales: they are 1, and cost nothing. */
 static void print_absent(struct text *code, char letter) {
     text_add(code,
              "DEVICE i32 %c_scale_at(const arguments&, index, i32, i32) { return 0; }\n"
@@ -95,7 +98,7 @@ static void print_absent(struct text *code, char letter) {
 static void print_places(struct kernel_print *print, const struct hopper *h, int f) {
     const struct block_scales *scales = &h->scales[f];
     char letter = "ab"[f];
-    const char *extent = f == FACTOR_A ? "rows" : "columns";
+    const char *extent = f == OPERAND_A ? "rows" : "columns";
     print_divisor(print, scales->outer, named("%c_scale_outer", letter).text);
     print_divisor(print, scales->steps, named("%c_scale_steps", letter).text);
     print_number(print, scales->stride, named("%c_scale_stride", letter).text);
@@ -116,7 +119,7 @@ static void print_places(struct kernel_print *print, const struct hopper *h, int
 }
 
 void hopper_print_scales(struct kernel_print *print, const struct hopper *h) {
-    for (int f = 0; f < FACTORS && hopper_is_scaled(h); f++) {
+    for (int f = 0; f < OPERANDS && hopper_is_scaled(h); f++) {
         const struct block_scales *scales = &h->scales[f];
         char letter = "ab"[f];
         if (!scales->exists) {

@@ -8,7 +8,8 @@
 
 enum { ROW_BYTES = 16, BLOCK_BYTES = 128 };
 
-/* ---- Which tensors, and of which types ---------------------------------------------------------------------------- */
+/* ---- Which tensors, and of which types ----------------------------------------------------------------------------
+   */
 
 static weftStatus_t find_product(struct wishes *wishes, const struct region *region) {
     const struct node *first = region_node(region, 0);
@@ -16,12 +17,12 @@ static weftStatus_t find_product(struct wishes *wishes, const struct region *reg
         const struct node *node = region_node(region, i);
         bool is_product = op_of(node->op) == &matmul_op || conv_is(node->op);
         if (is_product && wishes->node)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: factors of one product are packed at a time.",
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: operands of one product are packed at a time.",
                  descriptor_label(wishes->node->op), descriptor_label(node->op));
         wishes->node = is_product ? node : wishes->node;
     }
     if (!wishes->node)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution whose factors to pack.",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution whose operands to pack.",
              descriptor_label(first->op));
     return WEFT_STATUS_SUCCESS;
 }
@@ -59,7 +60,7 @@ static bool fits_tensor_cores(weftDataType_t type) {
            is_int8(type);
 }
 
-/* Types for tensor cores in which both factors are exact: what is shorter is widened. */
+/* Types for tensor cores in which both operands are exact: what is shorter is widened. */
 static weftStatus_t find_types(struct wishes *wishes) {
     struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
     for (int f = PACKED_A; f <= PACKED_B; f++) {
@@ -84,7 +85,8 @@ static weftStatus_t find_types(struct wishes *wishes) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Layouts ------------------------------------------------------------------------------------------------------ */
+/* ---- Layouts ------------------------------------------------------------------------------------------------------
+   */
 
 /* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
    which they lie. */
@@ -104,14 +106,14 @@ static weftStatus_t lay_out(struct wish *wish, int dim) {
     return tensor_check_reach(packed);
 }
 
-/* `depth` of a factor, or where 16 bits lie along its other index already, that. */
-static int matrix_dim(const struct wish *wish, int depth, int other) {
+/* `k` of an operand, or where 16 bits lie along its other index already, that. */
+static int matrix_dim(const struct wish *wish, int k, int other) {
     const int64_t *strides = wish->tensor->strides.at;
-    return dtype_is_half(type_of(wish)) && strides[depth] != 1 && strides[other] == 1 ? other : depth;
+    return dtype_is_half(type_of(wish)) && strides[k] != 1 && strides[other] == 1 ? other : k;
 }
 
-/* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere; but
-   factors of 16 bits are turned on the way, and keep their channels. */
+/* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere;
+   but operands of 16 bits are turned on the way, and keep their channels. */
 static weftStatus_t lay_out_factors(struct wishes *wishes) {
     struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
     if (op_of(wishes->node->op) == &matmul_op) {
@@ -124,18 +126,20 @@ static weftStatus_t lay_out_factors(struct wishes *wishes) {
     if (g.direction == CONV_FILTER && !dtype_is_half(type_of(left)))
         channel = 0;
     TRY(lay_out(left, channel));
-    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has them. */
-    bool is_turned =
+    /* Of a data gradient the filters, behind their group if that has a dimension; of 16 bits channels, as NHWC has
+       them. */
+    bool is_swapped =
         g.direction == CONV_DATA && (!dtype_is_half(type_of(right)) || right->tensor->strides.at[channel - 1] == 1);
-    return lay_out(right, is_turned ? channel - 1 : channel);
+    return lay_out(right, is_swapped ? channel - 1 : channel);
 }
 
-/* ---- Merged groups ------------------------------------------------------------------------------------------------ */
+/* ---- Merged groups ------------------------------------------------------------------------------------------------
+   */
 
 enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
 
-/* A filter over merges, the groups merged in each, their filters, blocks of channels and channels in a block. All blocks,
-   or the one that is the group's own, which in a merged filter lies on the diagonal. */
+/* A filter over merges, the groups merged in each, their filters, blocks of channels and channels in a block. All
+   blocks, or the one that is the group's own, which in a merged filter lies on the diagonal. */
 static struct tensor filter_view(const struct tensor *tensor, const struct conv_geometry *g, int64_t merged,
                                  bool has_blocks, bool is_diagonal) {
     struct tensor view = tensor_mirror(tensor);
@@ -154,8 +158,8 @@ static struct tensor filter_view(const struct tensor *tensor, const struct conv_
 /* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. */
 static int64_t groups_to_merge(const struct wishes *wishes, const struct conv_geometry *g) {
     int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&wishes->at[PACKED_A]))->bits, merged = 1;
-    int64_t depth = g->direction == CONV_DATA ? g->k : g->c;
-    while (merged < g->groups && (g->groups % merged != 0 || merged * depth % block != 0))
+    int64_t k = g->direction == CONV_DATA ? g->k : g->c;
+    while (merged < g->groups && (g->groups % merged != 0 || merged * k % block != 0))
         merged++;
     return merged;
 }
@@ -172,9 +176,9 @@ static weftStatus_t merge_groups(struct wishes *wishes, const struct region *reg
     if (is_result)
         TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
     struct wish *wish = &wishes->at[is_result ? PACKED_RESULT : PACKED_B];
-    bool is_turned = g.direction == CONV_DATA && !dtype_is_half(type_of(wish));
+    bool is_swapped = g.direction == CONV_DATA && !dtype_is_half(type_of(wish));
     wish->packed.dims.at[1] = merged * g.c;
-    TRY(lay_out(wish, is_turned ? 0 : 1));
+    TRY(lay_out(wish, is_swapped ? 0 : 1));
     wish->tensor_view = filter_view(wish->tensor, &g, merged, false, false);
     wish->packed_view = filter_view(&wish->packed, &g, merged, !is_result, is_result);
     wish->is_diagonal = !is_result;
@@ -182,7 +186,8 @@ static weftStatus_t merge_groups(struct wishes *wishes, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Patches ------------------------------------------------------------------------------------------------------ */
+/* ---- Patches ------------------------------------------------------------------------------------------------------
+   */
 
 static bool never_overlaps(const struct conv_geometry *g) {
     bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
@@ -193,7 +198,7 @@ static bool never_overlaps(const struct conv_geometry *g) {
     return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
 }
 
-static void add_digit(struct wish *wish, int64_t extent, int64_t stride, int64_t packed_stride) {
+static void add_mode(struct wish *wish, int64_t extent, int64_t stride, int64_t packed_stride) {
     struct tensor *from = &wish->tensor_view, *to = &wish->packed_view;
     from->strides.at[from->dims.count] = stride;
     to->strides.at[to->dims.count] = packed_stride;
@@ -212,14 +217,14 @@ static weftStatus_t make_patches(struct wish *wish, const struct conv_geometry *
         packed->dims.at[2 + i - first] = is_filter ? 1 : g->y.size[i];
     TRY(lay_out(wish, dim));
     wish->tensor_view.dims.count = wish->packed_view.dims.count = 0;
-    add_digit(wish, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
-    add_digit(wish, g->c, operand->channel_stride, taps * packed->strides.at[1]);
+    add_mode(wish, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
+    add_mode(wish, g->c, operand->channel_stride, taps * packed->strides.at[1]);
     for (int i = first; i < 3; i++) {
         taps /= g->w.size[i];
-        add_digit(wish, g->w.size[i], operand->size_stride[i], taps * packed->strides.at[1]);
+        add_mode(wish, g->w.size[i], operand->size_stride[i], taps * packed->strides.at[1]);
     }
     for (int i = first; i < 3 && !is_filter; i++)
-        add_digit(wish, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
+        add_mode(wish, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
     wish->is_needed = true;
     return WEFT_STATUS_SUCCESS;
 }
@@ -239,7 +244,8 @@ static weftStatus_t cut_patches(struct wishes *wishes, const struct region *regi
     return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 
-/* ---- Lines -------------------------------------------------------------------------------------------------------- */
+/* ---- Lines --------------------------------------------------------------------------------------------------------
+   */
 
 /* Whether a convolution sees some lines, or planes, of its image only. */
 static bool skips(const struct conv_geometry *g, int i) {
@@ -289,7 +295,8 @@ weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The result --------------------------------------------------------------------------------------------------- */
+/* ---- The result ---------------------------------------------------------------------------------------------------
+   */
 
 /* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
 static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
@@ -329,7 +336,8 @@ static weftStatus_t add_result(struct wishes *wishes, const struct region *regio
     return add_rows(wishes, PACKED_OPERAND, region, operand, channel);
 }
 
-/* ---- All of them -------------------------------------------------------------------------------------------------- */
+/* ---- All of them --------------------------------------------------------------------------------------------------
+   */
 
 weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enum writing writing) {
     *wishes = (struct wishes){.writing = writing};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed combination: products whose factors the copy engine cannot read as they lie, or that are of two types. A
-   kernel of the map family first copies such a factor into the workspace, along the dimension that is summed innermost and
-   rows padded to 16 bytes; a family that reads what the copy engine brings multiplies the copy. A convolution's result that would leave in short pieces is
-   made in the workspace and copied last, and what it meets first. On the way convolutions may be written otherwise, see
-   packed.h: where groups are merged, what is not finite reaches the results of neighbouring groups, too. Its
-   price is the sum of its steps. */
+/* The packed combination: products whose operands the copy engine cannot read as they lie, or that are of two types. A
+   kernel of the map family first copies such an operand into the workspace, along the dimension that is summed
+   innermost and rows padded to 16 bytes; a family that reads what the copy engine brings multiplies the copy. A
+   convolution's result that would leave in short pieces is made in the workspace and copied last, and what it meets
+   first. On the way convolutions may be written otherwise, see packed.h: where groups are merged, what is not finite
+   reaches the results of neighbouring groups, too. Its price is the sum of its steps. */
 #include "engines/cuda/product/packed/packed.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/map/copy.h"
@@ -34,7 +34,8 @@ struct packing {
     double copying, seconds; /* of the copies, and of all */
 };
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------- */
+/* ---- Copies -------------------------------------------------------------------------------------------------------
+   */
 
 static weftStatus_t make_copy(struct region *region, const struct wish *wish, bool is_result, struct arena *arena) {
     if (is_result)
@@ -58,7 +59,8 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
     return staged_take(state, step.state, places, 2, 0, arena);
 }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting ----------------------------------------------------------------------------------------------------
+   */
 
 /* Whether a tensor lies as its copy would. */
 static bool is_idle(const struct wish *wish) {
@@ -136,16 +138,16 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
         if (status)
             continue;
         price_copies(copying, &packing, region->engine, device, arena);
-        int declined = 0; /* a bit for each of the four sets of factors */
+        int declined = 0; /* a bit for each of the four sets of operands */
         for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
             packing.copying = 0;
             for (int i = 0; i < WISHES; i++)
                 packing.copying += packing.granted >> i & 1 ? copying[i] : 0;
-            int factors = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
-            if (!is_complete(&packing) || declined >> factors & 1 || packing.copying >= best->seconds)
+            int operands = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
+            if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
             if (grant(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
-                declined |= 1 << factors;
+                declined |= 1 << operands;
             else if (packing.seconds < best->seconds)
                 *best = packing;
         }
@@ -172,7 +174,8 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
     return accepts_for(region, multiplies_narrowed, device, seconds);
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building -----------------------------------------------------------------------------------------------------
+   */
 
 static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
@@ -209,7 +212,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
 const struct family cuda_packed = {
     .name = "cuda.packed",
     .combines = true,
-    .doc = "a matmul or convolution whose factors are copied first as Hopper's copy engine wants them",
+    .doc = "a matmul or convolution whose operands are copied first as Hopper's copy engine wants them",
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the packed family may copy of a product, and how: the factors, the result, and what the result meets. */
+/* What the packed family may copy of a product, and how: the operands, the result, and what the result meets. */
 #ifndef WEFT_ENGINES_CUDA_PACKED_H
 #define WEFT_ENGINES_CUDA_PACKED_H
 

@@ -1,5 +1,7 @@
-/* pixels: images of at most 8 channels in shared memory, 16 bytes per pixel whatever the image has: a row of ldmatrix. Columns lie
-   sorted by their rest modulo the stride, so that the pixels under one tap of neighbouring outputs are neighbours, too. */
+/* pixels: images of at most 8 channels in shared memory, 16 bytes per pixel whatever the image has: a row of ldmatrix.
+     Columns lie
+   sorted by their rest modulo the stride, so that the pixels under one tap of neighbouring outputs are neighbours, too.
+   */
 
 constexpr int PIXEL = 8; /* channels, zeros behind the image's own */
 template <class T> using pixel = run<T, PIXEL>;
@@ -28,7 +30,7 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
     static constexpr int PLANE = (COLUMNS + STRIDE - 1) / STRIDE, PITCH = PLANE * STRIDE;
     pixel<T> at[ROWS * PITCH];
 
-    static constexpr DEVICE int place(int row, int column) {
+    static constexpr DEVICE int offset(int row, int column) {
         return row * PITCH + column % STRIDE * PLANE + column / STRIDE;
     }
 
@@ -39,7 +41,7 @@ template <class T, int RUN, int ROWS, int COLUMNS, int STRIDE> struct pixel_patc
             const T *from = x.first + (is_row ? (row + i) * x.stride_h + column * x.stride_w : 0);
 #pragma unroll
             for (int j = threadIdx.x % 32; j < COLUMNS; j += 32)
-                load_pixel<RUN>(&at[place(i, j)], from + j * x.stride_w, x.stride_c,
+                load_pixel<RUN>(&at[offset(i, j)], from + j * x.stride_w, x.stride_c,
                                 is_row && (u32)(column + j) < (u32)x.width);
         }
     }
@@ -50,7 +52,7 @@ template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_pa
     static constexpr int PITCH = FILTERS + 8; /* neighbours' rows of 16 bytes lie in different banks */
     alignas(16) T at[ROWS * COLUMNS * PITCH];
 
-    static constexpr DEVICE int place(int row, int column) { return (row * COLUMNS + column) * PITCH; }
+    static constexpr DEVICE int offset(int row, int column) { return (row * COLUMNS + column) * PITCH; }
 
     /* As pixel_patch::load; `channels` of the image are there. */
     template <int THREADS> DEVICE void load(const channels_image<T> &x, i32 channels, i32 row, i32 column) {
@@ -63,7 +65,7 @@ template <class T, int RUN, int FILTERS, int ROWS, int COLUMNS> struct filter_pa
                 const int j = e / GROUPS, k = e % GROUPS * RUN;
                 const bool inside = is_row && (u32)(column + j) < (u32)x.width && k < channels;
                 const T *source = from + (j * x.stride_w + k * x.stride_c);
-                T *to = &at[place(i, j) + k];
+                T *to = &at[offset(i, j) + k];
                 if constexpr (RUN == 8)
                     copy_async<16>(to, source, inside);
                 else

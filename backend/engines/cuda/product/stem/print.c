@@ -16,6 +16,7 @@ static int run_of(const struct conv_operand *operand, int64_t channels) {
     return has_runs(operand, channels) ? CHANNELS_MAX : 1;
 }
 
+/* Constants: what registers and loops are made of. */
 static void print_structure(struct kernel_print *print, const struct stem *s) {
     static const char *const letters = " HW";
     const struct conv_geometry *g = &s->g;
@@ -30,7 +31,7 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
     print_constant(print, "FILTERS", s->filters);
     print_constant(print, "WARPS", s->warps);
     print_constant(print, "BLOCKS", s->blocks);
-    print_type(print, "in_t", (weftDataType_t)s->c.factor[FACTOR_A].tensor->type);
+    print_type(print, "in_t", (weftDataType_t)s->c.operand[OPERAND_A].tensor->type);
 }
 
 /* Pointer and strides; a flipped filter is walked from its end. */
@@ -49,6 +50,7 @@ static void print_operand(struct kernel_print *print, const struct stem *s, cons
     print_number(print, sign * operand->size_stride[WIDTH], named("%s_w", name).text);
 }
 
+/* Arguments: sizes, and divisors that find a tile. */
 static void print_geometry(struct kernel_print *print, const struct stem *s) {
     const struct conv_geometry *g = &s->g;
     print_number(print, g->x.size[HEIGHT], "height");
@@ -71,13 +73,13 @@ weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct
                                         [CONV_DATA] = "product/stem/stem_dgrad.cuh",
                                         [CONV_FILTER] = "product/stem/stem_wgrad.cuh"};
     static const char *const entries[] = {
-        [CONV_FORWARD] = "stem", [CONV_DATA] = "stem_data", [CONV_FILTER] = "stem_filter"};
+        [CONV_FORWARD] = "stem", [CONV_DATA] = "stem_dgrad", [CONV_FILTER] = "stem_wgrad"};
     const struct conv_geometry *g = &s->g;
     struct kernel_print print;
     kernel_print_init(&print, s->c.region);
     text_add(&print.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
-    print_constant(&print, "LEAD_IS_ROW", s->c.finish.lead == ROW);
+    print_constant(&print, "LEAD_IS_ROW", s->c.epilogue.lead == ROW);
     print_structure(&print, s);
     print_geometry(&print, s);
     if (g->direction != CONV_DATA) {
@@ -95,6 +97,6 @@ weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct
         print_operand(&print, s, &g->y, "loss", 'n', 'k');
         print_constant(&print, "LOSS_RUN", run_of(&g->y, g->k));
     }
-    contraction_print_end(&print, &s->c);
+    contraction_print_epilogue(&print, &s->c);
     return kernel_finish(&print, kernel, files[g->direction], entries[g->direction], arena);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stem family takes, and how it cuts it: product/stem/stem.cuh makes results, stem_dgrad.cuh gradients of images,
-   stem_wgrad.cuh gradients of filters. It must not know text. */
+/* What the stem family takes, and how it cuts it: product/stem/stem.cuh makes results, stem_dgrad.cuh gradients of
+   images, stem_wgrad.cuh gradients of filters. It must not know text. */
 #include "engines/cuda/product/stem/stem.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -35,6 +35,7 @@ static const struct {
     [CONV_FILTER] = {filter_tiles, sizeof filter_tiles / sizeof *filter_tiles, FILTER_WARPS, FILTER_STAGES, 1},
 };
 
+/* Of a filter. */
 static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
@@ -43,9 +44,10 @@ static bool is_served(const struct tensor *tensor, weftDataType_t type) {
     return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
 }
 
+/* One 16-bit type for all, whose products are summed in float. */
 static weftStatus_t check_types(const struct stem *s) {
     const struct conv_op *op = (const struct conv_op *)s->c.node->op;
-    const struct tensor *a = s->c.factor[FACTOR_A].tensor, *b = s->c.factor[FACTOR_B].tensor;
+    const struct tensor *a = s->c.operand[OPERAND_A].tensor, *b = s->c.operand[OPERAND_B].tensor;
     weftDataType_t type = (weftDataType_t)a->type, math = math_type(op->parameters->math);
     bool is_half = dtype_is_half(type);
     if (!is_half || !is_served(a, type) || !is_served(b, type) || !dtype_is_float(math) || math == WEFT_DATA_DOUBLE)
@@ -55,6 +57,7 @@ static weftStatus_t check_types(const struct stem *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Sums of two positions stay in 32 bits. */
 static weftStatus_t check_node(const struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     const char *label = descriptor_label(s->c.node->op);
@@ -77,39 +80,38 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
-static void add_digit(struct digits *digits, int64_t extent, int64_t dim) {
+static void add_mode(struct modes *modes, int64_t extent, int64_t dim) {
     if (extent != 1)
-        digits->at[digits->count++] =
-            (struct digit){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
+        modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
 /* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. */
-static void find_digits(struct stem *s) {
+static void find_modes(struct stem *s) {
     const struct conv_geometry *g = &s->g;
     bool is_filter = g->direction == CONV_FILTER;
     const struct conv_operand *result = is_filter ? &g->w : g->direction == CONV_DATA ? &g->x : &g->y;
     int64_t rank = result->tensor->dims.count, channel = rank - g->spatial - 1;
     for (int index = 0; index < INDICES; index++)
-        s->c.digits[index].count = 0;
+        s->c.modes[index].count = 0;
     s->c.phase_count = 0;
-    add_digit(&s->c.digits[ROW], is_filter ? g->k : g->n, is_filter ? channel - 1 : 0);
+    add_mode(&s->c.modes[ROW], is_filter ? g->k : g->n, is_filter ? channel - 1 : 0);
     for (int i = HEIGHT; i <= WIDTH; i++)
-        add_digit(&s->c.digits[is_filter ? COLUMN : ROW], result->size[i], rank - 3 + i);
-    add_digit(&s->c.digits[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
+        add_mode(&s->c.modes[is_filter ? COLUMN : ROW], result->size[i], rank - 3 + i);
+    add_mode(&s->c.modes[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
 }
 
 static weftStatus_t analyse_result(struct stem *s) {
-    s->c.arithmetic = FMA_FLOAT; /* what finish() gets are floats */
+    s->c.arithmetic = FMA_FLOAT; /* what epilogue() gets are floats */
     s->c.is_small = true;
     s->c.splits = 1;
-    TRY(finish_analyse(&s->c));
+    TRY(epilogue_analyse(&s->c));
     if (contraction_elements(&s->c) > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(s->c.node->op));
     /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
-    if (s->c.finish.lead == ROW && s->g.direction == CONV_FORWARD)
-        s->c.finish.run = (int)gcd64(s->c.finish.run, s->g.y.size[WIDTH]);
-    if (s->c.finish.lead == ROW && s->g.direction == CONV_DATA)
-        s->c.finish.run = 1;
+    if (s->c.epilogue.lead == ROW && s->g.direction == CONV_FORWARD)
+        s->c.epilogue.run = (int)gcd64(s->c.epilogue.run, s->g.y.size[WIDTH]);
+    if (s->c.epilogue.lead == ROW && s->g.direction == CONV_DATA)
+        s->c.epilogue.run = 1;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -132,18 +134,20 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
     if (g->direction == CONV_DATA) {
         int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] / g->stride[HEIGHT];
         int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
-        int64_t slabs = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
+        int64_t epilogue_tiles = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
         int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
-        return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, slabs);
+        return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, epilogue_tiles);
     }
-    bool lead_is_row = s->c.finish.lead == ROW;
-    int64_t slab = (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
+    bool lead_is_row = s->c.epilogue.lead == ROW;
+    int64_t epilogue_tile =
+        (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
     int64_t places = divide_up(divide_up(taps_of(s), 2) * 2 * (int64_t)sizeof(int32_t), PIXEL_BYTES) * PIXEL_BYTES;
     return divide_up(taps_of(s), 2) * 2 * s->filters * PIXEL_BYTES + places +
-           max64(patch_bytes(s, tile), s->warps * slab);
+           max64(patch_bytes(s, tile), s->warps * epilogue_tile);
 }
 
-/* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of dx. */
+/* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of
+   dx. */
 static int64_t positions(struct stem *s, int i) {
     const struct conv_geometry *g = &s->g;
     if (g->direction != CONV_DATA)
@@ -201,6 +205,7 @@ static int64_t blocks_per_filter_tile(const struct stem *s, const struct device 
     return s->g.direction == CONV_FILTER ? max64(min64(s->tiles, resident), 2) : min64(s->tiles, resident);
 }
 
+/* Computing or moving, whichever takes longer; filter gradients launch a second kernel. */
 static void predict(struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
@@ -218,7 +223,7 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
     TRY(check_node(s, device));
-    find_digits(s);
+    find_modes(s);
     TRY(analyse_result(s));
     TRY(choose_tile(s, device));
     if (s->g.direction == CONV_FILTER)
@@ -239,19 +244,14 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct stem s;
-    struct cuda_step *state;
+    struct cuda_kernel *kernel;
     (void)knobs;
     TRY(analyse(&s, &step->region, device));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    if (contraction_elements(&s.c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(contraction_add_kernel(&kernel, step, &s.c, arena));
+    if (!kernel)
+        return WEFT_STATUS_SUCCESS;
     TRY(stem_print(kernel, &s, arena));
-    kernel->grid[0] = (uint32_t)(blocks_per_filter_tile(&s, device) * s.filter_tiles);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)(s.warps * 32);
-    kernel->shared_bytes = (uint32_t)s.shared_bytes;
+    contraction_set_launch(kernel, blocks_per_filter_tile(&s, device) * s.filter_tiles, s.warps * 32, s.shared_bytes);
     if (s.c.splits > 1)
         TRY(contraction_add_combine(step, &s.c, arena));
     return arena_print(

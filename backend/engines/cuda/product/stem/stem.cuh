@@ -1,14 +1,18 @@
-/* stem: Y[n,p,q,k] = finish(sum over r,s,c of X[n, p * STRIDE + r * DILATION - pre, .., c] * W[k,r,s,c])        f16 and bf16, at most 8 channels in, sm_80 and up
-   Formula   products of 16 pixels x 8 filters x 2 taps of 8 channels; finish() is printed from the graph
-   Tile      a block makes TILE_P x TILE_Q outputs of FILTERS filters; a warp FRAGMENTS rows of 16 neighbours. Persistent over tiles
-   Idea      each pixel of the image is fetched once per tile, padded to 8 channels, and 16 bytes wide: a row that ldmatrix takes from anywhere,
-             so that a tap is an offset. Nothing is unrolled in memory
-   Overlap   three blocks on a multiprocessor, of one warp per scheduler each: while one waits for its patch or brings its sums out, the
-             others multiply. All filters stay in shared memory for the block's life
-   Memory    filters of all taps, one patch; sums go to finish() through the patch just read
-   Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 246 us where cuDNN takes 873; C3: 282. stem_sm90.cuh takes 166-190 of the former
+/* stem: Y[n,p,q,k] = epilogue(sum over r,s,c of X[n, p * STRIDE + r * DILATION - pre, .., c] * W[k,r,s,c])
+   Types     f16 and bf16, at most 8 channels in, sm_80 and up
+   Formula   products of 16 pixels x 8 filters x 2 taps of 8 channels; epilogue() is printed from the graph
+   Tile      a block makes TILE_P x TILE_Q outputs of FILTERS filters; a warp FRAGMENTS rows of 16 neighbours.
+             Persistent over tiles
+   Idea      each pixel of the image is fetched once per tile, padded to 8 channels, and 16 bytes wide: a row that
+             ldmatrix takes from anywhere, so that a tap is an offset. Nothing is unrolled in memory
+   Overlap   three blocks on a multiprocessor, of one warp per scheduler each: while one waits for its patch or brings
+             its sums out, the others multiply. All filters stay in shared memory for the block's life
+   Memory    filters of all taps, one patch; sums go to epilogue() through the patch just read
+   Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 246 us where cuDNN takes 873; C3: 282. stem_sm90.cuh
+             takes 166-190 of the former
    Tried     two patches and two blocks: 234 us, and 322 with 3 channels; 8 warps of half the sums each: 264
-   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS IMAGE_RUN FILTER_RUN RUN LEAD_IS_ROW in_t */
+   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS IMAGE_RUN
+             FILTER_RUN RUN LEAD_IS_ROW in_t */
 #include "core/async.cuh"
 #include "core/mma.cuh"
 #include "product/stem/pixels.cuh"
@@ -19,7 +23,7 @@ constexpr int PATCH_H = (TILE_P - 1) * STRIDE_H + (TAPS_H - 1) * DILATION_H + 1,
               PATCH_W = (TILE_Q - 1) * STRIDE_W + (TAPS_W - 1) * DILATION_W + 1;
 constexpr int FRAGMENTS_ACROSS = TILE_Q / 16, FRAGMENTS = TILE_P * FRAGMENTS_ACROSS / WARPS;
 /* Sums of one fragment on their way out; 8 words apart in the banks from line to line. */
-constexpr int SLAB_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, SLAB_LINES = LEAD_IS_ROW ? FILTERS : 16;
+constexpr int EPILOGUE_PITCH = (LEAD_IS_ROW ? 16 : FILTERS) + 8, EPILOGUE_LINES = LEAD_IS_ROW ? FILTERS : 16;
 static_assert(TILE_Q % 16 == 0 && FRAGMENTS * WARPS == TILE_P * FRAGMENTS_ACROSS && FRAGMENTS % FRAGMENTS_ACROSS == 0 &&
                   FILTERS % 16 == 0,
               "whole products only");
@@ -31,7 +35,7 @@ struct memory {
     i32 taps[2 * STEPS];                      /* how far from the first tap's pixel each one's lies */
     union {
         patch x;
-        alignas(16) float slabs[WARPS][SLAB_LINES * SLAB_PITCH];
+        alignas(16) float epilogue_tiles[WARPS][EPILOGUE_LINES * EPILOGUE_PITCH];
     };
 };
 
@@ -48,7 +52,7 @@ constexpr DEVICE int fragment_column(int fragment) { return fragment % FRAGMENTS
 DEVICE void load_filters(memory &s, const arguments &p, i32 filter) {
     for (int e = threadIdx.x; e < 2 * STEPS; e += THREADS) {
         const int tap = e < TAPS ? e : TAPS - 1;
-        s.taps[e] = patch::place(tap / TAPS_W * DILATION_H, tap % TAPS_W * DILATION_W);
+        s.taps[e] = patch::offset(tap / TAPS_W * DILATION_H, tap % TAPS_W * DILATION_W);
     }
     for (int e = threadIdx.x; e < 2 * STEPS * FILTERS; e += THREADS) {
         const i32 k = filter + e % FILTERS, tap = e / FILTERS;
@@ -58,18 +62,18 @@ DEVICE void load_filters(memory &s, const arguments &p, i32 filter) {
     }
 }
 
-struct place {
+struct tile_coordinates {
     u32 n;
     i32 row, column; /* of the output */
 };
 
-DEVICE place find_tile(const arguments &p, u32 tile) {
+DEVICE tile_coordinates find_tile(const arguments &p, u32 tile) {
     const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q, row = (i32)split(tile, p.tiles_p) * TILE_P;
-    return place{tile, row, column};
+    return tile_coordinates{tile, row, column};
 }
 
 DEVICE void load_patch(patch &x, const arguments &p, u32 tile) {
-    const place at = find_tile(p, tile);
+    const tile_coordinates at = find_tile(p, tile);
     const channels_image<in_t> image{p.x + at.n * p.x_n, p.x_h, p.x_w, p.x_c, (i32)p.height, (i32)p.width};
     x.load<THREADS>(image, at.row * STRIDE_H - (i32)p.pre_h, at.column * STRIDE_W - (i32)p.pre_w);
 }
@@ -96,23 +100,23 @@ DEVICE void multiply(float (&sums)[FRAGMENTS][FILTERS / 8][4], const memory &s) 
 }
 
 /* Passes the sums of a fragment through shared memory, so that neighbours in the result meet in one thread. */
-DEVICE void end_fragment(const float (&sums)[FILTERS / 8][4], float *slab, const arguments &p, const place &at, i32 row,
-                         i32 column, i32 filter) {
+DEVICE void store_fragment(const float (&sums)[FILTERS / 8][4], float *epilogue_tile, const arguments &p,
+                           const tile_coordinates &at, i32 row, i32 column, i32 filter) {
 #pragma unroll
     for (int n = 0; n < FILTERS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int i = lane() / 4 + e / 2 * 8, j = n * 8 + lane() % 4 * 2 + e % 2;
-            slab[LEAD_IS_ROW ? j * SLAB_PITCH + i : i * SLAB_PITCH + j] = sums[n][e];
+            epilogue_tile[LEAD_IS_ROW ? j * EPILOGUE_PITCH + i : i * EPILOGUE_PITCH + j] = sums[n][e];
         }
     __syncwarp();
     constexpr int ACROSS = (LEAD_IS_ROW ? 16 : FILTERS) / RUN;
-    for (int t = lane(); t < SLAB_LINES * ACROSS; t += 32) {
+    for (int t = lane(); t < EPILOGUE_LINES * ACROSS; t += 32) {
         const int line = t / ACROSS, along = t % ACROSS * RUN;
         const i32 q = column + (LEAD_IS_ROW ? along : line), k = filter + (LEAD_IS_ROW ? line : along);
         if (row < (i32)p.rows && q < (i32)p.columns && k < (i32)p.filters)
-            finish(p, 0, ((index)at.n * (index)p.rows + row) * (index)p.columns + q, k,
-                   load_run<float, RUN>(slab + line * SLAB_PITCH + along));
+            epilogue(p, 0, ((index)at.n * (index)p.rows + row) * (index)p.columns + q, k,
+                     load_run<float, RUN>(epilogue_tile + line * EPILOGUE_PITCH + along));
     }
     __syncwarp();
 }
@@ -131,11 +135,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem(const __gr
         float sums[FRAGMENTS][FILTERS / 8][4] = {};
         multiply(sums, s);
         __syncthreads();
-        const place at = find_tile(p, tile);
+        const tile_coordinates at = find_tile(p, tile);
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
-            end_fragment(sums[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f),
-                         at.column + fragment_column(f), filter);
+            store_fragment(sums[f], s.epilogue_tiles[warp()], p, at, at.row + own_row() + fragment_row(f),
+                           at.column + fragment_column(f), filter);
         __syncthreads();
     }
 }

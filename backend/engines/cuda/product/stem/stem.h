@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stem family: the first convolutions of networks, whose images have too few channels to fill a tensor core's
-   depth. Pixels are padded to 8 channels on their way into shared memory, never in memory, and a patch of them serves
+   k. Pixels are padded to 8 channels on their way into shared memory, never in memory, and a patch of them serves
    all taps. Filter, stride and dilation are text here, the rest of the geometry are arguments. What follows the sum is
    the contraction's. */
 #ifndef WEFT_ENGINES_CUDA_STEM_H

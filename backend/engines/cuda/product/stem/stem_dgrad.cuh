@@ -1,13 +1,19 @@
-/* stem_data: dX[n,h,w,c] = finish(sum over p,q,k of dY[n,p,q,k] * W[k,r,s,c]), r = (h + pre - p * STRIDE) / DILATION where it is whole      f16 and bf16, at most 8 channels, sm_80 and up
-   Formula   products of 16 positions x 8 channels x 16 filters. A position is STRIDE_H x STRIDE_W pixels, its phases: pixel i * STRIDE + a, counted
-             from pre before the image, sees dY at i - d through tap r = (d * STRIDE + a) / DILATION, so that each tap belongs to one phase
-   Tile      a block makes TILE_P x TILE_Q positions, a warp FRAGMENTS rows of 16 neighbours; all phases of a position read the same dY
-   Idea      a patch of dY in shared memory, all its filters, serves all taps and phases; weights stay there for the block's life
+/* stem_dgrad: dX[n,h,w,c] = epilogue(sum over p,q,k of dY[n,p,q,k] * W[k,r,s,c]), r = (h + pre - p * STRIDE) / DILATION
+     where it is whole
+   Types     f16 and bf16, at most 8 channels, sm_80 and up
+   Formula   products of 16 positions x 8 channels x 16 filters. A position is STRIDE_H x STRIDE_W pixels, its phases:
+             pixel i * STRIDE + a, counted from pre before the image, sees dY at i - d through tap r = (d * STRIDE + a)
+             / DILATION, so that each tap belongs to one phase
+   Tile      a block makes TILE_P x TILE_Q positions, a warp FRAGMENTS rows of 16 neighbours; all phases of a position
+             read the same dY
+   Idea      a patch of dY in shared memory, all its filters, serves all taps and phases; weights stay there for the
+             block's life
    Overlap   two blocks on a multiprocessor: one loads while the other multiplies. Persistent over tiles
-   Memory    weights of all taps, one patch of dY; sums go to finish() through the patch
+   Memory    weights of all taps, one patch of dY; sums go to epilogue() through the patch
    Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 279 us where cuDNN takes 954
    Tried     8 warps of half the sums each: 352 us
-   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS FILTER_RUN LOSS_RUN RUN LEAD_IS_ROW in_t */
+   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS WARPS BLOCKS
+             FILTER_RUN LOSS_RUN RUN LEAD_IS_ROW in_t */
 #include "core/async.cuh"
 #include "core/mma.cuh"
 #include "product/stem/pixels.cuh"
@@ -27,7 +33,7 @@ struct memory {
     pixel<in_t> weights[TAPS * FILTERS]; /* [tap][filter] */
     union {
         patch loss;
-        alignas(16) float slabs[WARPS][16 * STRIDE_W * PIXEL];
+        alignas(16) float epilogue_tiles[WARPS][16 * STRIDE_W * PIXEL];
     };
 };
 
@@ -49,18 +55,18 @@ DEVICE void load_weights(memory &s, const arguments &p) {
     }
 }
 
-struct place {
+struct tile_coordinates {
     u32 n;
     i32 row, column; /* positions */
 };
 
-DEVICE place find_tile(const arguments &p, u32 tile) {
+DEVICE tile_coordinates find_tile(const arguments &p, u32 tile) {
     const i32 column = (i32)split(tile, p.tiles_q) * TILE_Q + (i32)p.first_column,
               row = (i32)split(tile, p.tiles_p) * TILE_P + (i32)p.first_row;
-    return place{tile, row, column};
+    return tile_coordinates{tile, row, column};
 }
 
-DEVICE void load_loss(patch &loss, const arguments &p, const place &at) {
+DEVICE void load_loss(patch &loss, const arguments &p, const tile_coordinates &at) {
     const channels_image<in_t> image{
         p.loss + at.n * p.loss_n, p.loss_h, p.loss_w, p.loss_k, (i32)p.rows, (i32)p.columns};
     loss.load<THREADS>(image, (i32)p.filters, at.row - (WINDOW_H - 1), at.column - (WINDOW_W - 1));
@@ -81,7 +87,7 @@ DEVICE void multiply_window(sums &sum, const in_t *loss, const pixel<in_t> *weig
     for (int f = 0; f < 2 * FRAGMENTS; f++) {
         const int row = fragment_row(f / 2) + WINDOW_H - 1 - down,
                   column = fragment_column(f / 2) + WINDOW_W - 1 - across;
-        load_blocks(a[f % 2][f / 2], loss + (patch::place(row, column) + f % 2 * 16));
+        load_blocks(a[f % 2][f / 2], loss + (patch::offset(row, column) + f % 2 * 16));
     }
 #pragma unroll
     for (int phase = 0; phase < PHASES; phase++) {
@@ -98,7 +104,7 @@ DEVICE void multiply_window(sums &sum, const in_t *loss, const pixel<in_t> *weig
 }
 
 DEVICE void multiply(sums &sum, const memory &s) {
-    const in_t *loss = s.loss.at + (patch::place(own_row(), lane() % 16) + lane() / 16 * 8);
+    const in_t *loss = s.loss.at + (patch::offset(own_row(), lane() % 16) + lane() / 16 * 8);
 #pragma unroll 1
     for (int k = 0; k < FILTERS; k += 32)
 #pragma unroll
@@ -108,16 +114,17 @@ DEVICE void multiply(sums &sum, const memory &s) {
                 multiply_window(sum, loss + k, s.weights + (k + lane()), down, across);
 }
 
-/* Passes the sums of a fragment through shared memory, a row of pixels at a time: phases side by side, channels together. */
-DEVICE void end_fragment(const float (&sum)[PHASES][4], float *slab, const arguments &p, const place &at, i32 row,
-                         i32 column) {
+/* Passes the sums of a fragment through shared memory, a row of pixels at a time: phases side by side, channels
+   together. */
+DEVICE void store_fragment(const float (&sum)[PHASES][4], float *epilogue_tile, const arguments &p,
+                           const tile_coordinates &at, i32 row, i32 column) {
 #pragma unroll
     for (int a = 0; a < STRIDE_H; a++) {
 #pragma unroll
         for (int b = 0; b < STRIDE_W; b++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                slab[((lane() / 4 + e / 2 * 8) * STRIDE_W + b) * PIXEL + lane() % 4 * 2 + e % 2] =
+                epilogue_tile[((lane() / 4 + e / 2 * 8) * STRIDE_W + b) * PIXEL + lane() % 4 * 2 + e % 2] =
                     sum[a * STRIDE_W + b][e];
         __syncwarp();
         constexpr int ACROSS = PIXEL / RUN;
@@ -125,18 +132,18 @@ DEVICE void end_fragment(const float (&sum)[PHASES][4], float *slab, const argum
             const i32 h = row * STRIDE_H + a - (i32)p.pre_h, w = column * STRIDE_W + t / ACROSS - (i32)p.pre_w,
                       c = t % ACROSS * RUN;
             if ((u32)h < (u32)p.height && (u32)w < (u32)p.width && c < CHANNELS)
-                finish(p, 0, ((index)at.n * (index)p.height + h) * (index)p.width + w, c,
-                       load_run<float, RUN>(slab + t * RUN));
+                epilogue(p, 0, ((index)at.n * (index)p.height + h) * (index)p.width + w, c,
+                         load_run<float, RUN>(epilogue_tile + t * RUN));
         }
         __syncwarp();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem_data(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem_dgrad(const __grid_constant__ arguments p) {
     memory &s = *(memory *)s_memory;
     load_weights(s, p);
     for (i64 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-        const place at = find_tile(p, (u32)tile);
+        const tile_coordinates at = find_tile(p, (u32)tile);
         load_loss(s.loss, p, at);
         commit_copies();
         await_copies<0>();
@@ -146,8 +153,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) stem_data(const
         __syncthreads();
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
-            end_fragment(sum[f], s.slabs[warp()], p, at, at.row + own_row() + fragment_row(f),
-                         at.column + fragment_column(f));
+            store_fragment(sum[f], s.epilogue_tiles[warp()], p, at, at.row + own_row() + fragment_row(f),
+                           at.column + fragment_column(f));
         __syncthreads();
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations behind them, on
-   Hopper's tensor cores. A product of the Hopper family walks the depth in steps of 64 channels, seven eighths of which
-   would be padding here; product/stem/stem_sm90.cuh makes depth of taps. Others are left to the other families. */
+/* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations
+   behind them, on Hopper's tensor cores. A product of the Hopper family walks k in steps of 64 channels, seven
+   eighths of which would be padding here; product/stem/stem_sm90.cuh makes k of taps. Others are left to the other
+   families. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -16,7 +17,7 @@ enum {
     FILTERS_MAX = 128,
     SUMS = 256, /* columns of blocks of 64 rows whose sums a warpgroup holds */
     SLOTS = 3,
-    SLABS_IN_FLIGHT = 2,
+    EPILOGUE_TILES = 2,
     SHARED_MAX = 232448,
     PIXEL_BYTES = 16,
     THREADS = 384,
@@ -26,20 +27,20 @@ static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
 static const double EFFICIENCY = 0.6; /* of the tensor cores, that a stem of 7x7 taps reaches */
 
 struct tap {
-    int r, s, place; /* in pixels, from a position's corner of the patch */
+    int r, s, offset; /* in pixels, from a position's corner of the patch */
 };
 
 struct stem {
     struct contraction c;
     struct conv_geometry g;
-    const struct finisher *store;
+    const struct epilogue_operand *store;
     int filters, lines, segments, taps;
     int patch_h, patch_w; /* of a plane; there are g.stride[2] */
     struct tap tap[TAPS_MAX];
     int64_t tiles_p, tiles_q, tiles;
 };
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static bool is_aligned(const struct conv_operand *operand) {
     return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
@@ -69,8 +70,8 @@ static weftStatus_t check(const struct stem *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static int by_place(const void *a, const void *b) {
-    return ((const struct tap *)a)->place - ((const struct tap *)b)->place;
+static int by_offset(const void *a, const void *b) {
+    return ((const struct tap *)a)->offset - ((const struct tap *)b)->offset;
 }
 
 /* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. */
@@ -83,17 +84,17 @@ static void find_taps(struct stem *s) {
     for (int r = 0; r < g->w.size[1]; r++)
         for (int q = 0; q < g->w.size[2]; q++) {
             int column = q * (int)g->dilation[2], line = r * (int)g->dilation[1];
-            int place = (column % planes * s->patch_h + line) * s->patch_w + column / planes;
-            s->tap[s->taps++] = (struct tap){r, q, place};
+            int offset = (column % planes * s->patch_h + line) * s->patch_w + column / planes;
+            s->tap[s->taps++] = (struct tap){r, q, offset};
         }
-    qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_place);
+    qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_offset);
 }
 
 static int shared_bytes(const struct stem *s) {
     int patch = round_up((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES, 128);
     int filters = round_up(s->taps, 2) * s->filters * PIXEL_BYTES;
-    int slab = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
-    return round_up(SLOTS * patch + filters, 1024) + 8 * SLABS_IN_FLIGHT * slab + SLOTS * 16;
+    int epilogue_tile = 16 * 2 * (s->filters % 64 == 0 ? 64 : 32);
+    return round_up(SLOTS * patch + filters, 1024) + 8 * EPILOGUE_TILES * epilogue_tile + SLOTS * 16;
 }
 
 /* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold. */
@@ -118,6 +119,7 @@ static bool plan_tile(struct stem *s) {
     return s->lines > 0;
 }
 
+/* Fills in all but the prediction. */
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
     TRY(hopper_check_device(device, "stem family"));
     TRY(contraction_find(&s->c, region));
@@ -125,15 +127,16 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
     TRY(contraction_settle(&s->c, device));
-    s->store = finish_find_half(&s->c);
+    s->store = epilogue_find_half(&s->c);
     TRY(check(s));
     if (!plan_tile(s))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters and a patch of its image do not fit in shared memory",
              descriptor_label(s->c.node->op));
-    s->c.finish.run = 2; /* as the sums lie */
+    s->c.epilogue.run = 2; /* as the sums lie */
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Products of two taps at a time, or moving image and result, whichever takes longer. */
 static double predict(const struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
     double clocks = (double)s->tiles * s->lines * s->segments * divide_up(s->taps, 2) * s->filters / 2;
@@ -149,7 +152,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static void print_structure(struct kernel_print *print, const struct stem *s) {
     const struct {
@@ -159,7 +162,7 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
                      {s->lines, "LINES"},
                      {s->segments, "SEGMENTS"},
                      {SLOTS, "SLOTS"},
-                     {SLABS_IN_FLIGHT, "SLABS_IN_FLIGHT"},
+                     {EPILOGUE_TILES, "EPILOGUE_TILES"},
                      {2, "RESULT_BYTES"},
                      {0, "STORES_BOXES"},
                      {s->g.stride[2], "PLANES"},
@@ -171,12 +174,12 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
         print_constant(print, constants[i].name, constants[i].value);
     print_type(print, "stored", (weftDataType_t)s->g.x.tensor->type);
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n#include \"core/ptx_sm90.cuh\"\n");
-    static const char *const names[] = {"PLACE", "R", "S"};
+    static const char *const names[] = {"OFFSET", "R", "S"};
     for (int n = 0; n < 3; n++) {
         text_add(&print->code, "__device__ constexpr int TAP_%s[] = {", names[n]);
         for (int i = 0; i < s->taps; i++)
             text_add(&print->code, "%s%d", i ? ", " : "",
-                     n == 0   ? s->tap[i].place
+                     n == 0   ? s->tap[i].offset
                      : n == 1 ? s->tap[i].r
                               : s->tap[i].s);
         text_add(&print->code, "};\n");
@@ -206,30 +209,25 @@ static void print_arguments(struct kernel_print *print, const struct stem *s) {
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct stem s;
-    struct cuda_step *state;
+    struct cuda_kernel *kernel;
     struct kernel_print print;
     (void)knobs;
     TRY(analyse(&s, &step->region, device));
-    TRY(arena_alloc(arena, &state, sizeof *state));
-    step->state = state;
-    if (contraction_elements(&s.c) == 0)
-        return arena_print(arena, &step->detail, "nothing to compute");
-    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(contraction_add_kernel(&kernel, step, &s.c, arena));
+    if (!kernel)
+        return WEFT_STATUS_SUCCESS;
     kernel_print_init(&print, &step->region);
     print_structure(&print, &s);
     print_arguments(&print, &s);
     weftDataType_t type = (weftDataType_t)s.g.x.tensor->type;
-    wgmma_print(&print.code, s.filters, type, type, WGMMA_A_ALONG, false);
-    finish_print(&print, &s.c);
-    slabs_print(&print, &s.c, s.store);
-    finish_print_place(&print, &s.c, (int)(s.store - s.c.finish.at));
+    wgmma_print(&print.code, s.filters, type, type, WGMMA_A_K_MAJOR, false);
+    epilogue_print(&print, &s.c);
+    epilogue_print_pairs(&print, &s.c, s.store);
+    epilogue_print_address(&print, &s.c, (int)(s.store - s.c.epilogue.at));
     TRY(kernel_finish(&print, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
     int64_t blocks = device->cuda.multiprocessors;
-    kernel->grid[0] = (uint32_t)(s.tiles < blocks ? s.tiles : blocks);
-    kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = THREADS;
+    contraction_set_launch(kernel, s.tiles < blocks ? s.tiles : blocks, THREADS, shared_bytes(&s));
     kernel->is_dependent = true;
-    kernel->shared_bytes = (uint32_t)shared_bytes(&s);
     return arena_print(arena, &step->detail,
                        "wgmma over taps, %d lines of %d positions x %d filters, %d taps, %d operations behind", s.lines,
                        s.segments * 64, s.filters, s.taps, step->region.count - 1);

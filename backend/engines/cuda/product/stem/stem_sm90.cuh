@@ -1,22 +1,25 @@
-/* stem_sm90: a forward convolution of 8 channels, the first layer of a network                     16-bit, channels last, wgmma; sm_90a
-   Formula   y[n,p,q,k] = finish(sum over taps, c of x[n, p, q + taps, c] * w[k, tap, c])
-   Idea      a pixel is 16 bytes, one row of half a product's depth: two taps make a product of 32 bytes of k. wgmma's plain layout wants
-             rows 16 bytes apart, and the two halves of k anywhere: so the pixels that a tap meets along a line lie side by side, in
-             one plane for each remainder of the column by STRIDE_W, and a tap is an address in the patch. No channel is padding
-   Tile      LINES lines of SEGMENTS * 64 positions x BLOCK_N filters for each of two math warpgroups, which take turns: one multiplies
-             while the other stores
+/* stem_sm90: a forward convolution of 8 channels, the first layer of a network
+   Types     16-bit, channels last, wgmma; sm_90a
+   Formula   y[n,p,q,k] = epilogue(sum over taps, c of x[n, p, q + taps, c] * w[k, tap, c])
+   Idea      a pixel is 16 bytes, one row of half a product's k: two taps make a product of 32 bytes of k. wgmma's
+             plain layout wants rows 16 bytes apart, and the two halves of k anywhere: so the pixels that a tap meets
+             along a line lie side by side, in one plane for each remainder of the column by STRIDE_W, and a tap is an
+             address in the patch. No channel is padding
+   Tile      LINES lines of SEGMENTS * 64 positions x BLOCK_N filters for each of two math warpgroups, which take turns:
+             one multiplies while the other stores
    Roles     warpgroup 0: load_patches;   warpgroups 1, 2: multiply_patch, then stage_block
-   Barriers  arrived[slot]: the patch is there; finished[slot]: it may be overwritten. SLOTS patches
+   Barriers  arrived[slot]: the patch is there; released[slot]: it may be overwritten. SLOTS patches
    Limits    8 channels; columns of the image in whole strides; filters stay in shared memory
-   Params    BLOCK_N LINES SEGMENTS SLOTS SLABS_IN_FLIGHT PLANES STRIDE_H PATCH_H PATCH_W TAPS TAP_PLACE TAP_R TAP_S
+   Params    BLOCK_N LINES SEGMENTS SLOTS EPILOGUE_TILES PLANES STRIDE_H PATCH_H PATCH_W TAPS TAP_OFFSET TAP_R TAP_S
              RUN index sum_t stored, and multiply_accumulate (m64 x BLOCK_N x 32 bytes) */
 #include "core/async.cuh"
 
-constexpr int BLOCKS = LINES * SEGMENTS, MATH_GROUPS = 2, THREADS = (1 + MATH_GROUPS) * 128, LOADERS = 128;
-constexpr int LOADER_REGISTERS = 56, MATH_REGISTERS = 224, SPARE_REGISTERS = MATH_REGISTERS - BLOCKS * BLOCK_N / 2 - 40;
-constexpr bool HAS_TOTALS = false, BRINGS = false;
+constexpr int BLOCKS = LINES * SEGMENTS, CONSUMER_GROUPS = 2, THREADS = (1 + CONSUMER_GROUPS) * 128, PRODUCERS = 128;
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224,
+              SPARE_REGISTERS = CONSUMER_REGISTERS - BLOCKS * BLOCK_N / 2 - 40;
+constexpr bool HAS_REDUCTIONS = false, AUX_LOAD = false;
 constexpr int RESULTS = 1;
-#include "product/hopper/staging.cuh"
+#include "product/hopper/epilogue_staged.cuh"
 
 /* ---- What this kernel demands ---- */
 
@@ -25,7 +28,7 @@ constexpr int PIXELS = PLANES * PATCH_H * PATCH_W, PAIRS_OF_TAPS = (TAPS + 1) / 
 constexpr u32 PATCH_BYTES = (PIXELS * PIXEL_BYTES + 127) / 128 * 128;
 constexpr u32 CHUNK_BYTES = BLOCK_N * PIXEL_BYTES; /* [filters][8 channels] of one tap */
 constexpr u32 FILTERS = SLOTS * PATCH_BYTES, STAGING = (FILTERS + PAIRS_OF_TAPS * 2 * CHUNK_BYTES + 1023) / 1024 * 1024;
-constexpr u32 BARRIERS = STAGING + MATH_GROUPS * 4 * SLABS_IN_FLIGHT * SLAB_BYTES;
+constexpr u32 BARRIERS = STAGING + CONSUMER_GROUPS * 4 * EPILOGUE_TILES * EPILOGUE_TILE_BYTES;
 static_assert(BARRIERS + SLOTS * 16 <= 232448, "227 KB is all a block can have");
 static_assert(BLOCKS * BLOCK_N / 2 <= 128, "the sums must fit in registers");
 
@@ -34,7 +37,7 @@ extern __shared__ __align__(1024) unsigned char s_memory[];
 DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * PATCH_BYTES; }
 DEVICE u32 filter_chunk(int tap) { return shared_address(s_memory) + FILTERS + tap * CHUNK_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
-DEVICE u32 finished(u32 slot) { return arrived(SLOTS + slot); }
+DEVICE u32 released(u32 slot) { return arrived(SLOTS + slot); }
 
 struct slot_cursor {
     u32 slot = 0, phase = 0;
@@ -46,23 +49,24 @@ struct slot_cursor {
     }
 };
 
-struct place {
+struct tile_coordinates {
     i32 image, line, column;
 };
 
-DEVICE place find_place(const arguments &p, i32 tile) {
+DEVICE tile_coordinates find_tile(const arguments &p, i32 tile) {
     u32 rest = (u32)tile;
     const i32 column = (i32)split(rest, p.tiles_q) * (SEGMENTS * 64), line = (i32)split(rest, p.tiles_p) * LINES;
     return {(i32)rest, line, column};
 }
 
-/* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros where the image ends ---- */
+/* ---- The loaders: all threads of a warpgroup; each pixel of the patch goes to its plane, zeros where the image ends
+   ---- */
 
-DEVICE void load_patch(const arguments &p, const place &at, u32 slot) {
+DEVICE void load_patch(const arguments &p, const tile_coordinates &at, u32 slot) {
     const i32 top = at.line * STRIDE_H - (i32)p.pad_h, left = at.column * PLANES - (i32)p.pad_w;
     const stored *image = p.x + at.image * p.x_n;
     for (int t = threadIdx.x; t < PIXELS;
-         t += LOADERS) { /* along a line of the image, whose pixels are neighbours in memory */
+         t += PRODUCERS) { /* along a line of the image, whose pixels are neighbours in memory */
         const int line = t / (PATCH_W * PLANES), column = t % (PATCH_W * PLANES);
         const i32 h = top + line, w = left + column;
         const bool is_inside = (u32)h < (u32)p.height && (u32)w < (u32)p.width;
@@ -82,8 +86,8 @@ DEVICE void load_patches(const arguments &p) {
     slot_cursor fill, ready;
     i32 loaded = 0;
     for (i32 tile = blockIdx.x; tile < (i32)p.tiles; tile += gridDim.x, ++loaded) {
-        wait(finished(fill.slot), fill.phase ^ 1);
-        load_patch(p, find_place(p, tile), fill.slot);
+        wait(released(fill.slot), fill.phase ^ 1);
+        load_patch(p, find_tile(p, tile), fill.slot);
         fill.advance(1);
         if (loaded > 0) { /* the patch before this one is there */
             await_copies<1>();
@@ -96,7 +100,7 @@ DEVICE void load_patches(const arguments &p) {
         publish_patch(ready.slot);
 }
 
-/* The taps in the order of their places, and zeros to make their number even. */
+/* The taps in the order of their offsets, and zeros to make their number even. */
 DEVICE void load_filters(const arguments &p) {
     for (int t = threadIdx.x; t < PAIRS_OF_TAPS * 2 * BLOCK_N; t += THREADS) {
         const int tap = t / BLOCK_N, k = t % BLOCK_N;
@@ -124,7 +128,7 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
     for (int pair = 0; pair < PAIRS_OF_TAPS; ++pair) {
         const u64 w = plain_operand(filter_chunk(pair * 2), CHUNK_BYTES);
         /* The last tap of an odd number stands twice; its second filter is zero. */
-        const u32 first = TAP_PLACE[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_PLACE[pair * 2 + 1] : first;
+        const u32 first = TAP_OFFSET[pair * 2], second = pair * 2 + 1 < TAPS ? TAP_OFFSET[pair * 2 + 1] : first;
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const u32 corner = (block / SEGMENTS * STRIDE_H * PATCH_W + block % SEGMENTS * 64 + first) * PIXEL_BYTES;
@@ -135,7 +139,7 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
     mma_commit();
     mma_wait<0>();
     if (lane_index() == 0)
-        arrive(finished(slot));
+        arrive(released(slot));
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
@@ -143,26 +147,26 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
             settle(r_y[block][i]);
 }
 
-DEVICE void multiply_patches(const arguments &p, u32 math_warp) {
+DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {
     accumulators r_y;
     slot_cursor use;
-    use.advance(math_warp / 4);
-    const u32 staging = shared_address(s_memory) + STAGING + math_warp * SLABS_IN_FLIGHT * SLAB_BYTES;
-    u32 turn = 0;
-    no_totals nothing;
-    for (i32 tile = blockIdx.x + math_warp / 4 * gridDim.x; tile < (i32)p.tiles; tile += MATH_GROUPS * gridDim.x) {
-        const place at = find_place(p, tile);
+    use.advance(consumer_warp / 4);
+    epilogue_cursor to{shared_address(s_memory) + STAGING + consumer_warp * EPILOGUE_TILES * EPILOGUE_TILE_BYTES};
+    no_reductions nothing;
+    for (i32 tile = blockIdx.x + consumer_warp / 4 * gridDim.x; tile < (i32)p.tiles;
+         tile += CONSUMER_GROUPS * gridDim.x) {
+        const tile_coordinates at = find_tile(p, tile);
         wait(arrived(use.slot), use.phase);
         multiply_patch(r_y, use.slot);
-        use.advance(MATH_GROUPS); /* the other warpgroup has the slot between */
+        use.advance(CONSUMER_GROUPS); /* the other warpgroup has the slot between */
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const i32 line = at.line + block / SEGMENTS, column = at.column + block % SEGMENTS * 64;
             const i32 first =
                 (at.image * (i32)p.lines + line) * (i32)p.positions; /* row of the product where the line begins */
             const i32 end = line < (i32)p.lines ? first + (i32)p.positions : 0;
-            operands_ahead<arguments, 1> ahead(p, 0, first + column + math_warp % 4 * 16, end, 0);
-            stage_block(r_y[block], p, ahead, 0, staging, turn, nothing);
+            operands_ahead<arguments, 1> ahead(p, 0, first + column + consumer_warp % 4 * 16, end, 0);
+            stage_block(r_y[block], p, ahead, 0, to, nothing);
         }
     }
 }
@@ -173,8 +177,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stem_sm90(const __grid_
     const u32 warp = warp_index();
     if (warp == 0 && elect_one()) {
         for (u32 slot = 0; slot < SLOTS; ++slot) {
-            barrier_init(arrived(slot), LOADERS);
-            barrier_init(finished(slot), 4); /* the warps of the group that has the patch */
+            barrier_init(arrived(slot), PRODUCERS);
+            barrier_init(released(slot), 4); /* the warps of the group that has the patch */
         }
         barrier_init_fence();
     }
@@ -183,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stem_sm90(const __grid_
     __syncthreads();
     let_next_kernel_start(); /* it waits before it touches memory */
     if (warp < 4) {
-        shrink_registers<LOADER_REGISTERS>();
+        shrink_registers<PRODUCER_REGISTERS>();
         load_patches(p);
     } else {
-        grow_registers<MATH_REGISTERS>();
+        grow_registers<CONSUMER_REGISTERS>();
         multiply_patches(p, warp - 4);
     }
 }

@@ -1,13 +1,18 @@
-/* stem_filter: dW[k,r,s,c] = finish(sum over n,p,q of dY[n,p,q,k] * X[n, p * STRIDE + r * DILATION - pre, .., c])      f16 and bf16, at most 8 channels, sm_80 and up
+/* stem_wgrad: dW[k,r,s,c] = epilogue(sum over n,p,q of dY[n,p,q,k] * X[n, p * STRIDE + r * DILATION - pre, .., c])
+   Types     f16 and bf16, at most 8 channels, sm_80 and up
    Formula   products of 16 filters x 8 channels of a tap x 16 neighbouring pixels
-   Tile      a block sums TILE_P x TILE_Q pixels at a time for FILTERS filters and all taps; half of its warps has half of the filters each, and
-             of every half the warps share the taps. Persistent over tiles, whose sums stay in registers
-   Idea      as stem.cuh: pixels of X are 16 bytes wide wherever a tap wants them, and ldmatrix turns pixels and channels over
-   Pipeline  load  |stage 1  |stage 2  |stage 3  |...      X and dY of a tile, STAGES - 1 tiles early; one barrier per tile
-             math            |stage 0  |stage 1  |...
-   Order     tiles of a block from the first to the last, then, in combine_splits.cuh, blocks: the same bits in every run
+   Tile      a block sums TILE_P x TILE_Q pixels at a time for FILTERS filters and all taps; half of its warps has half
+             of the filters each, and of every half the warps share the taps. Persistent over tiles, whose sums stay in
+             registers
+   Idea      as stem.cuh: pixels of X are 16 bytes wide wherever a tap wants them, and ldmatrix turns pixels and
+             channels over
+   Pipeline  load  |stage 1  |stage 2  |stage 3  |...      X and dY of a tile, STAGES - 1 tiles early
+             math            |stage 0  |stage 1  |...      one barrier per tile
+   Order     tiles of a block from the first to the last, then, in combine_splits.cuh, blocks: the same bits in every
+             run
    Measured  2026-11-21, H200, N128 C8 224x224 K64 7x7 / 2 bf16: 265 us where cuDNN takes 457
-   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS STAGES IMAGE_RUN LOSS_RUN LEAD_IS_ROW in_t */
+   Params    TAPS_H TAPS_W STRIDE_H STRIDE_W DILATION_H DILATION_W CHANNELS TILE_P TILE_Q FILTERS STAGES IMAGE_RUN
+             LOSS_RUN LEAD_IS_ROW in_t */
 #include "core/async.cuh"
 #include "core/mma.cuh"
 #include "product/stem/pixels.cuh"
@@ -34,9 +39,9 @@ DEVICE int own_filter() { return (int)threadIdx.x / 32 % HALVES * (OWN_FILTERS *
 DEVICE int own_tap(int t) { return (int)threadIdx.x / 32 / HALVES * OWN_TAPS + t; }
 
 /* Where the pixel under a tap lies from that under the first; the last tap stands in for those behind it. */
-DEVICE int tap_place(int tap) {
+DEVICE int tap_offset(int tap) {
     const int t = tap < TAPS ? tap : TAPS - 1;
-    return patch::place(t / TAPS_W * DILATION_H, t % TAPS_W * DILATION_W);
+    return patch::offset(t / TAPS_W * DILATION_H, t % TAPS_W * DILATION_W);
 }
 
 DEVICE void load_stage(stage &s, const arguments &p, u32 tile, i32 filter) {
@@ -51,7 +56,7 @@ DEVICE void load_stage(stage &s, const arguments &p, u32 tile, i32 filter) {
 using sums = float[OWN_FILTERS][TAP_PAIRS * 2][4];
 
 DEVICE void multiply(sums &sum, const stage &s, const int (&taps)[TAP_PAIRS]) {
-    const in_t *loss = s.loss.at + (s.loss.place(0, lane() / 16 * 8 + lane() % 8) + own_filter() + lane() / 8 % 2 * 8);
+    const in_t *loss = s.loss.at + (s.loss.offset(0, lane() / 16 * 8 + lane() % 8) + own_filter() + lane() / 8 % 2 * 8);
 #pragma unroll 2
     for (int fragment = 0; fragment < TILE_P * TILE_Q / 16; fragment++) {
         const int row = fragment / (TILE_Q / 16), column = fragment % (TILE_Q / 16) * 16;
@@ -59,7 +64,7 @@ DEVICE void multiply(sums &sum, const stage &s, const int (&taps)[TAP_PAIRS]) {
         u32 a[OWN_FILTERS][4], b[TAP_PAIRS][4];
 #pragma unroll
         for (int m = 0; m < OWN_FILTERS; m++)
-            load_blocks_transposed(a[m], loss + (s.loss.place(0, fragment * 16) + m * 16));
+            load_blocks_transposed(a[m], loss + (s.loss.offset(0, fragment * 16) + m * 16));
 #pragma unroll
         for (int t = 0; t < TAP_PAIRS; t++)
             load_blocks_transposed(b[t], x + taps[t]);
@@ -71,7 +76,7 @@ DEVICE void multiply(sums &sum, const stage &s, const int (&taps)[TAP_PAIRS]) {
     }
 }
 
-DEVICE void end_sums(const sums &sum, const arguments &p, i32 filter, u32 part) {
+DEVICE void store_partials(const sums &sum, const arguments &p, i32 filter, u32 part) {
     const i64 columns = TAPS * CHANNELS;
 #pragma unroll
     for (int m = 0; m < OWN_FILTERS; m++)
@@ -87,7 +92,7 @@ DEVICE void end_sums(const sums &sum, const arguments &p, i32 filter, u32 part) 
             }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) stem_filter(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) stem_wgrad(const __grid_constant__ arguments p) {
     stage *stages = (stage *)s_memory;
     u32 part = blockIdx.x;
     const i32 filter = (i32)split(part, p.filter_tiles) * FILTERS;
@@ -95,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) stem_filter(const __
     int taps[TAP_PAIRS];
 #pragma unroll
     for (int t = 0; t < TAP_PAIRS; t++)
-        taps[t] = tap_place(own_tap(2 * t + lane() / 16));
+        taps[t] = tap_offset(own_tap(2 * t + lane() / 16));
     const auto load = [&](u32 tile, int slot) {
         if (tile < tiles)
             load_stage(stages[slot], p, tile, filter);
@@ -113,5 +118,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) stem_filter(const __
         multiply(sum, stages[now], taps);
         now = (now + 1) % STAGES;
     }
-    end_sums(sum, p, filter, part);
+    store_partials(sum, p, filter, part);
 }

@@ -1,9 +1,11 @@
-/* few_bits: whole numbers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number: their bits go
-   into the fraction of 2^10 or 2^7, where a unit is 1, and what that adds is taken away. Numbers with a sign come with its bit turned,
-   which adds half their range. Of 4 bits as bf16: eight bits alone are that many of the smallest number that there is, so that two
-   places of a word need no shift, and come as UNIT parts of what they are.
-     Pairs     of 4 bits: numbers e and e + 4 of a word; of 8 bits: 2e and 2e + 1. Sums of products do not mind the order, if both
-               factors have it: join() makes such pairs of neighbours */
+/* few_bits: whole numbers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number:
+     their bits go
+   into the fraction of 2^10 or 2^7, where a unit is 1, and what that adds is taken away. Numbers with a sign come with
+   its bit turned, which adds half their range. Of 4 bits as bf16: eight bits alone are that many of the smallest number
+   that there is, so that two places of a word need no shift, and come as UNIT parts of what they are.
+     Pairs of 4 bits: numbers e and e + 4 of a word; of 8 bits: 2e and 2e + 1. Sums of products do not mind the order,
+     if both
+               operands have it: join() makes such pairs of neighbours */
 
 /* In pairs: x y + z, rounded once. */
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
@@ -68,7 +70,8 @@ template <bool IS_SIGNED> struct eight_bits {
         const u32 raised = __byte_perm(IS_SIGNED ? word ^ 0x80808080 : word, numbers::BASE, e ? 0x5352 : 0x5150);
         return multiply_add(raised, numbers::ONE, IS_SIGNED ? numbers::MINUS_BASE_128 : numbers::MINUS_BASE, f16{});
     }
-    /* Whose fraction has 7 bits: the eighth, which a sign makes -128 and no sign makes 128, turns what is taken away. */
+    /* Whose fraction has 7 bits: the eighth, which a sign makes -128 and no sign makes 128, turns what is taken away.
+       */
     static DEVICE u32 pair(u32 word, int e, bf16) {
         const u32 two = __byte_perm(IS_SIGNED ? word : word ^ 0x80808080, 0, e ? 0x4342 : 0x4140);
         const u32 raised = mask_turn(two, 0x007f007f, pair_numbers<bf16>::BASE),

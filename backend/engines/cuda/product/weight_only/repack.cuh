@@ -1,12 +1,13 @@
-/* depth_order: rows of A in the order of the depth that weight_only_sm90 unpacks weights in                             f16 and bf16; sm_90
-   Formula   of each step of 128, which ends in zeros where the depth does: product 2 part + e / 2, half e % 2, pair q of it are the
-             numbers 32 q + 8 part + those of pair e, as few_bits joins 8 neighbours
+/* repack: rows of A in the order of k that weight_only_sm90 unpacks weights in
+   Types     f16 and bf16; sm_90
+   Formula   of each step of 128, which ends in zeros where k does: product 2 part + e / 2, half e % 2, pair q
+             of it are the numbers 32 q + 8 part + those of pair e, as few_bits joins 8 neighbours
    Tile      a thread takes 4 times 16 bytes, 64 bytes apart, and writes 64 bytes
    Params    THREADS factor_t weight_t */
 #include "core/dependent_launch.cuh"
 #include "product/weight_only/few_bits.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) depth_order(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS) repack(const __grid_constant__ arguments p) {
     begin_overlapped();
     u32 rest = blockIdx.x * THREADS + threadIdx.x;
     const u32 at = rest, part = split(rest, p.parts);
@@ -16,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depth_order(const __grid_c
     chunk<16> read[4];
 #pragma unroll
     for (int q = 0; q < 4; q++)
-        read[q] = first + q * 32 < p.depth ? *(const chunk<16> *)(p.a + row * p.a_row + first + q * 32) : chunk<16>{};
+        read[q] = first + q * 32 < p.k_count ? *(const chunk<16> *)(p.a + row * p.a_row + first + q * 32) : chunk<16>{};
     chunk<16> *const to = (chunk<16> *)p.ordered + (i64)at * 4;
 #pragma unroll
     for (int e = 0; e < 4; e++) {

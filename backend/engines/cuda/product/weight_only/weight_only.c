@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The weight-only family: a few rows times weights of 4 or 8 bits with a scale per block, and the pointwise operations
-   behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the tensor
-   cores, never in memory. Many rows are left to the block_scale family, whose result the families of products multiply. */
+   behind. Such a product takes as long as reading the weights does, so they are dequantised on their way into the
+   tensor cores, never in memory. Many rows are left to the block_scale family, whose result the families of products
+   multiply. */
 #include "engines/cuda/product/weight_only/weight_only.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"
@@ -34,7 +35,8 @@ struct weight_only {
     double seconds;
 };
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting ----------------------------------------------------------------------------------------------------
+   */
 
 static const struct node *find_weights(const struct region *region) {
     for (int i = 0; i < region->count; i++)
@@ -73,7 +75,7 @@ static weftStatus_t find_rest(struct weight_product *w, const struct region *reg
     if (reader < 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is not for one matmul alone.",
              descriptor_label(node->op));
-    for (int i = 0; i < region->count && count < DIGITS_MAX; i++)
+    for (int i = 0; i < region->count && count < MODES_MAX; i++)
         if (region_node(region, i) != node)
             w->nodes[count++] = region->nodes[i];
     if (!region_has(region, reader))
@@ -81,25 +83,25 @@ static weftStatus_t find_rest(struct weight_product *w, const struct region *reg
              descriptor_label(node->op));
     if (count < region->count - 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
-             DIGITS_MAX - 1);
+             MODES_MAX - 1);
     w->rest = (struct region){.graph = region->graph, .count = count, .nodes = w->nodes};
     return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t check_types(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
-    weftDataType_t a = (weftDataType_t)w->c.factor[FACTOR_A].tensor->type, x = (weftDataType_t)op->x->type;
+    weftDataType_t a = (weftDataType_t)w->c.operand[OPERAND_A].tensor->type, x = (weftDataType_t)op->x->type;
     bool is_whole = x == WEFT_DATA_INT4 || x == WEFT_DATA_UINT4 || x == WEFT_DATA_INT8 || x == WEFT_DATA_UINT8;
     w->scales_sums = op->y->type == WEFT_DATA_FLOAT;
     bool fits = w->scales_sums ? op->scale->type != WEFT_DATA_DOUBLE
                                : op->y->type == (int32_t)a && op->scale->type == (int32_t)a;
     if (!is_whole || !dtype_is_half(a) || !fits || op->math != WEFT_DATA_FLOAT)
-        FAIL(
-            WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
-            "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other factor this type, "
-            "which is half or bfloat16; here %s with scales in %s become %s and meet %s.",
-            descriptor_label(&op->base), dtype_of(x)->name, dtype_of((weftDataType_t)op->scale->type)->name,
-            dtype_of((weftDataType_t)op->y->type)->name, dtype_of(a)->name);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: whole numbers of 4 or 8 bits become floats, or with scales of the type of the other operand this "
+             "type, "
+             "which is half or bfloat16; here %s with scales in %s become %s and meet %s.",
+             descriptor_label(&op->base), dtype_of(x)->name, dtype_of((weftDataType_t)op->scale->type)->name,
+             dtype_of((weftDataType_t)op->y->type)->name, dtype_of(a)->name);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -115,18 +117,18 @@ static int64_t stride_from_end(const struct tensor *tensor, int back) {
     return tensor->strides.at[tensor->dims.count - back];
 }
 
-/* Along the depth: a lane's weights share a scale, a step's where sums are scaled. */
+/* Along k: a lane's weights share a scale, a step's where sums are scaled. */
 static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
 
 static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-         "%s: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to %d "
+         "%s: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to %d "
          "bytes, with blocks of multiples of %lld weights along it.",
          descriptor_label(w->c.node->op), ACCESS_BYTES, (long long)least);
 }
 
 weftStatus_t weight_product_check_blocks(const struct weight_product *w, int64_t least) {
-    return w->group % least != 0 && w->group < w->depth ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
+    return w->group % least != 0 && w->group < w->k_count ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t check_layout(struct weight_product *w) {
@@ -143,7 +145,7 @@ static weftStatus_t check_layout(struct weight_product *w) {
     w->scale_k = stride_from_end(op->scale, 2);
     w->scale_row = stride_from_end(op->scale, 1);
     bool are_matrices = product->b == op->y && is_matrix(a) && is_matrix(x) && !scale_is_tiled(op->scale);
-    bool are_whole = stride_from_end(a, 1) == 1 && stride_from_end(x, 2) == 1 && w->depth % w->length == 0 &&
+    bool are_whole = stride_from_end(a, 1) == 1 && stride_from_end(x, 2) == 1 && w->k_count % w->length == 0 &&
                      w->a_row % 8 == 0 && stride_from_end(x, 1) % w->length == 0 && a->alignment % ACCESS_BYTES == 0 &&
                      x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
     if (!are_matrices || !are_whole)
@@ -156,10 +158,10 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
     TRY(find_rest(w, region));
     TRY(contraction_find(&w->c, &w->rest));
     TRY(contraction_settle(&w->c, device));
-    w->rows = digits_extent(&w->c.digits[ROW]);
-    w->columns = digits_extent(&w->c.digits[COLUMN]);
-    w->depth = digits_extent(&w->c.digits[DEPTH]);
-    if (w->rows == 0 || w->columns == 0 || w->depth == 0 || w->c.is_direct || !w->c.is_small ||
+    w->rows = modes_extent(&w->c.modes[ROW]);
+    w->columns = modes_extent(&w->c.modes[COLUMN]);
+    w->k_count = modes_extent(&w->c.modes[K]);
+    if (w->rows == 0 || w->columns == 0 || w->k_count == 0 || w->c.is_direct || !w->c.is_small ||
         contraction_has_overrides(&w->c) || w->c.fill != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: empty, tiny, larger than 2^31 along an index or with overrides: the weights are dequantised in "
@@ -174,7 +176,8 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
     return check_layout(w);
 }
 
-/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+/* ---- Tile ---------------------------------------------------------------------------------------------------------
+   */
 
 /* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
 static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
@@ -188,14 +191,14 @@ static double predict(const struct weight_only *w, const struct device *device, 
     double slots = (double)device->cuda.multiprocessors * resident(w, warps);
     double waves = (double)divide_up((int64_t)blocks, slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
-    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.depth * 2) : 0;
+    double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.k_count * 2) : 0;
     double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
 }
 
 /* What making numbers of weights and multiplying them takes, however tiles are shaped. */
 static double computing_seconds(const struct weight_only *w, const struct device *device) {
-    double clocks = (double)w->p.columns * (double)w->p.depth * (WEIGHT_CLOCKS + FRAGMENT_CLOCKS * w->tokens);
+    double clocks = (double)w->p.columns * (double)w->p.k_count * (WEIGHT_CLOCKS + FRAGMENT_CLOCKS * w->tokens);
     return clocks / ((double)device->cuda.clock_khz * 1e3 * device->cuda.multiprocessors);
 }
 
@@ -240,7 +243,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building -----------------------------------------------------------------------------------------------------
+   */
 
 static int bytes_of_stage(const struct weight_only *w, bool has_a) {
     int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
@@ -274,7 +278,7 @@ void weight_product_print(struct kernel_print *print, const struct weight_produc
     text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print->constants, "using weight_t = %s;\nusing scale_t = %s;\n",
              cuda_element_name((weftDataType_t)op->x->type), cuda_type_name((weftDataType_t)op->scale->type));
-    print_type(print, "factor_t", (weftDataType_t)w->c.factor[FACTOR_A].tensor->type);
+    print_type(print, "factor_t", (weftDataType_t)w->c.operand[OPERAND_A].tensor->type);
     text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
     print_constant(print, "SCALES_SUMS", w->scales_sums);
     print_constant(print, "IS_NEGATIVE", op->is_negative);
@@ -285,13 +289,13 @@ void weight_product_print(struct kernel_print *print, const struct weight_produc
     print_divisor(print, w->group, "scale_group");
     print_number(print, w->rows, "rows");
     print_number(print, w->columns, "columns");
-    print_number(print, w->depth, "depth");
+    print_number(print, w->k_count, "k_count");
 }
 
 static void print_structure(struct kernel_print *print, const struct weight_only *w) {
-    const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
+    const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
     weight_product_print(print, &w->p);
-    print_constant(print, "LEAD_IS_ROW", w->p.c.finish.lead == ROW);
+    print_constant(print, "LEAD_IS_ROW", w->p.c.epilogue.lead == ROW);
     print_constant(print, "TOKENS", w->tokens);
     print_constant(print, "BLOCKS", w->blocks);
     print_constant(print, "WARPS_ACROSS", w->across);
@@ -315,10 +319,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    w.p.c.finish.run = w.p.c.finish.lead == COLUMN && w.p.c.finish.run % 2 == 0 ? 2 : 1;
+    w.p.c.epilogue.run = w.p.c.epilogue.lead == COLUMN && w.p.c.epilogue.run % 2 == 0 ? 2 : 1;
     kernel_print_init(&print, &step->region);
     print_structure(&print, &w);
-    finish_print(&print, &w.p.c);
+    epilogue_print(&print, &w.p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only.cuh", "weight_only", arena));
     int64_t columns = (int64_t)w.across * w.blocks * COLUMNS_OF_BLOCK;
     kernel->grid[0] = (uint32_t)divide_up(w.p.columns, columns);

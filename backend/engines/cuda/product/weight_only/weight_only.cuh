@@ -1,21 +1,28 @@
-/* weight_only: C[i,j] = finish(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))     weights of 4 and 8 bits, few rows i, mma.sync; sm_80 and up
-   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as the dequantised
-             weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats (1)
-   Tile      a warp makes ROWS = 16 BLOCKS columns j for all i, which are 8 TOKENS at most: the product is turned, so that weights
-             are the tensor core's 16 rows. WARPS_ACROSS warps stand side by side and read the same of A; WARPS_DEEP share the depth
-   Step      a quad of lanes has a row of weights, each lane 16 bytes of it: LENGTH numbers. Sums do not mind the order of the depth,
-             so a lane multiplies what it has, and reads the same k of A, 16 bytes at a time
-   Pipeline  STAGES steps of a warp are on their way into shared memory, each lane's own 16 bytes side by side; with them A where it is
-             small (STAGES_A), for which warps that stand side by side share the work, and meet. Scales come a step ahead
+/* weight_only: C[i,j] = epilogue(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))
+   Types     weights of 4 and 8 bits, few rows i, mma.sync; sm_80 and up
+   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
+             the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
+             (1)
+   Tile      a warp makes ROWS = 16 BLOCKS columns j for all i, which are 8 TOKENS at most: the product is turned, so
+             that weights are the tensor core's 16 rows. WARPS_ACROSS warps stand side by side and read the same of A;
+             WARPS_DEEP share k
+   Step      a quad of lanes has a row of weights, each lane 16 bytes of it: LENGTH numbers. Sums do not mind the order
+             of k, so a lane multiplies what it has, and reads the same k of A, 16 bytes at a time
+   Pipeline  STAGES steps of a warp are on their way into shared memory, each lane's own 16 bytes side by side; with
+             them A where it is small (STAGES_A), for which warps that stand side by side share the work, and meet.
+             Scales come a step ahead
    End       sums of the warps meet in shared memory, 8 i at a time, and are added from the first warp to the last
-   Limits    k of A and W without gaps, in multiples of 16 bytes; a lane's weights share a scale, a step's where sums are scaled
-   Params    TOKENS BLOCKS WARPS_ACROSS WARPS_DEEP RESIDENT STAGES STAGES_A SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN factor_t weight_t
-             scale_t sum_t index
-   Cache     all blocks read the same of A, at about the same time: past the first-level cache, from few lines of L2, A takes longer
-             than the weights. So shared memory is no larger than two stages of few rows need, and leaves the rest to that cache
-   Tried     weights a step ahead in registers: half of the memory's bandwidth. Four stages: up to 30 % slower. Blocks that begin at
-             different places of the depth: within noise, or slower. 64 columns of a warp: 10 % faster for one row of 4 bits,
-             slower for others. Half as many columns of a warp, or two and four warps side by side for few rows: slower */
+   Limits    k of A and W without gaps, in multiples of 16 bytes; a lane's weights share a scale, a step's where sums
+             are scaled
+   Params    TOKENS BLOCKS WARPS_ACROSS WARPS_DEEP RESIDENT STAGES STAGES_A SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN
+             factor_t weight_t scale_t sum_t index
+   Cache     all blocks read the same of A, at about the same time: past the first-level cache, from few lines of L2, A
+             takes longer than the weights. So shared memory is no larger than two stages of few rows need, and leaves
+             the rest to that cache
+   Tried     weights a step ahead in registers: half of the memory's bandwidth. Four stages: up to 30 % slower. Blocks
+             that begin at different places of k: within noise, or slower. 64 columns of a warp: 10 % faster for
+             one row of 4 bits, slower for others. Half as many columns of a warp, or two and four warps side by side
+             for few rows: slower */
 #include "core/mma.cuh"
 #include "core/async.cuh"
 #include "core/dependent_launch.cuh"
@@ -29,7 +36,8 @@ constexpr int PARTS = LENGTH / 8;                               /* accesses to A
 constexpr float UNIT = few_bits<weight_t>::unit(factor_t{});    /* how many times what pair() gives a weight is */
 constexpr int A_SLOTS = STAGES_A ? TOKENS * PARTS : 0;
 
-/* [WARPS][STAGES][2 * BLOCKS][32 lanes] of weights, [WARPS_DEEP][STAGES][A_SLOTS][32 lanes] of A; at the end sums of 8 i */
+/* [WARPS][STAGES][2 * BLOCKS][32 lanes] of weights, [WARPS_DEEP][STAGES][A_SLOTS][32 lanes] of A; at the end sums of 8
+   i */
 extern __shared__ chunk<16> s_memory[];
 
 /* Where a lane stands: its row in blocks of 8, its k within a step. */
@@ -50,7 +58,8 @@ DEVICE void meet() {
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
-/* What a lane brings, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them. */
+/* What a lane brings, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them.
+   */
 struct walk {
     const unsigned char *w[2 * BLOCKS];
     const factor_t *a[TOKENS];
@@ -69,9 +78,9 @@ struct walk {
         for (int f = 0; f < TOKENS; f++)
             a[f] = p.a + least(f * 8 + lane_row(), (index)p.rows - 1) * p.a_row + own;
     }
-    /* Begins to bring a step; zeros beyond the depth and for rows that are not there. */
+    /* Begins to bring a step; zeros beyond k and for rows that are not there. */
     DEVICE void fetch(const arguments &p, int stage) {
-        const bool inside = k + own < (index)p.depth;
+        const bool inside = k + own < (index)p.k_count;
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++)
             copy_async_once(w_slot(stage, i), w[i] + (i64)k * BITS<weight_t> / 8, inside);
@@ -84,7 +93,7 @@ struct walk {
         k += STRIDE;
     }
     DEVICE void fetch_scales(const arguments &p, scale_t (&scale)[2 * BLOCKS]) {
-        const u32 along = (u32)(divide(least(scale_k + own, (index)p.depth - 1), p.scale_group) * p.scale_k);
+        const u32 along = (u32)(divide(least(scale_k + own, (index)p.k_count - 1), p.scale_group) * p.scale_k);
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++)
             scale[i] = p.scale[scale_row[i] + along];
@@ -92,7 +101,7 @@ struct walk {
     }
     /* What is read of A where it does not wait in shared memory. */
     DEVICE chunk<16> read_a(const arguments &p, int f, int part, index at) const {
-        const bool inside = f * 8 + lane_row() < (index)p.rows && at + own < (index)p.depth;
+        const bool inside = f * 8 + lane_row() < (index)p.rows && at + own < (index)p.k_count;
         return inside ? *(const chunk<16> *)(a[f] + at + part * 8) : chunk<16>{};
     }
 };
@@ -156,10 +165,10 @@ DEVICE void multiply_step(const arguments &p, const walk &at, sums &r_c, int sta
         for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float factor = (IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale[b * 2 + e / 2]);
+                const float operand = (IS_NEGATIVE ? -UNIT : UNIT) * to_float(scale[b * 2 + e / 2]);
 #pragma unroll
                 for (int f = 0; f < TOKENS; f++)
-                    r_c[b][f][e] += r_step[b][f][e] * factor;
+                    r_c[b][f][e] += r_step[b][f][e] * operand;
             }
     }
 }
@@ -186,7 +195,7 @@ DEVICE void end(const arguments &p, const sums &r_c, index first) {
                 for (int e = 0; e < RUN; e++)
                     sum.at[e] += s_sums[w][token][column + e];
             if (f * 8 + token < (index)p.rows && first + column < (index)p.columns)
-                finish(p, 0, f * 8 + token, first + column, sum);
+                epilogue(p, 0, f * 8 + token, first + column, sum);
         }
     }
 }
@@ -203,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
     scale_t now[2 * BLOCKS], next[2 * BLOCKS];
     at.fetch_scales(p, now);
     int stage = 0, free = STAGES - 1;
-    for (index k = begin; k < (index)p.depth; k += STRIDE) {
+    for (index k = begin; k < (index)p.k_count; k += STRIDE) {
         await_copies<STAGES - 2>();
         meet();
         at.fetch(p, free);

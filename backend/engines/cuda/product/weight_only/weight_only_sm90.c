@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the pointwise
-   operations behind. The weight-only family's warps each multiply what they read, which is faster for fewer rows; for more it
-   pays to dequantise the weights in memory. */
+/* The weight-only family of Hopper: some hundred rows times weights of 4 or 8 bits with a scale per block, and the
+   pointwise operations behind. The weight-only family's warps each multiply what they read, which is faster for fewer
+   rows; for more it pays to dequantise the weights in memory. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 
 enum {
-    STEP = 128, /* of the depth */
+    STEP = 128, /* of k */
     SPAN = 32,  /* of a step, whose weights share a scale */
     ROWS_MAX = 1024,
     CLUSTER_MAX = 8, /* blocks of a cluster */
@@ -35,18 +35,19 @@ static const double CLUSTERED_SHARE = 0.9; /* of all multiprocessors, that clust
 
 struct weight_only_sm90 {
     struct weight_product p;
-    int columns, tokens, splits, stages; /* of a tile; of rows; blocks that share the depth; slots in shared memory */
+    int columns, tokens, splits, stages; /* of a tile; of rows; blocks that share k; slots in shared memory */
     int64_t steps;
     double seconds;
 };
 
-/* ---- Tile --------------------------------------------------------------------------------------------------------- */
+/* ---- Tile ---------------------------------------------------------------------------------------------------------
+   */
 
 static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
 
 /* Scales of a column within a step. */
 static int scales(const struct weight_only_sm90 *w) {
-    bool is_one = w->p.group >= w->p.depth || w->p.group % STEP == 0;
+    bool is_one = w->p.group >= w->p.k_count || w->p.group % STEP == 0;
     return is_one ? 1 : w->p.group % (STEP / 2) == 0 ? 2 : STEP / SPAN;
 }
 
@@ -88,7 +89,7 @@ static int tile_rows(const struct weight_only_sm90 *w) {
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
-    at.steps = w->steps = divide_up(w->p.depth, STEP);
+    at.steps = w->steps = divide_up(w->p.k_count, STEP);
     w->splits = 0;
     for (int tile = 1; tile <= TILES; tile++)
         for (at.splits = 1; at.splits <= CLUSTER_MAX && at.splits <= at.steps; at.splits *= 2) {
@@ -109,7 +110,8 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
     w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
 }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting ----------------------------------------------------------------------------------------------------
+   */
 
 static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
@@ -128,26 +130,27 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building -----------------------------------------------------------------------------------------------------
+   */
 
-/* The kernel that brings A into the order of the depth, in the workspace. */
+/* The kernel that brings A into the order of k, in the workspace. */
 static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    const struct tensor *a = w->p.c.factor[FACTOR_A].tensor;
+    const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
     struct kernel_print print;
     int64_t each = w->steps * (STEP / SPAN), threads = each * w->p.rows;
     kernel_print_init(&print, &step->region);
     text_add(&print.constants, "using weight_t = %s;\n", cuda_element_name((weftDataType_t)w->p.weights->x->type));
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
     print_constant(&print, "THREADS", ORDER_THREADS);
-    print_pointer(&print, (weftDataType_t)a->type, w->p.c.factor[FACTOR_A].value, 0, "a");
+    print_pointer(&print, (weftDataType_t)a->type, w->p.c.operand[OPERAND_A].value, 0, "a");
     print_scratch(&print, "void", 0, "ordered");
     print_number(&print, w->p.a_row, "a_row");
     print_number(&print, w->p.rows, "rows");
-    print_number(&print, w->p.depth, "depth");
+    print_number(&print, w->p.k_count, "k_count");
     print_divisor(&print, each, "parts");
-    TRY(kernel_finish(&print, kernel, "product/weight_only/repack.cuh", "depth_order", arena));
+    TRY(kernel_finish(&print, kernel, "product/weight_only/repack.cuh", "repack", arena));
     kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = ORDER_THREADS;
@@ -157,7 +160,7 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
 }
 
 static void print_maps(struct kernel_print *print, const struct weight_only_sm90 *w) {
-    bool is_half = w->p.c.factor[FACTOR_A].tensor->type == WEFT_DATA_HALF;
+    bool is_half = w->p.c.operand[OPERAND_A].tensor->type == WEFT_DATA_HALF;
     int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
     const struct cuda_map a = {.form = {.type = is_half ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
                                         .rank = 2,
@@ -169,7 +172,7 @@ static void print_maps(struct kernel_print *print, const struct weight_only_sm90
     const struct cuda_map weights = {
         .form = {.type = TENSOR_MAP_U8,
                  .rank = 2,
-                 .dims = {(uint64_t)(w->p.depth * weight_bits(w) / 8), (uint64_t)w->p.columns},
+                 .dims = {(uint64_t)(w->p.k_count * weight_bits(w) / 8), (uint64_t)w->p.columns},
                  .strides = {(uint64_t)w->p.w_row},
                  .box = {(uint32_t)row, (uint32_t)w->columns},
                  .swizzle = row == 128 ? TENSOR_MAP_128B : TENSOR_MAP_PLAIN,
@@ -182,8 +185,8 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
-    struct finish *finish = &w->p.c.finish;
-    finish->run = finish->lead == COLUMN && finish->run % 4 == 0 ? 4 : 1;
+    struct epilogue *epilogue = &w->p.c.epilogue;
+    epilogue->run = epilogue->lead == COLUMN && epilogue->run % 4 == 0 ? 4 : 1;
     kernel_print_init(&print, &step->region);
     print_maps(&print, w);
     weight_product_print(&print, &w->p);
@@ -194,8 +197,9 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     print_constant(&print, "SCALES", scales(w));
     print_number(&print, w->steps, "steps");
     print_number(&print, divide_up(w->steps, w->splits), "steps_per_split");
-    wgmma_print_registers(&print.code, w->tokens, (weftDataType_t)w->p.c.factor[FACTOR_A].tensor->type);
-    finish_print(&print, &w->p.c);
+    weftDataType_t type = (weftDataType_t)w->p.c.operand[OPERAND_A].tensor->type;
+    wgmma_print(&print.code, w->tokens, type, type, WGMMA_A_REGISTERS, false);
+    epilogue_print(&print, &w->p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
     kernel->grid[0] = (uint32_t)(divide_up(w->p.columns, w->columns) * w->splits);
     kernel->grid[1] = (uint32_t)divide_up(w->p.rows, w->tokens);

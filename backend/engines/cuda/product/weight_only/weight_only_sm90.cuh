@@ -1,34 +1,41 @@
-/* weight_only_sm90: C[i,j] = finish(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))     weights of 4 and 8 bits, some rows i, wgmma; sm_90a
-   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as the dequantised
-             weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats (1)
-   Idea      the product is turned: weights are the tensor core's 64 rows, which it takes from registers, so that they never lie in
-             memory as 16 bits; rows of A are its columns, from shared memory. A lane must hold pairs of the depth that are 2 (lane % 4)
-             from the begin of 8, and would read all weights of a row to have them: so A has been brought into another order
-             (depth_order), in which what a lane multiplies are 32 neighbours of a row of weights
-   Tile      a block makes TOKENS rows i of ROWS columns j, 64 columns j for each math warpgroup; the depth in steps of 128
-   Split     SPLITS blocks of a cluster share the depth. At the end sums lie in shared memory, and each block adds those of its rows i from
-             the first block to the last
-   Roles     warpgroup 0: load_tiles, one thread by TMA, all of them the scales;   the others: multiply_tile, then end_tile
-   Pipeline  loader |fill 0|fill 1|fill 2|fill 0|...   STAGES slots of A, weights and scales; arrived[s]: slot s is full
-             math          |step 0|step 1|step 2|...   finished[s]: slot s may be refilled
-             the tensor core multiplies one part of 32 of a step while the next one is unpacked. Weights are not what the kernel before
-             wrote: they are on their way before it ends
-   Limits    k of W without gaps, in multiples of 16 bytes; the weights of 32 neighbours share a scale, a step's where sums are scaled
-   Params    ROWS TOKENS SPLITS STAGES SCALES SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN factor_t weight_t scale_t sum_t index, and
-             multiply_accumulate (m64 x TOKENS x 32 bytes, the first factor from registers)
-   Tried     splits without clusters, the last block of a tile adding what all left in the workspace: 3 us slower. Pairs of blocks that
-             share A by multicast: within noise. 256-byte promotion of weights: within noise. Unpacking only after the products before
-             are over: 2 to 8 % slower. Clusters of four: 128 blocks do not fit at one time */
+/* weight_only_sm90: C[i,j] = epilogue(sum over k of A[i,k] * (W[k,j] * scale[k / group, j / block]))
+   Types     weights of 4 and 8 bits, some rows i, wgmma; sm_90a
+   Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
+             the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
+             (1)
+   Idea      the product is turned: weights are the tensor core's 64 rows, which it takes from registers, so that they
+             never lie in memory as 16 bits; rows of A are its columns, from shared memory. A lane must hold pairs of
+             k that are 2 (lane % 4) from the begin of 8, and would read all weights of a row to have them: so A
+             has been brought into another order (repack), in which what a lane multiplies are 32 neighbours of a
+             row of weights
+   Tile      a block makes TOKENS rows i of ROWS columns j, 64 columns j for each math warpgroup; k in steps of
+             128
+   Split-K   SPLITS blocks of a cluster share k. At the end sums lie in shared memory, and each block adds those
+             of its rows i from the first block to the last
+   Roles     warpgroup 0: load_tiles, one thread by TMA, all of them the scales
+             the others: multiply_tile, then run_epilogue
+   Pipeline  producer |fill 0|fill 1|fill 2|fill 0|...   STAGES slots of A, weights and scales; arrived[s]: it is full
+             consumer        |step 0|step 1|step 2|...   released[s]: slot s may be refilled
+             the tensor core multiplies one part of 32 of a step while the next one is unpacked. Weights are not what
+             the kernel before wrote: they are on their way before it ends
+   Limits    k of W without gaps, in multiples of 16 bytes; the weights of 32 neighbours share a scale, a step's where
+             sums are scaled
+   Params    ROWS TOKENS SPLITS STAGES SCALES SCALES_SUMS IS_NEGATIVE LEAD_IS_ROW RUN factor_t weight_t scale_t sum_t
+             index, and multiply_accumulate (m64 x TOKENS x 32 bytes, the first operand from registers)
+   Tried     splits without clusters, the last block of a tile adding what all left in the workspace: 3 us slower. Pairs
+             of blocks that share A by multicast: within noise. 256-byte promotion of weights: within noise. Unpacking
+             only after the products before are over: 2 to 8 % slower. Clusters of four: 128 blocks do not fit at one
+             time */
 #include "product/weight_only/few_bits.cuh"
 
 using numbers = few_bits<weight_t>;
 
-constexpr int STEP = 128, SPAN = STEP / 4;        /* of the depth; of it a lane's */
+constexpr int STEP = 128, SPAN = STEP / 4;        /* of k; of it a lane's */
 constexpr int PARTS = 4;                          /* of a step, two products each */
 constexpr int WORDS = SPAN * BITS<weight_t> / 32; /* of weights of a lane, of a row */
 constexpr int PART_WORDS = WORDS / PARTS;
-constexpr int MATH_GROUPS = ROWS / 64, MATH_THREADS = MATH_GROUPS * 128, THREADS = 128 + MATH_THREADS;
-constexpr int LOADER_REGISTERS = MATH_GROUPS > 2 ? 32 : 56, MATH_REGISTERS = MATH_GROUPS > 2 ? 112 : 224;
+constexpr int CONSUMER_GROUPS = ROWS / 64, CONSUMER_THREADS = CONSUMER_GROUPS * 128, THREADS = 128 + CONSUMER_THREADS;
+constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : 56, CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 112 : 224;
 constexpr int PITCH = ROWS + 4;                          /* of sums, so that lanes meet no bank twice */
 constexpr int SHARE = TOKENS / SPLITS;                   /* rows i that a block ends */
 constexpr float UNIT = numbers::unit(factor_t{});        /* how many times what pair() gives a weight is */
@@ -39,10 +46,11 @@ constexpr u32 SCALE_BYTES = SCALES * ROWS * 4; /* [SCALES][ROWS] */
 constexpr u32 SCALES_AT = STAGES * SLOT, BARRIERS = SCALES_AT + STAGES * SCALE_BYTES;
 
 static_assert(ROWS % 64 == 0 && ROWS <= 256 && TOKENS % 8 == 0 && TOKENS <= 256, "what wgmma makes and TMA brings");
-static_assert(LOADER_REGISTERS + MATH_GROUPS * MATH_REGISTERS <= (1 + MATH_GROUPS) * (65536 / THREADS / 8 * 8),
+static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
+                  (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
               "growing would hang");
 static_assert(TOKENS % SPLITS == 0, "each block of a cluster ends as many rows");
-static_assert(TOKENS * PITCH * 4 <= SCALES_AT, "sums lie where factors were");
+static_assert(TOKENS * PITCH * 4 <= SCALES_AT, "sums lie where operands were");
 static_assert(BARRIERS + STAGES * 16 <= 232448, "227 KB is all a block can have");
 
 extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */
@@ -51,8 +59,8 @@ DEVICE u32 a_slot(u32 slot) { return shared_address(s_memory) + slot * SLOT; }
 DEVICE u32 w_slot(u32 slot) { return a_slot(slot) + A_BYTES; }
 DEVICE u32 scale_slot(u32 slot) { return shared_address(s_memory) + SCALES_AT + slot * SCALE_BYTES; }
 DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
-DEVICE u32 finished(u32 slot) { return arrived(STAGES + slot); }
-DEVICE u32 sum_place(int token, int column) { return shared_address(s_memory) + (token * PITCH + column) * 4; }
+DEVICE u32 released(u32 slot) { return arrived(STAGES + slot); }
+DEVICE u32 sum_address(int token, int column) { return shared_address(s_memory) + (token * PITCH + column) * 4; }
 
 struct pipeline_cursor {
     u32 slot = 0, phase = 0;
@@ -75,7 +83,7 @@ struct tile {
     }
 };
 
-/* ---- The loader ---- */
+/* ---- The producer ---- */
 
 DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) * 0x10001u; }
 
@@ -87,14 +95,16 @@ template <class S> DEVICE u32 scale_word(S scale) {
         return numbers::times_unit(twice(scale.bits), factor_t{});
 }
 
-/* The scales of a step, ROWS / 128 for each thread. What lies outside is read as the last: nobody wants what comes of it. */
+/* The scales of a step, ROWS / 128 for each thread. What lies outside is read as the last: nobody wants what comes of
+   it. */
 struct step_scales {
     scale_t at[SCALES][ROWS / 128];
     DEVICE void fetch(const arguments &p, const u32 (&column)[ROWS / 128], i32 step) {
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
             const i32 k = step * STEP + i * (STEP / SCALES);
-            const u32 along = divide((u32)(k < (i32)p.depth ? k : (i32)p.depth - 1), p.scale_group) * (u32)p.scale_k;
+            const u32 along =
+                divide((u32)(k < (i32)p.k_count ? k : (i32)p.k_count - 1), p.scale_group) * (u32)p.scale_k;
 #pragma unroll
             for (int n = 0; n < ROWS / 128; ++n)
                 at[i][n] = p.scale[column[n] + along];
@@ -147,7 +157,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
             if (step + i >= tile.steps)
                 break;
             if (step + i >= STAGES) {
-                wait(finished(fill.slot), fill.phase ^ 1);
+                wait(released(fill.slot), fill.phase ^ 1);
                 if (is_first) {
                     fill_weights(p, tile, step + i, fill.slot);
                     fill_a(p, tile, step + i, fill.slot);
@@ -161,7 +171,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
         }
 }
 
-/* ---- The math warps ---- */
+/* ---- The consumers ---- */
 
 using sums = sum_t[TOKENS / 2]; /* a thread's part of [64, TOKENS] */
 using pairs = u32[2][4];        /* of weights: what two products take */
@@ -251,7 +261,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
         keep(r_a[(PARTS - 1) % 2]);
         __syncwarp();
         if (lane_index() == 0)
-            arrive(finished(slot));
+            arrive(released(slot));
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) {
             settle(r_sum[i]);
@@ -259,13 +269,13 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
                 r_c[i] += r_step[i] * r_scale[i / 2 % 2];
         }
     }
-    sync_threads(1, MATH_THREADS); /* nobody reads factors any more */
+    sync_threads(1, CONSUMER_THREADS); /* nobody reads operands any more */
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; ++i)
-        store_shared(sum_place(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
+        store_shared(sum_address(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
 }
 
-/* ---- The end ---- */
+/* ---- The epilogue ---- */
 
 DEVICE void add_sums(run<sum_t, RUN> &sum, u32 address) {
     if constexpr (RUN == 4) {
@@ -280,16 +290,16 @@ DEVICE void add_sums(run<sum_t, RUN> &sum, u32 address) {
     }
 }
 
-DEVICE void end_tile(const arguments &p, const tile &tile) {
+DEVICE void run_epilogue(const arguments &p, const tile &tile) {
     const int first = blockIdx.x % SPLITS * SHARE;
-    for (int at = threadIdx.x - 128; at < SHARE * (ROWS / RUN); at += MATH_THREADS) {
+    for (int at = threadIdx.x - 128; at < SHARE * (ROWS / RUN); at += CONSUMER_THREADS) {
         const int token = first + at / (ROWS / RUN), column = at % (ROWS / RUN) * RUN;
         run<sum_t, RUN> sum = {};
 #pragma unroll
         for (int block = 0; block < SPLITS; ++block)
-            add_sums(sum, peer_address(sum_place(token, column), block));
+            add_sums(sum, peer_address(sum_address(token, column), block));
         if (tile.token + token < (i32)p.rows && tile.column + column < (i32)p.columns)
-            finish(p, 0, tile.token + token, tile.column + column, sum);
+            epilogue(p, 0, tile.token + token, tile.column + column, sum);
     }
 }
 
@@ -298,7 +308,7 @@ DEVICE void meet() {
     if constexpr (SPLITS > 1)
         cluster_sync();
     else
-        sync_threads(1, MATH_THREADS);
+        sync_threads(1, CONSUMER_THREADS);
 }
 
 /* ---- The kernel ---- */
@@ -311,14 +321,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
         prefetch_map(p.a_map);
         for (u32 slot = 0; slot < STAGES; ++slot) {
             barrier_init(arrived(slot), 1 + 128); /* what one thread announces, and the scales of each */
-            barrier_init(finished(slot), MATH_THREADS / 32);
+            barrier_init(released(slot), CONSUMER_THREADS / 32);
         }
         barrier_init_fence();
     }
     __syncthreads();
     let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
     if (warp < 4) {
-        shrink_registers<LOADER_REGISTERS>();
+        shrink_registers<PRODUCER_REGISTERS>();
         load_tiles(p, tile);
         __syncwarp();
         if constexpr (SPLITS > 1) {
@@ -326,11 +336,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_only_sm90(const 
             cluster_sync();
         } /* as the others do */
     } else {
-        grow_registers<MATH_REGISTERS>();
+        grow_registers<CONSUMER_REGISTERS>();
         multiply_tile(tile, warp - 4);
         wait_for_previous_kernel(); /* which is long over: what it wrote is read from here on */
         meet();
-        end_tile(p, tile);
+        run_epilogue(p, tile);
         if constexpr (SPLITS > 1)
             meet(); /* nobody leaves while a peer reads its sums */
     }

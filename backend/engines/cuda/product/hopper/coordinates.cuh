@@ -1,10 +1,16 @@
-/* places: where the loader of product_sm90.cuh stands: the tile's corner, the pixel and the taps that it means in an image, and the walk along
-     the depth. What a product does not have costs nothing: its constants are printed as false and its arguments are not looked up.
-   Taps come in three spatial dimensions, outermost first; dimensions that an image lacks have one tap. */
+/* coordinates: where the producer of the Hopper products is: the tile's corner, the pixel and the taps that it means in
+     an image, and the step along k. What a product does not have costs nothing: its constants are printed as false and
+     its arguments are not looked up
+   K         (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images (K_IS_PIXELS),
+             which may lie in a plane of one operand for each image: where they do in both, images are taps and pixels
+             channels
+   Taps      in three spatial dimensions, outermost first; dimensions that an image lacks have one tap
+   Demands   STORED_BYTES K_IS_PIXELS HAS_TAPS */
 
 constexpr i32 BLOCK_K = 128 / STORED_BYTES; /* a row of the 128-byte swizzle */
 
-/* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads. */
+/* Of the taps of one dimension: how many there are, which of the filter's each is, and how far from a pixel it reads.
+   */
 struct taps {
     i32 count, filter, filter_step, offset, offset_step;
 };
@@ -18,8 +24,8 @@ struct pixel {
     i32 image, d, h, w;
 };
 
-/* The pixel under the first tap of a position: images, then rows, then columns. A template, as are those below, so that what was
-   not printed is not looked up. */
+/* The pixel under the first tap of a position: images, then rows, then columns. A template, as are those below, so that
+   what was not printed is not looked up. */
 template <class P> DEVICE pixel find_pixel(const P &p, u32 position) {
     const i32 w = (i32)split(position, p.positions2), h = (i32)split(position, p.positions1),
               d = (i32)split(position, p.positions0);
@@ -27,7 +33,7 @@ template <class P> DEVICE pixel find_pixel(const P &p, u32 position) {
             w * (i32)p.stride2 + (i32)p.start2};
 }
 
-struct place {
+struct tile_coordinates {
     index z;
     i32 row, column;
     i32 row_end; /* rows from here on do not exist */
@@ -35,7 +41,7 @@ struct place {
     i32 entry[2]; /* of the batch, as the maps count it */
     pixel from;
     taps tap[3];
-    i32 used[3];     /* rows, columns and depth of this entry, where overrides tell them */
+    i32 used[3];     /* rows, columns and k of this entry, where overrides tell them */
     i32 phase_steps; /* of this entry, where phases of a data gradient or groups make their number differ */
 
     DEVICE i32 filter(int dim, i32 t) const { return tap[dim].filter + t * tap[dim].filter_step; }
@@ -46,13 +52,13 @@ struct place {
 DEVICE i32 used_of(i64 override, i64 all) { return (i32)(override < 0 ? 0 : override < all ? override : all); }
 
 /* The step along k: channels within taps, or pixels. */
-struct depth {
+struct k_cursor {
     i32 c = 0, tap[3] = {0, 0, 0};
     i32 position = 0;
     pixel from;
 
-    template <class P> DEVICE depth(const P &p, const place &at, i32 step) {
-        if constexpr (DEPTH_IS_PIXELS) {
+    template <class P> DEVICE k_cursor(const P &p, const tile_coordinates &at, i32 step) {
+        if constexpr (K_IS_PIXELS) {
             position = step * BLOCK_K;
             from = find_pixel(p, position);
         } else if constexpr (HAS_TAPS) {
@@ -67,8 +73,8 @@ struct depth {
             c = step * BLOCK_K;
         }
     }
-    template <class P> DEVICE void advance(const P &p, const place &at) {
-        if constexpr (DEPTH_IS_PIXELS) {
+    template <class P> DEVICE void advance(const P &p, const tile_coordinates &at) {
+        if constexpr (K_IS_PIXELS) {
             from = find_pixel(p, position += BLOCK_K);
         } else if constexpr (HAS_TAPS) {
             if ((c += BLOCK_K) < (i32)p.channels)

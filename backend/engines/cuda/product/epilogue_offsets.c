@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the operands behind the sum lie: their modes, limits and offsets, for all functions over the same indices. */
+#include "engines/cuda/product/contraction.h"
+
+static bool is_limited(const struct epilogue *epilogue) {
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_LIMIT)
+            return true;
+    return false;
+}
+
+/* Whether operand k is the same in all rows. Of a result whose phases end at different places, in all phases. */
+bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
+    for (int index = is_limited(epilogue) ? BATCH : ROW; index <= ROW; index++)
+        for (int d = 0; d < epilogue->mode_count[index]; d++)
+            if (epilogue->at[k].strides[index][d] != 0)
+                return false;
+    return true;
+}
+
+/* Fields of the arguments: addresses, bounds, what modes are split by and multiplied with. */
+void epilogue_print_arguments(struct kernel_print *print, const struct epilogue *epilogue) {
+    for (int index = BATCH; index < K; index++)
+        for (int d = 1; d < epilogue->mode_count[index]; d++)
+            print_divisor(print, epilogue->extents[index][d], named("f%c%d", index_letters[index], d).text);
+    for (int k = 0; k < epilogue->count; k++) {
+        const struct epilogue_operand *operand = &epilogue->at[k];
+        if (operand->role == EPILOGUE_LIMIT)
+            print_number(print, operand->bound, named("f%d_bound", k).text);
+        else if (operand->role != EPILOGUE_INDEX)
+            print_pointer(print, operand->type, operand->value, 0, named("f%d", k).text);
+        for (int index = BATCH; index < K; index++)
+            for (int d = 0; d < epilogue->mode_count[index]; d++)
+                if (operand->strides[index][d] != 0 && operand->strides[index][d] != 1)
+                    print_number(print, operand->strides[index][d], named("f%d_%c%d", k, index_letters[index], d).text);
+    }
+}
+
+void epilogue_print_modes(struct kernel_print *print, const struct epilogue *epilogue) {
+    for (int index = BATCH; index < K; index++) {
+        char prefix[] = {'f', index_letters[index], 0}, value[] = {index_letters[index], 0};
+        print_split(print, prefix, epilogue->mode_count[index], value, NULL);
+    }
+}
+
+void epilogue_print_limits(struct kernel_print *print, const struct epilogue *epilogue, bool of_column,
+                           const char *out) {
+    for (int k = 0; k < epilogue->count; k++)
+        if (epilogue->at[k].role == EPILOGUE_LIMIT && epilogue_is_of_column(epilogue, k) == of_column) {
+            text_add(&print->code, "    if (0");
+            epilogue_print_offset(print, epilogue, k);
+            text_add(&print->code, " >= p.f%d_bound) %s;\n", k, out);
+        }
+}
+
+void epilogue_print_all_limits(struct kernel_print *print, const struct epilogue *epilogue, const char *out) {
+    epilogue_print_limits(print, epilogue, true, out);
+    epilogue_print_limits(print, epilogue, false, out);
+}
+
+/* The sum of modes times strides. */
+void epilogue_print_offset(struct kernel_print *print, const struct epilogue *epilogue, int k) {
+    for (int index = BATCH; index < K; index++)
+        for (int d = 0; d < epilogue->mode_count[index]; d++)
+            print_term(print, named("f%c%d", index_letters[index], d).text, epilogue->at[k].strides[index][d],
+                       named("f%d_%c%d", k, index_letters[index], d).text);
+}

@@ -1,0 +1,186 @@
+/* epilogue_staged: results of 8, 16 or 32 bits on their way from accumulators to memory. Pairs of a row pass through an
+     epilogue tile of shared memory that belongs to one warp, of 16 rows x EPILOGUE_TILE_N columns, from where whole
+     rows leave: by TMA (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the
+     addresses of rows. No barrier wider than a warp
+   AUX_LOAD  the epilogue tiles hold an operand that lies as the result does; set_aux_pair puts it to what is fetched
+   RESULTS   2: both of 16 bits, and both boxes
+   Demands   RESULTS BLOCK_N RESULT_BYTES EPILOGUE_TILES STORES_BOXES AUX_LOAD FETCHED_WORDS, and SPARE_REGISTERS
+             HAS_REDUCTIONS of who includes this. Templates, so that what was not printed is not looked up
+   Tried     sums exchanged in quads for 16-bit results too: 25 instead of 6 instructions per element, convolutions with
+             few channels 30 % slower
+             unsigned indices behind the sum: the compiler keeps an address per access, and spills */
+
+constexpr int EPILOGUE_TILE_N = RESULT_BYTES == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
+constexpr u32 EPILOGUE_ROW_BYTES = EPILOGUE_TILE_N * RESULT_BYTES; /* so the swizzle is 128, 64 or 32 bytes wide */
+constexpr u32 EPILOGUE_TILE_BYTES = 16 * EPILOGUE_ROW_BYTES,
+              EPILOGUE_SLOT_BYTES = RESULTS * EPILOGUE_TILE_BYTES; /* of two results side by side */
+
+/* The epilogue tile of a warp that is next, over all tiles of the product. */
+struct epilogue_cursor {
+    u32 s_tiles, next = 0;
+    DEVICE u32 advance() {
+        const u32 s_tile = s_tiles + next * EPILOGUE_SLOT_BYTES;
+        next = (next + 1) % EPILOGUE_TILES;
+        return s_tile;
+    }
+};
+
+/* Which 16-byte chunk of a row of an epilogue tile is where. */
+DEVICE u32 tile_swizzle(u32 tile_row) { return (tile_row * EPILOGUE_ROW_BYTES >> 7) % (EPILOGUE_ROW_BYTES / 16); }
+
+/* Rows leave in pieces of 16 bytes per thread. Finding a row takes divisions: lane l found row l % 16 for all (0: there
+   is none). */
+template <class P> DEVICE void scatter_tile(const P &p, u64 line, i32 column, u32 s_tile) {
+    constexpr u32 CHUNKS = EPILOGUE_ROW_BYTES / 16, ROWS_AT_ONCE = 32 / CHUNKS;
+    const u32 chunk = lane_index() % CHUNKS;
+    column += chunk * (16 / RESULT_BYTES);
+#pragma unroll
+    for (u32 first = 0; first < 16; first += ROWS_AT_ONCE) {
+        const u32 tile_row = first + lane_index() / CHUNKS;
+        const u64 to = __shfl_sync(~0u, line, tile_row);
+        if (to && column < (i32)p.columns)
+            *(words *)(to + (u64)column * RESULT_BYTES) =
+                load_words(s_tile + tile_row * EPILOGUE_ROW_BYTES + (chunk ^ tile_swizzle(tile_row)) * 16);
+    }
+}
+
+/* Where a thread's pairs lie: register 4j + 2h + e is row lane / 4 + 8h of the warp's 16, column 8j + 2 (lane % 4) + e.
+   Two octets of columns are four blocks of 8 x 8. */
+struct pair_coordinates {
+    i32 row, column;
+    DEVICE pair_coordinates(i32 warp_row, i32 block_column, int octets, int number)
+        : row(warp_row + lane_index() / 4 + number % 2 * 8),
+          column(block_column + octets * 16 + number / 2 * 8 + lane_index() % 4 * 2) {}
+};
+
+/* Pairs of 8 bits, where they lie: four lanes fill half a 16-byte chunk of a row, and no two rows meet a bank. */
+DEVICE void store_pairs(u32 s_tile, u32 chunk, const u16 (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 tile_row = lane_index() / 4 + i % 2 * 8;
+        store_pair(s_tile + tile_row * EPILOGUE_ROW_BYTES + (chunk ^ tile_swizzle(tile_row)) * 16 + i / 2 * 8 +
+                       lane_index() % 4 * 2,
+                   pairs[i]);
+    }
+}
+
+/* Pairs of 32 bits, where they lie: two lanes fill a 16-byte chunk of a row. */
+DEVICE void store_pairs(u32 s_tile, u32 first_chunk, const u64 (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 tile_row = lane_index() / 4 + i % 2 * 8, chunk = first_chunk + i / 2 * 2 + lane_index() % 4 / 2;
+        store_pair(s_tile + tile_row * EPILOGUE_ROW_BYTES + (chunk ^ tile_swizzle(tile_row)) * 16 +
+                       lane_index() % 2 * 8,
+                   pairs[i]);
+    }
+}
+
+/* What the sums of BLOCKS blocks of 64 rows meet, of AHEAD times two octets of columns: reads take hundreds of clocks,
+   and are this far ahead. */
+template <class P, int BLOCKS> struct operands_ahead {
+    static constexpr int NUMBERS = BLOCK_N / 16;            /* of a block */
+    static constexpr bool IS_CONVERTED = (sum_t)1 / 2 == 0; /* a sum of whole numbers */
+    static constexpr int LEFT =
+        SPARE_REGISTERS - 32 - (HAS_REDUCTIONS ? 16 : 0) - (FETCHED_WORDS > 4 || IS_CONVERTED ? 20 : 0);
+    static constexpr int FIT = FETCHED_WORDS > 0 ? LEFT / FETCHED_WORDS : 1, AHEAD = FIT < 1 ? 1 : FIT > 5 ? 5 : FIT;
+    using fetched = decltype(fetch(*(const P *)0, index(0), index(0), index(0)));
+    fetched in[AHEAD][4];
+    index z;
+    i32 row, row_end, column; /* where the first block's rows of this warp begin */
+
+    DEVICE operands_ahead(const P &p, index z, i32 row, i32 row_end, i32 column)
+        : z(z), row(row), row_end(row_end), column(column) {
+#pragma unroll
+        for (int number = 0; number < AHEAD; ++number)
+            fetch_octets(p, number);
+    }
+    DEVICE void fetch_octets(const P &p, int number) {
+#pragma unroll
+        for (int i = 0; i < 4 && number < BLOCKS * NUMBERS; ++i) {
+            const pair_coordinates to(row + number / NUMBERS * 64, column, number % NUMBERS, i);
+            fetched *const r = in[number % AHEAD];
+            const bool is_inside = to.row < row_end && to.column < (i32)p.columns;
+            if (i % 2)
+                r[i] = r[i - 1];
+            if (is_inside)
+                r[i] = i % 2 ? fetch_below(p, z, to.row, to.column, r[i]) : fetch(p, z, to.row, to.column);
+        }
+    }
+};
+
+/* Where no reductions follow. */
+struct no_reductions {
+    template <class P, class F> DEVICE void add(const P &, index, i32, i32, int, int, const F &, int = 0) {}
+    template <class P> DEVICE void add_tile(const P &, u32, int, bool) {}
+    template <class P, class L> DEVICE void end_rows(const P &, const L &, i32) {}
+    template <class P, class L> DEVICE void end_tile(const P &, const L &, int) {}
+};
+
+/* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
+template <class P, int BLOCKS, class R>
+DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
+                        epilogue_cursor &to, R &reductions) {
+    constexpr int PAIRS = EPILOGUE_TILE_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
+    const u32 lane = lane_index();
+    const index z = ahead.z;
+    const i32 row = ahead.row + block * 64, row_end = ahead.row_end;
+    i32 column = ahead.column;
+    u64 line = 0;
+    if constexpr (!STORES_BOXES)
+        if (row + (i32)(lane % 16) < row_end)
+            line = (u64)address_of_result(p, z, row + (i32)(lane % 16), 0);
+    const bool has_row = STORES_BOXES ? row + (i32)(lane % 16) < row_end : line != 0;
+#pragma unroll
+    for (int tile = 0; tile < BLOCK_N / EPILOGUE_TILE_N; ++tile, column += EPILOGUE_TILE_N) {
+        const u32 s_tile = to.advance();        /* [16, EPILOGUE_TILE_N], swizzled */
+        wait_stores_read<EPILOGUE_TILES - 1>(); /* only lane 0 has any, and they are long done */
+        __syncwarp();
+#pragma unroll
+        for (int octets = 0; octets < PAIRS; ++octets) {
+            const int number = tile * PAIRS + octets, whole = block * (BLOCK_N / 16) + number;
+            auto &in = ahead.in[whole % AHEAD];
+            const u32 s_blocks =
+                s_tile + lane % 16 * EPILOGUE_ROW_BYTES + ((octets * 2 + lane / 16) ^ tile_swizzle(lane % 16)) * 16;
+            if constexpr (AUX_LOAD) {
+                u32 r_aux[4];
+                load_matrices(r_aux, s_blocks);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    set_aux_pair(in[i], r_aux[i]);
+            }
+            decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
+            u32 second[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const pair_coordinates at(row, column, octets, i);
+                const int r = number * 8 + i * 2;
+                const auto out = evaluate(p, z, at.row, at.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
+                packed[i] = pair_of(out);
+                if constexpr (RESULTS == 2)
+                    second[i] = pair_of_second(out);
+                reductions.add(p, z, at.row, at.column, r / 4, i % 2, out);
+            }
+            ahead.fetch_octets(p, whole + AHEAD);
+            if constexpr (RESULT_BYTES == 2)
+                store_matrices(s_blocks, packed);
+            else
+                store_pairs(s_tile, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
+            if constexpr (RESULTS == 2)
+                store_matrices(s_blocks + EPILOGUE_TILE_BYTES, second);
+        }
+        if constexpr (STORES_BOXES) {
+            publish_to_async_proxy();
+            __syncwarp();
+            if (lane == 0) { /* rows and columns outside the result are dropped */
+                store_result(p, z, s_tile, column, row);
+                if constexpr (RESULTS == 2)
+                    store_second(p, z, s_tile + EPILOGUE_TILE_BYTES, column, row);
+                commit_stores();
+            }
+        } else {
+            __syncwarp();
+            scatter_tile(p, line, column, s_tile);
+        }
+        reductions.add_tile(p, s_tile, tile, has_row);
+    }
+}

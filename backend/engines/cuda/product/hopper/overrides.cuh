@@ -1,0 +1,50 @@
+/* overrides: a batch entry that uses the first of its rows, columns and k alone. Tiles outside take no step, sums
+     outside are 0, and of the step in which k ends the rest is cleared in shared memory, where numbers of any kind may
+     lie.
+   Demands   HAS_OVERRIDES STORED_BYTES */
+
+/* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of panels, whole rows. */
+DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept) {
+    const u32 thread = threadIdx.x % 128, rows = panel ? lines / 64 * BLOCK_K : lines;
+    for (u32 row = thread; row < rows; row += 128)
+        for (u32 chunk = panel ? 0 : kept / 16; chunk < 8; ++chunk) {
+            const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
+            const i32 left = panel ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
+            words r = load_words_of_many(at);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
+            store_words_of_many(at, r);
+        }
+}
+
+/* Every warpgroup clears its rows of A and all of B: before its own product each has done so. */
+template <class P> DEVICE void clear_unused(const P &p, const tile_scheduler &tile, u32 slot, int group, i32 step) {
+    const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
+    if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels)
+        return;
+    clear_k(a_slot(slot) + group * GROUP_ROWS * 128, A_PANEL, GROUP_ROWS, (u32)kept * STORED_BYTES);
+    clear_k(b_slot(slot), B_PANEL, BLOCK_N, (u32)kept * STORED_BYTES);
+    publish_to_async_proxy();
+    sync_threads(1 + group, 128);
+}
+
+/* Sums of rows and columns that are not in use. */
+DEVICE void clear_outside(sum_t (&r_c)[BLOCK_N / 2], const tile_coordinates &tile, i32 row) {
+    if (row + 64 <= tile.used[0] && tile.column + BLOCK_N <= tile.used[1])
+        return;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) {
+        const bool has_row = row + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + i / 2 % 2 * 8 < tile.used[0];
+        if (!has_row || tile.column + i / 4 * 8 + (i32)(lane_index() % 4 * 2) + i % 2 >= tile.used[1])
+            r_c[i] = 0;
+    }
+}
+
+/* Waits until a slot can be multiplied. */
+template <class P>
+DEVICE void ready_slot(const P &p, const pipeline_cursor &use, const tile_scheduler &tile, int group, i32 step) {
+    wait(arrived(use.slot), use.phase);
+    if constexpr (HAS_OVERRIDES)
+        clear_unused(p, tile, use.slot, group, step);
+}

@@ -1,0 +1,137 @@
+/* patch_epilogue: from a warpgroup's sums, pairs of pixels of a filter, to a tile of results in shared memory, into the
+     patch just read or, AUX_LOAD, to where the auxiliary operand lies, from where store_tiles takes it
+   Planes    IS_PLANAR: y lies pixel by pixel, NCHW; sums are pairs of pixels already, and lie as [TILE_H][64
+             filters][TILE_W] */
+
+/* Which pixels 8j + first of a tile are of the result, a bit for each j. */
+DEVICE constexpr u32 octets_within(i32 lines, i32 columns, i32 first) {
+    u32 octets = 0;
+#pragma unroll 1
+    for (int j = 0; j < PIXELS / 8; ++j)
+        octets |= (u32)((j * 8 + first) / PITCH < lines && (j * 8 + first) % PITCH < columns) << j;
+    return octets;
+}
+/* The same of a thread, first being 2 (lane % 4) + E, and of all threads, in tiles that lie within the result:
+   constants. */
+template <int E> struct whole_octets {
+    static constexpr u32 OCTETS[4] = {octets_within(TILE_H, TILE_W, E), octets_within(TILE_H, TILE_W, 2 + E),
+                                      octets_within(TILE_H, TILE_W, 4 + E), octets_within(TILE_H, TILE_W, 6 + E)};
+    static constexpr u32 OF_ALL = OCTETS[0] & OCTETS[1] & OCTETS[2] & OCTETS[3];
+    static DEVICE u32 mine() {
+        const u32 low = lane_index() & 1 ? OCTETS[1] : OCTETS[0], high = lane_index() & 1 ? OCTETS[3] : OCTETS[2];
+        return lane_index() & 2 ? high : low;
+    }
+};
+template <class P> DEVICE bool lies_within(const P &p, const tile_coordinates &at, i32 filter) {
+    return at.image < (i32)p.images && at.line + TILE_H <= (i32)p.lines && at.column + TILE_W <= (i32)p.positions &&
+           filter + 64 <= (i32)p.columns;
+}
+
+/* Register 4j + 2h + e is filter 16 * warp + lane / 4 + 8h, pixel 8j + 2 (lane % 4) + e. Pairs of pixels become words
+   2j + h, where those of the auxiliary operand are. A template, so that what is printed is looked up late. */
+template <bool IS_WITHIN, class P>
+DEVICE void run_epilogue(u32 (&r_pairs)[PIXELS / 4], const sums &r_y, const P &p, i32 filter,
+                         const tile_coordinates &at, register_reductions<P> &reductions) {
+    const i32 mine = filter + warp_index() % 4 * 16 + lane_index() / 4, last = (i32)p.columns - 1;
+    const index k[2] = {mine < last ? mine : last,
+                        mine + 8 < last ? mine + 8 : last}; /* what is behind the last filter is not stored */
+    decltype(fetch(p, 0, 0, k[0])) in[2] = {fetch(p, 0, 0, k[0]), fetch(p, 0, 0, k[1])};
+    u32 octets[2] = {whole_octets<0>::mine(), whole_octets<1>::mine()};
+    constexpr u32 OF_ALL[2] = {whole_octets<0>::OF_ALL, whole_octets<1>::OF_ALL};
+#pragma unroll
+    for (int e = 0; e < 2 && !IS_WITHIN; ++e)
+        octets[e] &= octets_within(at.image < (i32)p.images ? (i32)p.lines - at.line : 0, (i32)p.positions - at.column,
+                                   (i32)(lane_index() % 4) * 2 + e);
+#pragma unroll
+    for (int j = 0; j < PIXELS / 8; ++j) {
+        decltype(evaluate(p, 0, 0, k[0], run<sum_t, RUN>{}, in[0])) out[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (AUX_LOAD)
+                set_aux_pair(in[h], r_pairs[2 * j + h]);
+            out[h] = evaluate(p, 0, 0, k[h], run<sum_t, RUN>{{r_y[4 * j + 2 * h], r_y[4 * j + 2 * h + 1]}}, in[h]);
+            r_pairs[2 * j + h] = pair_of(out[h]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4 && register_reductions<P>::EXIST; ++i) {
+            const int h = i % 2, e = i / 2; /* so that additions to one sum do not follow each other */
+            const bool is_filter = IS_WITHIN || register_reductions<P>::WHOLES == 0 || mine + 8 * h <= last;
+            if ((IS_WITHIN && OF_ALL[e] >> j & 1) || (is_filter && octets[e] >> j & 1)) {
+                if constexpr (REDUCES_STORED)
+                    reductions.add(elements_of(p, (u16)(r_pairs[2 * j + h] >> 16 * e)), h, 0);
+                else
+                    reductions.add(out[h], h, e);
+            }
+        }
+    }
+}
+
+/* Pairs as they are, without the unwanted columns. Filters of a warp meet in no bank where TILE_W / 8 is odd. */
+DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
+    const u32 pair = lane_index() % 4 * 2, row = warp_index() % 4 * 16 + lane_index() / 4;
+#pragma unroll
+    for (int j = 0; j < PIXELS / 8; ++j) {
+        const bool wraps = j * 8 % PITCH + pair >= PITCH;
+        const u32 line = j * 8 / PITCH + wraps, column = j * 8 % PITCH + pair - (wraps ? PITCH : 0);
+        if (column >= TILE_W || line >= TILE_H)
+            continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            store_pair(s_y + line * LINE_BYTES + ((row + 8 * h) * TILE_W + column) * 2, r_pairs[2 * j + h]);
+    }
+}
+
+/* Transposing each block of 8 x 8 makes a pixel's 64 filters one row of 128 bytes, and drops the unwanted columns of
+   the pitch on the way: what is left is the dense TILE_H x TILE_W box of y. Where a lane's row of the four blocks of a
+   pair of octets is: */
+DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
+    const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
+    const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH,
+              chunk = warp_index() % 4 * 2 + lane / 8 % 2;
+    const bool is_wanted = column < TILE_W && line < TILE_H && (whole || lane < 16);
+    const u32 row = !is_wanted ? SPARE_ROW : PITCH == TILE_W ? pixel : line * TILE_W + column;
+    return s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16;
+}
+
+template <class P>
+DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int group, const result_cursor &result,
+                       const tile_coordinates &at, register_reductions<P> &reductions) {
+    constexpr int PAIRS = (PIXELS + 15) / 16;
+    u32 lane = lane_index();
+    if constexpr (AUX_LOAD || register_reductions<P>::EXIST)
+        settle(lane); /* here, too */
+    const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(slot);
+    u32 r_pairs[PIXELS / 4];
+    if constexpr (AUX_LOAD) {
+        wait(result_ready(out), result.phase);
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            u32 blocks[4];
+            load_matrices_transposed(blocks, row_of_blocks(s_y, pair, lane));
+#pragma unroll
+            for (int i = 0; i < 4 && pair * 4 + i < PIXELS / 4; ++i)
+                r_pairs[pair * 4 + i] = blocks[i];
+        }
+    }
+    if (!register_reductions<P>::EXIST || lies_within(p, at, filter))
+        run_epilogue<true>(r_pairs, r_y, p, filter, at, reductions);
+    else
+        run_epilogue<false>(r_pairs, r_y, p, filter, at, reductions);
+    if constexpr (!AUX_LOAD) {
+        wait(result_ready(out), result.phase ^ 1); /* else result_written could run two phases ahead of its reader */
+        sync_threads(1 + group, 128);              /* all four warps have read the patch */
+    }
+    if constexpr (AUX_LOAD)
+        lane = __shfl_sync(~0u, lane, lane); /* else all addresses of what is read would be kept for what is written */
+    if constexpr (IS_PLANAR)
+        write_planes(r_pairs, s_y);
+#pragma unroll
+    for (int pair = 0; pair < PAIRS && !IS_PLANAR; ++pair) {
+        const int second = pair * 16 + 8 < PIXELS ? pair * 4 + 2 : pair * 4;
+        const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
+        store_matrices_transposed(row_of_blocks(s_y, pair, lane), blocks);
+    }
+    publish_to_async_proxy();
+    __syncwarp();
+    release(result_written(out));
+}

@@ -1,0 +1,92 @@
+/* patch_main_loop: a tile's sums: all taps of a patch, by wgmma, for each block of 64 channels; the prologue before
+   Prologue  HAS_PROLOGUE: read_along, read_across and prepare are printed: pointwise operations on a patch where it
+             lies, once for all taps */
+
+/* The prologue of a patch where it lies: 8 channels of a pixel at a time, of pixels 16 apart. What is outside the
+   image, or behind its channels, is zeros, and shall be. */
+template <class P>
+DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordinates &at, i32 channel, int group) {
+    if constexpr (!HAS_PROLOGUE) {
+        wait(patch_arrived(patch.slot), patch.phase);
+    } else {
+        constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_reductions::COUNT + whole_reductions::COUNT > 0 ? 2 : 4;
+        u32 thread = threadIdx.x % 128;
+        settle(thread); /* what follows from it would be kept in registers over all tiles */
+        const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
+        const auto along = read_along(p, channel + chunk * 8, false);
+        const auto across = read_across(p, 0);
+        wait(patch_arrived(patch.slot), patch.phase);
+        u32 s = patch_slot(patch.slot) + first * PIXEL_BYTES + (chunk ^ first % 8) * 16;
+        for (i32 row = first; row < ROWS; row += 16 * AT_ONCE, s += 16 * AT_ONCE * PIXEL_BYTES) {
+            words r[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (row + 16 * i < ROWS)
+                    r[i] = load_words(s + i * 16 * PIXEL_BYTES);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const i32 line = (row + 16 * i) / PITCH, column = row + 16 * i - line * PITCH;
+                const bool is_inside = (u32)(at.line + (i32)p.corner_h + line) < (u32)p.x_lines &&
+                                       (u32)(at.column + (i32)p.corner_w + column) < (u32)p.x_columns;
+                if (row + 16 * i >= ROWS || !is_inside || left <= 0)
+                    continue;
+                prepare(p, r[i].at, along, across);
+#pragma unroll
+                for (int word = 0; word < 4 && !CHANNELS_ARE_WHOLE; ++word)
+                    r[i].at[word] &= left > 2 * word + 1 ? ~0u : left == 2 * word + 1 ? 0xffff : 0;
+                store_words(s + i * 16 * PIXEL_BYTES, r[i]);
+            }
+        }
+        publish_to_async_proxy();
+        sync_threads(1 + group, 128);
+    }
+}
+
+/* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, AUX_LOAD, elsewhere,
+   and it is given back here. */
+template <class P>
+DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coordinates &at, int group,
+                         patch_cursor &patch, slot_cursor<FILTER_SLOTS> &filter, u32 number) {
+    u32 last_patch = 0, last_filter = 0;
+    for (i32 block = 0; block < (i32)p.blocks; ++block) {
+        ready_patch(p, patch, at, block * BLOCK_K, group);
+        if (IS_RESIDENT && number > 0)
+            wait(main_loop_issued(), (number - 1) % 2); /* there is one block */
+        i32 r = 0, s = 0;
+        for (i32 tap = 0; tap < seen.rows * seen.columns; ++tap) {
+            if constexpr (IS_RESIDENT)
+                filter.slot = seen.number(p, r, s);
+            wait(filter_arrived(filter.slot), filter.phase);
+            const u64 w = operand(filter_slot(filter.slot), A_PANEL),
+                      x = operand(patch_slot(patch.slot) + seen.pixel(p, r, s) * PIXEL_BYTES, 0);
+            mma_fence();
+#pragma unroll
+            for (int k = 0; k < BLOCK_K / 16; ++k)
+                multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, block + tap + k > 0);
+            mma_commit();
+            mma_wait<1>(); /* the previous tap is done, this one runs on */
+            if (!IS_RESIDENT && block + tap > 0)
+                release(filter_released(last_filter));
+            if (block > 0 && tap == 0)
+                release(patch_released(last_patch));
+            last_filter = filter.slot;
+            if constexpr (!IS_RESIDENT)
+                filter.advance();
+            if (++s == seen.columns)
+                s = 0, ++r;
+        }
+        last_patch = patch.slot;
+        patch.advance(CONSUMER_GROUPS); /* the other warpgroup has the slot between */
+    }
+    if constexpr (IS_RESIDENT)
+        release(main_loop_issued());
+    mma_wait<0>();
+    if constexpr (!IS_RESIDENT)
+        release(filter_released(last_filter));
+    if constexpr (AUX_LOAD)
+        release(patch_released(last_patch));
+#pragma unroll
+    for (int i = 0; i < PIXELS / 2; ++i)
+        settle(r_y[i]);
+    return last_patch;
+}

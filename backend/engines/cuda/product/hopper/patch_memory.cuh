@@ -1,0 +1,73 @@
+/* patch_memory: shared memory of patch_sm90: patches, filters, results, and the barriers through which its roles meet
+   Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_released [PATCH_SLOTS];   filter_arrived, filter_released
+             [FILTER_SLOTS];   result_written, result_ready [2 * RESULT_SLOTS];   main_loop_issued
+   Fills     The warpgroups take patches in turn, and
+             copies may arrive in any order: each fill of a slot has a barrier of its own for each of them, or one that
+             skips the other's fill would take a phase for the one two fills ago
+   Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_released is never used.
+             The warpgroups then are in ping-pong: one multiplies, at the rate of both, while the other prepares and
+             ends its tiles. main_loop_issued: the last products of a tile are under way, and those of the next may
+             follow */
+
+constexpr int BLOCK_K = 64, TAPS = TAPS_R * TAPS_S;
+constexpr int PIXELS = ((TILE_H - 1) * PITCH + TILE_W + 7) / 8 * 8; /* columns of the product */
+constexpr u32 PIXEL_BYTES = BLOCK_K * 2;
+constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES; /* [PATCH_H, PITCH, 64], swizzled */
+constexpr u32 READ_BYTES =
+    ((PATCH_H - TILE_H) * PITCH + PITCH - TILE_W + PIXELS) * PIXEL_BYTES; /* the last tap reads past the patch */
+constexpr u32 TILE_BYTES = TILE_H * TILE_W * PIXEL_BYTES;                 /* [TILE_H, TILE_W, 64 filters], swizzled */
+DEVICE constexpr u32 whole_slots(u32 a, u32 b) { return ((a > b ? a : b) + 1023) / 1024 * 1024; }
+constexpr u32 PATCH_SLOT = whole_slots(READ_BYTES, whole_slots(PATCH_BYTES, TILE_BYTES + PIXEL_BYTES));
+constexpr u32 RESULT_SLOT = AUX_LOAD ? whole_slots(TILE_BYTES + PIXEL_BYTES, 0) : 0;
+constexpr u32 FILTER_BYTES = 64 * BLOCK_K * 2; /* of one tap: [64 filters, 64 channels], or MN-major */
+constexpr u32 FILTERS = PATCH_SLOTS * PATCH_SLOT, RESULTS = FILTERS + FILTER_SLOTS * FILTER_BYTES,
+              BARRIERS = RESULTS + CONSUMER_GROUPS * RESULT_SLOTS * RESULT_SLOT;
+constexpr u32 A_PANEL = A_IS_MN_MAJOR ? FILTER_BYTES : 0, A_STEP = A_IS_MN_MAJOR ? 128 : 2,
+              B_STEP = 2;                   /* units of 16 bytes for 16 channels */
+constexpr int SPARE_ROW = TILE_H * TILE_W;  /* pixels nobody wants are written here */
+constexpr u32 LINE_BYTES = 64 * TILE_W * 2; /* of a planar tile: [64 filters, TILE_W] */
+
+static_assert(PIXELS <= 256, "one wgmma covers a tile");
+static_assert(!IS_PLANAR || (TILE_W % 8 == 0 && PITCH % 2 == 0),
+              "planes leave in rows of 16 bytes, and pairs of pixels share a line");
+static_assert(!IS_RESIDENT || FILTER_SLOTS == TAPS, "resident filters need a slot per tap");
+static_assert(PATCH_SLOTS >= 3,
+              "a patch is given back one tap into the next one: with two slots a warpgroup would wait for itself");
+static_assert(BARRIERS + (3 * PATCH_SLOTS + 2 * FILTER_SLOTS + 2 * CONSUMER_GROUPS * RESULT_SLOTS + 1) * 8 <= 232448,
+              "227 KB is all a block can have");
+
+extern __shared__ __align__(1024) unsigned char s_memory[];
+
+/* Fills of patches are counted twice round the slots. */
+DEVICE u32 slot_of(u32 fill) { return fill < PATCH_SLOTS ? fill : fill - PATCH_SLOTS; }
+DEVICE u32 patch_slot(u32 fill) { return shared_address(s_memory) + slot_of(fill) * PATCH_SLOT; }
+DEVICE u32 result_slot(u32 out) { return shared_address(s_memory) + RESULTS + out * RESULT_SLOT; }
+DEVICE u32 filter_slot(u32 slot) { return shared_address(s_memory) + FILTERS + slot * FILTER_BYTES; }
+DEVICE u32 patch_arrived(u32 fill) { return shared_address(s_memory) + BARRIERS + fill * 8; }
+DEVICE u32 patch_released(u32 fill) { return patch_arrived(2 * PATCH_SLOTS + slot_of(fill)); }
+DEVICE u32 filter_arrived(u32 slot) { return patch_arrived(3 * PATCH_SLOTS + slot); }
+DEVICE u32 filter_released(u32 slot) { return filter_arrived(FILTER_SLOTS + slot); }
+/* out: group * RESULT_SLOTS + slot. */
+DEVICE u32 result_written(u32 out) { return filter_arrived(2 * FILTER_SLOTS + out); }
+DEVICE u32 result_ready(u32 out) { return result_written(CONSUMER_GROUPS * RESULT_SLOTS + out); }
+DEVICE u32 main_loop_issued() { return result_written(2 * CONSUMER_GROUPS * RESULT_SLOTS); }
+
+template <u32 SLOTS> struct slot_cursor {
+    u32 slot = 0, phase = 0;
+    DEVICE void advance(u32 by = 1) {
+        if ((slot += by) >= SLOTS) {
+            slot -= SLOTS;
+            phase ^= 1;
+        }
+    }
+};
+using patch_cursor = slot_cursor<2 * PATCH_SLOTS>;
+using result_cursor = slot_cursor<RESULT_SLOTS>;
+
+/* One arrival per warp, after its own mma_wait. */
+DEVICE void release(u32 barrier) {
+    if (lane_index() == 0)
+        arrive(barrier);
+}
+
+using sums = sum_t[PIXELS / 2]; /* a thread's share of [64 filters, PIXELS] */

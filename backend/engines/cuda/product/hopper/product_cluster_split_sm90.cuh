@@ -1,0 +1,22 @@
+/* product_cluster_split_sm90: product_sm90 with split-K over a cluster: its two blocks sum half of k each of
+     one tile                                                                  16-bit and int8 operands, wgmma; sm_90a
+   Why       where rows are few, the other operand is read by all multiprocessors, in tiles wide enough for L2
+   Schedule  schedule_cluster_split.cuh
+   Rest      as product_sm90.cuh, which tells roles, pipeline and parameters
+   Tried     two splits where no dimension fits into one tile: slower */
+
+constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 2, CLUSTER_SPLITS = 2;
+constexpr int OWN_BARRIERS = 1, ADDRESS_REGISTERS = 40;
+constexpr bool NEEDS_MOST_REGISTERS = ROW_BLOCKS * BLOCK_N > 256;
+#include "product/hopper/pipeline.cuh"
+#include "product/hopper/tile_scheduler.cuh"
+#include "product/hopper/producer.cuh"
+#include "product/hopper/main_loop.cuh"
+#include "product/hopper/epilogue.cuh"
+#include "product/hopper/schedule_cluster_split.cuh"
+#include "product/hopper/roles.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    product_cluster_split_sm90(const __grid_constant__ arguments p) {
+    run_roles(p);
+}

@@ -1,0 +1,73 @@
+/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. Kernels that
+     follow may start early (programmatic dependent launch); where the tiles of groups or overrides are is memory of the
+     kernel before */
+
+/* The consumers' work, with the reductions on the way. */
+template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {
+    const u32 s_partials = shared_address(s_memory) + PARTIALS_AT + consumer_warp * PARTIALS_BYTES;
+    if constexpr (REDUCES_STAGED) {
+        staged_reductions<P> reductions(s_partials);
+        consume_tiles(p, at, consumer_warp, reductions);
+        end_epilogue();
+        reductions.end_all(p, at.column, consumer_warp);
+    } else if constexpr (HAS_REDUCTIONS) {
+        register_reductions<P> reductions(s_partials);
+        consume_tiles(p, at, consumer_warp, reductions);
+        end_epilogue();
+        reductions.end_all(p, at.column, consumer_warp);
+    } else {
+        no_reductions nothing;
+        consume_tiles(p, at, consumer_warp, nothing);
+        end_epilogue();
+    }
+}
+
+DEVICE void init_barriers() {
+    for (u32 slot = 0; slot < STAGES; ++slot) {
+        barrier_init(arrived(slot), 1); /* the producer, plus SLOT_BYTES from up to CLUSTER producers */
+        barrier_init(released(slot),
+                     CLUSTER * TILE_GROUPS * 4); /* every consumer warp that reads what this block loads */
+    }
+    init_own_barriers();
+    for (u32 consumer_warp = 0; consumer_warp < CONSUMER_WARPS && AUX_LOAD; ++consumer_warp)
+        barrier_init(aux_arrived(consumer_warp), 1);
+    barrier_init_fence();
+}
+
+template <class P> DEVICE void run_roles(const P &p) {
+    const u32 warp = warp_index();
+    if (warp == 0 && elect_one()) {
+        prefetch_map(p.a_map);
+        prefetch_map(p.b_map);
+        init_barriers();
+    }
+    if constexpr (CLUSTER_BLOCKS > 1) {
+        __syncwarp();
+        cluster_arrive_relaxed();
+    }
+    if constexpr (HAS_GROUPS || HAS_OVERRIDES)
+        wait_for_previous_kernel();
+    const tile_scheduler at(p);
+    if constexpr (CLUSTER > 1)
+        cluster_wait();
+    else
+        __syncthreads();
+    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
+    wait_for_previous_kernel();
+    if (warp < 4) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        if (warp == 0 && elect_one())
+            load_tiles(p, at);
+        if constexpr (CLUSTER_SPLITS > 1) {
+            __syncwarp();
+            cluster_wait();
+        }
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        consume(p, at, warp - 4);
+    }
+    if constexpr (CLUSTER > 1) { /* nobody leaves while a peer may still write or arrive here */
+        __syncwarp();
+        cluster_sync();
+    }
+}

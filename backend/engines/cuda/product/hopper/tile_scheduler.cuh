@@ -1,0 +1,49 @@
+/* tile_scheduler: which tiles a block makes, one after another, and how many steps along k each takes
+   Order     by split, batch entry, rasterisation groups of rows of tiles, columns, rows: what is at work at one time is
+             near a square, whose operands stay in L2
+   Demands   HAS_PHASES HAS_OVERRIDES IS_SPLIT; find_entry is printed: where a batch entry is, and how much of it is in
+             use */
+
+struct tile_scheduler : tile_coordinates {
+    i32 tile; /* of a cluster: CLUSTER * BLOCK_M x BLOCK_N */
+    DEVICE tile_scheduler(const arguments &p) : tile(blockIdx.x / CLUSTER_BLOCKS) { locate(p); }
+    DEVICE bool more(const arguments &p) const { return tile < (i32)p.tiles; }
+    DEVICE void advance(const arguments &p) {
+        tile += gridDim.x / CLUSTER_BLOCKS;
+        locate(p);
+    }
+
+    /* Divisions take hundreds of clocks: this is called while others are waited for. */
+    DEVICE void locate(const arguments &p) {
+        const u32 whole = divide(tile, p.tiles_per_entry), within = tile - whole * p.tiles_per_entry.value;
+        split = divide(whole, p.batches);
+        z = (index)(whole - split * p.batches.value);
+        if constexpr (HAS_PHASES)
+            z = (index)p.batches.value - 1 - z; /* those with many taps come last by number: first in time */
+        const u32 group = divide(within, p.tiles_per_raster_group),
+                  inside = within - group * p.tiles_per_raster_group.value;
+        const u32 first = group * (u32)p.raster_rows, left = (u32)p.tiles_m - first;
+        const u32 height = left < (u32)p.raster_rows ? left : (u32)p.raster_rows;
+        row = (i32)((first + inside % height) * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * BLOCK_M;
+        column = (i32)(inside / height) * BLOCK_N;
+        row_end = (i32)p.rows;
+        find_entry(p, *this);
+    }
+    /* All blocks of a cluster take the same steps. */
+    DEVICE i32 used_steps() const {
+        const i32 first_row = row - (CLUSTER > 1 ? (i32)cluster_rank() * BLOCK_M : 0);
+        return first_row < used[0] && column < used[1] ? (used[2] + BLOCK_K - 1) / BLOCK_K : 0;
+    }
+    DEVICE i32 first_step(const arguments &p) const {
+        return CLUSTER_SPLITS > 1 ? (i32)(cluster_rank() * p.steps_per_split)
+               : IS_SPLIT         ? (i32)(split * p.steps_per_split)
+                                  : 0;
+    }
+    DEVICE i32 steps(const arguments &p) const {
+        const i32 all = HAS_OVERRIDES ? used_steps() : HAS_PHASES ? phase_steps : (i32)p.steps;
+        if constexpr (!IS_SPLIT && CLUSTER_SPLITS == 1)
+            return all;
+        const i32 left = all - first_step(p);
+        return left < (i32)p.steps_per_split ? left : (i32)p.steps_per_split;
+    }
+};
