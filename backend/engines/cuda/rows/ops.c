@@ -138,7 +138,7 @@ static int total_peak(struct rows *rows, const char *type, int x) {
 
 /* A weight is e to the distance from `shift`, which is finite where all scores are -inf. */
 static int weight_of(struct rows *rows, const char *type, int x, int shift) {
-    return rows_text(rows, type, "WEIGHT(v%d, v%d)", x, shift);
+    return rows_weight(rows, type, x, shift);
 }
 
 static int total_weights(struct rows *rows, const char *type, int weight, int peak) {
@@ -268,8 +268,8 @@ static struct statistics no_statistics(const struct rows *rows, const struct ten
 }
 
 /* Mean and variance of x; 0 for rows without elements. Rows in registers are summed twice, around their mean the second
-   time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums: each thread around
-   its own first, or all around the mean of some samples. */
+   time; streamed ones once, around elements of theirs, which keeps large common parts out of the sums: each thread
+   around its own first, or all around the mean of some samples. */
 static struct statistics take_statistics(struct rows *rows, const char *type, const struct tensor *tensor, int x,
                                          bool has_mean) {
     struct statistics s = no_statistics(rows, tensor);

@@ -14,10 +14,11 @@ enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 112, TERM_USES = 8, TERM_BYTES = 152 
 enum { MEMORY_INDEX = -1, MEMORY_SCRATCH = -2 };
 
 enum term_kind {
-    TERM_LOAD,  /* an operand's element */
-    TERM_NODE,  /* a pointwise node's formula */
-    TERM_TEXT,  /* an expression over other terms */
-    TERM_TOTAL, /* a term of all elements of the row, combined */
+    TERM_LOAD,   /* an operand's element */
+    TERM_NODE,   /* a pointwise node's formula */
+    TERM_TEXT,   /* an expression over other terms */
+    TERM_WEIGHT, /* of softmax: e to the first minus the second */
+    TERM_TOTAL,  /* a term of all elements of the row, combined */
 };
 
 enum total_kind {
@@ -73,8 +74,8 @@ struct follow {
     int64_t blocks; /* FOLLOW_COLUMNS: partial sums of each place */
 };
 
-/* How rows are summed up: a pass for each total that the next one needs; or in one pass, with totals that join. Means and
-   variances are plain sums there, around some of the row's elements, or join as moments. */
+/* How rows are summed up: a pass for each total that the next one needs; or in one pass, with totals that join. Means
+   and variances are plain sums there, around some of the row's elements, or join as moments. */
 enum taking { TAKE_IN_TURN, TAKE_AT_ONCE, TAKE_AS_MOMENTS };
 
 /* Softmax where it comes as a maximum, a difference, an exponential, a sum and a quotient. */
@@ -139,6 +140,7 @@ void rows_pack(const struct rows *rows, int64_t *strides, bool reduced);
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type); /* of the row; -1: not in memory */
 int rows_text(struct rows *rows, const char *type, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int rows_weight(struct rows *rows, const char *type, int score, int shift);
 int rows_total(struct rows *rows, enum total_kind total, const char *type, int of);
 /* Makes a term the value of a tensor (NULL: nothing), rounded as the tensor's type asks, and stores it when somebody
    outside the region needs it. */

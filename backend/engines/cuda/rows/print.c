@@ -20,7 +20,7 @@ struct stage {
 };
 
 struct printer {
-    const struct walk *walk;
+    const struct schedule *s;
     const struct rows *rows;
     const struct stage *stage;
     struct kernel_print *print;
@@ -41,7 +41,7 @@ static bool closes(const struct term *term, int pass) {
 
 static bool is_column(const struct term *term) { return term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN; }
 
-static const struct operand *operand_at(const struct printer *p, int k) { return &p->walk->operands[k]; }
+static const struct operand *operand_at(const struct printer *p, int k) { return &p->s->nest.operands[k]; }
 
 static const char *type_of(const struct printer *p, int k) { return cuda_type_name(operand_at(p, k)->type); }
 
@@ -62,9 +62,9 @@ static void print_operand_fields(struct printer *p, int k) {
         print_pointer(p->print, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
     else if (operand->memory == MEMORY_SCRATCH)
         print_scratch(p->print, type_of(p, k), dtype_bytes(operand->type, operand->offset), name);
-    for (int i = 0; i < p->walk->rank; i++) {
+    for (int i = 0; i < p->s->nest.rank; i++) {
         snprintf(name, sizeof name, "s%d_%d", k, i);
-        if (operand->strides[i] > 1 || (operand->strides[i] == 1 && i != walk_fast_dim(p->walk)))
+        if (operand->strides[i] > 1 || (operand->strides[i] == 1 && i != schedule_fast_dim(p->s)))
             print_number(p->print, operand->strides[i], name);
     }
     if (is_column(rows_find(p->rows, operand->value))) {
@@ -74,30 +74,30 @@ static void print_operand_fields(struct printer *p, int k) {
 }
 
 /* The extent along which positions count, in runs. */
-static int64_t extent_in_runs(const struct walk *walk, int dim) {
-    return dim == walk_fast_dim(walk) ? walk->extents[dim] / walk->run : walk->extents[dim];
+static int64_t extent_in_runs(const struct schedule *s, int dim) {
+    return dim == schedule_fast_dim(s) ? s->nest.extents[dim] / s->vectors.width : s->nest.extents[dim];
 }
 
 /* Samples lie as far apart as the row's last dim allows. */
-static int64_t sample_step(const struct walk *walk) {
-    int last = walk->rank - 1, memory = walk->operands[walk->rows->sampled].memory;
+static int64_t sample_step(const struct schedule *s) {
+    int last = s->nest.rank - 1, memory = s->nest.operands[s->rows->sampled].memory;
     int64_t step = 0;
-    for (int k = 0; k < walk->rows->operand_count; k++)
-        if (walk->operands[k].memory == memory && walk->operands[k].strides[last] > step)
-            step = walk->operands[k].strides[last];
-    return walk->extents[last] / SAMPLES * step;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (s->nest.operands[k].memory == memory && s->nest.operands[k].strides[last] > step)
+            step = s->nest.operands[k].strides[last];
+    return s->nest.extents[last] / SAMPLES * step;
 }
 
 static void print_fields(struct printer *p) {
-    const struct walk *walk = p->walk;
+    const struct schedule *s = p->s;
     const struct {
         const char *name;
         int64_t number;
     } numbers[] = {
-        {"jobs", walk->tiles * p->stage->parts},
-        {"groups", walk->groups},
-        {"runs", walk->runs},
-        {"rows", walk_places(walk)},
+        {"jobs", s->grid.tiles * p->stage->parts},
+        {"groups", s->vectors.strips},
+        {"runs", s->vectors.per_row},
+        {"rows", schedule_slots(s)},
         {"length", rows_length(p->rows)},
         {"parts", p->stage->parts},
     };
@@ -105,12 +105,12 @@ static void print_fields(struct printer *p) {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         print_number(p->print, numbers[i].number, numbers[i].name);
     if (p->rows->sampled >= 0)
-        print_number(p->print, sample_step(walk), "sample_step");
-    if (walk->overlaps) {
-        print_number(p->print, walk->overlap, "overlap");
-        print_number(p->print, walk->last_run, "last_run");
+        print_number(p->print, sample_step(s), "sample_step");
+    if (s->overlap.is_used) {
+        print_number(p->print, s->overlap.elements, "overlap");
+        print_number(p->print, s->overlap.last, "last_run");
     }
-    print_divisor(p->print, walk->tiles < INT32_MAX ? walk->tiles : 1, "tiles");
+    print_divisor(p->print, s->grid.tiles < INT32_MAX ? s->grid.tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->recalled; pass++) {
         snprintf(name, sizeof name, "total%d", pass);
@@ -118,10 +118,10 @@ static void print_fields(struct printer *p) {
         snprintf(name, sizeof name, "parts%d", pass);
         print_number(p->print, p->stage->part_count[pass], name);
     }
-    for (int i = 0; i < walk->rank; i++) {
+    for (int i = 0; i < s->nest.rank; i++) {
         snprintf(name, sizeof name, "extent%d", i);
-        if (i != 0 && i != walk->kept)
-            print_divisor(p->print, extent_in_runs(walk, i), name);
+        if (i != 0 && i != s->nest.row_dims)
+            print_divisor(p->print, extent_in_runs(s, i), name);
     }
     for (int k = 0; k < p->rows->operand_count; k++)
         if (operand_at(p, k)->is_store || rows_find(p->rows, operand_at(p, k)->value)->is_needed)
@@ -132,48 +132,48 @@ static void print_fields(struct printer *p) {
 static bool stores_only(const struct stage *stage) { return stage->is_split && stage->left < 0; }
 
 static void print_constants(struct printer *p) {
-    const struct walk *walk = p->walk;
+    const struct schedule *s = p->s;
     const struct stage *stage = p->stage;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
-        {"RUN", walk->run},
-        {"COLUMNS", walk->is_columns},
-        {"TEAM", walk->team},
-        {"ACROSS", walk->across},
-        {"CLUSTER", walk->cluster},
-        {"THREADS", walk->threads},
-        {"MIN_BLOCKS", walk->min_blocks},
-        {"STEPS", stage->join >= 0 ? 0 : walk->steps},
-        {"UNROLL", walk->steps && walk->ring != 1 ? walk->steps : walk->unroll},
-        {"IS_WHOLE", walk->is_whole && stage->join < 0},
-        {"LOOSE", stage->join >= 0 ? 0 : walk->loose},
-        {"MARGIN", walk->margin},
-        {"SURE", walk->sure},
-        {"OVERLAPS", walk->overlaps},
-        {"PREFETCHES", walk->prefetches},
-        {"RING", walk->ring},
-        {"RING_BEGINS", RING_BEGINS},
-        {"CREW", walk->crew},
-        {"SLOTS", walk->steps * (walk->is_piped     ? 32 * walk->crew
-                                 : walk->is_columns ? walk->threads
-                                                    : walk->team)}, /* runs of a slot */
-        {"HELD_BYTES", walk->steps ? walk_row_bytes(walk) / ((int64_t)walk->steps * walk->team) : 0},
-        {"KEEPS_COMMON", walk->keeps_common},
+        {"RUN", s->vectors.width},
+        {"COLUMNS", s->nest.is_columns},
+        {"TEAM", s->threads.group},
+        {"ACROSS", s->threads.across},
+        {"CLUSTER", s->threads.cluster},
+        {"THREADS", s->threads.block},
+        {"MIN_BLOCKS", s->threads.min_blocks},
+        {"STEPS", stage->join >= 0 ? 0 : s->memory.steps},
+        {"UNROLL", s->memory.steps && s->memory.stages != 1 ? s->memory.steps : s->memory.unroll},
+        {"IS_WHOLE", s->memory.is_whole && stage->join < 0},
+        {"LOOSE", stage->join >= 0 ? 0 : s->unaligned.most},
+        {"MARGIN", s->unaligned.margin},
+        {"SURE", s->unaligned.guaranteed},
+        {"OVERLAPS", s->overlap.is_used},
+        {"PREFETCHES", schedule_is_persistent(s) && s->memory.scheme != MEMORY_PIPELINED},
+        {"RING", s->memory.stages},
+        {"RING_BEGINS", STAGES_BEGIN},
+        {"CREW", s->memory.warps_per_group},
+        {"SLOTS", s->memory.steps * (s->memory.scheme == MEMORY_PIPELINED ? 32 * s->memory.warps_per_group
+                                     : s->nest.is_columns                 ? s->threads.block
+                                                                          : s->threads.group)}, /* runs of a slot */
+        {"HELD_BYTES", s->memory.steps ? schedule_row_bytes(s) / ((int64_t)s->memory.steps * s->threads.group) : 0},
+        {"KEEPS_COMMON", s->memory.keeps_broadcast},
         {"RECALLED", stage->recalled},
         {"PASSES_END", stage->passes_end},
         {"JOIN", stage->join},
         {"IS_SPLIT", stage->is_split},
-        {"IS_SINGLE", stores_only(stage) && stage->parts * walk->team * walk->unroll >= walk->runs},
+        {"IS_SINGLE", stores_only(stage) && stage->parts * s->threads.group * s->memory.unroll >= s->vectors.per_row},
         {"IS_REVERSED", stage->is_split && stage->recalled > 0},
-        {"BETWEEN", stage->is_split && stage->recalled > 0 ? -walk->team : walk->team},
-        {"LETS_NEXT", walk->lets_next},
-        {"ASKS_EARLY", walk->asks_early},
-        {"AHEAD", walk->ahead},
+        {"BETWEEN", stage->is_split && stage->recalled > 0 ? -s->threads.group : s->threads.group},
+        {"LETS_NEXT", s->grid.trigger},
+        {"ASKS_EARLY", s->grid.l2_early},
+        {"AHEAD", s->grid.l2_distance},
         {"HAS_ROW_STORES", stage->has_row_stores},
-        {"COLUMN_TOTALS", walk->column_totals},
-        {"FORGETS", walk->forgets},
+        {"COLUMN_TOTALS", s->passes.column_sums},
+        {"FORGETS", s->memory.converts_again},
         {"SOME", 4}, /* samples of a row */
     };
     text_add(&p->print->constants,
@@ -181,7 +181,7 @@ static void print_constants(struct printer *p) {
              "#include \"core/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(p->print, constants[i].name, constants[i].value);
-    text_add(&p->print->constants, "using position = %s;\n", walk->runs < INT32_MAX / 2 ? "int" : "i64");
+    text_add(&p->print->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
 }
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
@@ -189,20 +189,20 @@ static void print_constants(struct printer *p) {
 /* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. N
    is the length of a run: RUN, or 1 of what is loose. */
 static void print_coordinates(struct printer *p, int first, int end, const char *position) {
-    const struct walk *walk = p->walk;
+    const struct schedule *s = p->s;
     int64_t count = 1;
     for (int i = first; i < end; i++)
-        count *= walk->extents[i];
+        count *= s->nest.extents[i];
     bool small = count < INT32_MAX;
     const char *type = small ? "u32" : "i64";
-    if (walk->loose && first == walk->kept) {
-        text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);
+    if (s->unaligned.most && first == s->nest.row_dims) {
+        text_add(p->code, "    const i64 c%d = element_of<N>(at, %s);\n", first, position);
         return;
     }
     if (end - first == 1) {
-        text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)(%s)%s", first, position,
-                 first == walk_fast_dim(walk) || (walk->overlaps && first == 0) ? " * RUN" : "");
-        if (walk->overlaps && first == 0)
+        text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
+                 first == schedule_fast_dim(s) || (s->overlap.is_used && first == 0) ? " * RUN" : "");
+        if (s->overlap.is_used && first == 0)
             text_add(p->code, " - (%s * RUN < a.last_run ? 0 : a.overlap)", position);
         text_add(p->code, ";\n");
         return;
@@ -213,12 +213,11 @@ static void print_coordinates(struct printer *p, int first, int end, const char 
             text_add(p->code, "    const u32 q%d = divide(rest%d, a.extent%d);\n", i, first, i);
         else
             text_add(p->code, "    const i64 q%d = rest%d / a.extent%d.value;\n", i, first, i);
-        text_add(p->code,
-                 "    [[maybe_unused]] const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n",
-                 i, first, i, i, i == walk_fast_dim(walk) ? " * RUN" : "", first, i);
+        text_add(p->code, "    const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n", i,
+                 first, i, i, i == schedule_fast_dim(s) ? " * RUN" : "", first, i);
     }
-    text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)rest%d%s;\n", first, first,
-             first == walk_fast_dim(walk) ? " * RUN" : "");
+    text_add(p->code, "    const i64 c%d = (i64)rest%d%s;\n", first, first,
+             first == schedule_fast_dim(s) ? " * RUN" : "");
 }
 
 static bool depends_on(const struct operand *operand, int first, int end) {
@@ -235,7 +234,7 @@ static void print_offset(struct printer *p, int k, int first, int end) {
     for (int i = first; i < end; i++) {
         if (!operand->strides[i])
             continue;
-        if (operand->strides[i] == 1 && i == walk_fast_dim(p->walk))
+        if (operand->strides[i] == 1 && i == schedule_fast_dim(p->s))
             text_add(p->code, "%sc%d", any ? " + " : "", i);
         else
             text_add(p->code, "%sc%d * a.s%d_%d", any ? " + " : "", i, k, i);
@@ -248,8 +247,8 @@ static void print_offset(struct printer *p, int k, int first, int end) {
 /* Runs of a row; and where it has loose elements, the place in the row of one of them, or of a run. */
 static void print_runs(struct printer *p) {
     text_add(p->code, "DEVICE i64 runs_of(const arguments& a, i64 group) { return %s; }\n\n",
-             p->walk->loose ? "place_of(a, group).runs" : "a.runs");
-    if (p->walk->loose)
+             p->s->unaligned.most ? "place_of(a, group).runs" : "a.runs");
+    if (p->s->unaligned.most)
         text_add(p->code,
                  "template <int N> DEVICE i64 element_of(const place& at, position q) {\n"
                  "    return N > 1 ? at.head + (i64)q * RUN : q < at.head ? (i64)q : q + (i64)at.runs * RUN;\n}\n\n");
@@ -257,31 +256,31 @@ static void print_runs(struct printer *p) {
 
 /* Where rows begin: offsets that all elements of a row share; and the loose elements before the first run. */
 static void print_place(struct printer *p) {
-    const struct walk *walk = p->walk;
-    text_add(p->code, "struct place {\n    i64 group;\n%s", walk->loose ? "    position head, runs;\n" : "");
+    const struct schedule *s = p->s;
+    text_add(p->code, "struct place {\n    i64 group;\n%s", s->unaligned.most ? "    position head, runs;\n" : "");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (depends_on(operand_at(p, k), 0, walk->kept))
+        if (depends_on(operand_at(p, k), 0, s->nest.row_dims))
             text_add(p->code, "    i64 b%d;\n", k);
     text_add(p->code, "};\n\nDEVICE place place_of(const arguments& a, i64 group) {\n    place at;\n"
                       "    at.group = group;\n");
-    print_coordinates(p, 0, walk->kept, "group");
+    print_coordinates(p, 0, s->nest.row_dims, "group");
     for (int k = 0; k < p->rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
-        if (!depends_on(operand, 0, walk->kept))
+        if (!depends_on(operand, 0, s->nest.row_dims))
             continue;
         bool is_used = operand->is_store || rows_find(p->rows, operand->value)->is_needed;
         text_add(p->code, "    at.b%d = ", k);
         if (is_used)
-            print_offset(p, k, 0, walk->kept);
+            print_offset(p, k, 0, s->nest.row_dims);
         else
             text_add(p->code, "0");
         text_add(p->code, ";\n");
     }
-    if (walk->loose && depends_on(operand_at(p, walk->leader), 0, walk->kept))
-        text_add(p->code, "    at.head = (position)(-at.b%d & (RUN - 1));\n", walk->leader);
-    else if (walk->loose)
+    if (s->unaligned.most && depends_on(operand_at(p, s->unaligned.leader), 0, s->nest.row_dims))
+        text_add(p->code, "    at.head = (position)(-at.b%d & (RUN - 1));\n", s->unaligned.leader);
+    else if (s->unaligned.most)
         text_add(p->code, "    at.head = 0;\n");
-    if (walk->loose)
+    if (s->unaligned.most)
         text_add(p->code, "    at.runs = ((position)a.length - at.head - MARGIN) / RUN;\n");
     text_add(p->code, "    return at;\n}\n\n");
     print_runs(p);
@@ -289,37 +288,39 @@ static void print_place(struct printer *p) {
 
 /* The address of a row's first element, or of the element at the coordinates in scope. */
 static void print_address(struct printer *p, int k, bool of_row) {
-    const struct walk *walk = p->walk;
+    const struct schedule *s = p->s;
     text_add(p->code, "a.p%d", k);
-    if (depends_on(operand_at(p, k), 0, walk->kept))
+    if (depends_on(operand_at(p, k), 0, s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
-    if (!of_row && depends_on(operand_at(p, k), walk->kept, walk->rank)) {
+    if (!of_row && depends_on(operand_at(p, k), s->nest.row_dims, s->nest.rank)) {
         text_add(p->code, " + ");
-        print_offset(p, k, walk->kept, walk->rank);
+        print_offset(p, k, s->nest.row_dims, s->nest.rank);
     }
 }
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */
 
-static int64_t fast_stride(const struct printer *p, int k) { return operand_at(p, k)->strides[walk_fast_dim(p->walk)]; }
+static int64_t fast_stride(const struct printer *p, int k) {
+    return operand_at(p, k)->strides[schedule_fast_dim(p->s)];
+}
 
 static void print_run_field(struct printer *p, int k) {
     text_add(p->code, "    raw<%s, %s> r%d;\n", type_of(p, k), fast_stride(p, k) ? "RUN" : "1", k);
 }
 
 static bool is_broadcast_to_rows(const struct printer *p, int k) {
-    return !depends_on(operand_at(p, k), 0, p->walk->kept);
+    return !depends_on(operand_at(p, k), 0, p->s->nest.row_dims);
 }
 
 /* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. */
 static void print_load_across(struct printer *p, int k, const char *into) {
     text_add(p->code, "    %sr%d = raw<%s, RUN>::load_across<N%s>(", into, k, type_of(p, k),
-             p->walk->overlaps ? ", IS_LAST" : "");
+             p->s->overlap.is_used ? ", IS_LAST" : "");
     print_address(p, k, false);
     text_add(p->code, ", (int)(");
-    if (p->walk->overlaps) {
+    if (p->s->overlap.is_used) {
         text_add(p->code, "at.b%d + ", k);
-        print_offset(p, k, p->walk->kept, p->walk->rank);
+        print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
     } else {
         text_add(p->code, "at.head");
     }
@@ -333,10 +334,11 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
     if (stride > 1) {
         text_add(p->code, "    for (int e = 0; e < RUN; e++) %sr%d.put(e, (", into, k);
         print_address(p, k, false);
-        text_add(p->code, ")[e * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
+        text_add(p->code, ")[e * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
         return;
     }
-    if (p->walk->overlaps || (p->walk->loose && p->walk->margin && stride && is_broadcast_to_rows(p, k))) {
+    if (p->s->overlap.is_used ||
+        (p->s->unaligned.most && p->s->unaligned.margin && stride && is_broadcast_to_rows(p, k))) {
         print_load_across(p, k, into);
         return;
     }
@@ -348,7 +350,7 @@ static void print_load(struct printer *p, int k, const char *into, bool once) {
 
 static void print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
-    if (stride == 1 && !p->walk->overlaps) {
+    if (stride == 1 && !p->s->overlap.is_used) {
         text_add(p->code, "    %s<%s, %s>(", function, type_of(p, k), of_row ? "RUN" : "N");
         print_address(p, k, of_row);
         text_add(p->code, ", %s);\n", from);
@@ -360,17 +362,17 @@ static void print_store(struct printer *p, int k, const char *from, bool of_row,
     if (stride == 1)
         text_add(p->code, "e");
     else if (stride)
-        text_add(p->code, "e * a.s%d_%d", k, walk_fast_dim(p->walk));
+        text_add(p->code, "e * a.s%d_%d", k, schedule_fast_dim(p->s));
     else
         text_add(p->code, "0");
     text_add(p->code, "] = %s.at[e];\n", from);
 }
 
-static bool is_held(const struct printer *p, int k) { return walk_holds(p->walk, k) && is_element_load(p, k); }
+static bool is_held(const struct printer *p, int k) { return schedule_keeps(p->s, k) && is_element_load(p, k); }
 
 /* What every row reads alike, at the same places. */
 static bool is_common(const struct printer *p, int k) {
-    return p->walk->keeps_common && is_element_load(p, k) && !walk_holds(p->walk, k);
+    return p->s->memory.keeps_broadcast && is_element_load(p, k) && !schedule_keeps(p->s, k);
 }
 
 static void print_loader(struct printer *p, const char *name, bool (*takes)(const struct printer *, int),
@@ -380,14 +382,14 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
         if (takes(p, k))
             print_run_field(p, k);
     for (int i = 0; i < p->rows->term_count && takes == is_held; i++)
-        if (p->rows->terms[i].is_needed && walk_carries(p->walk, &p->rows->terms[i]))
+        if (p->rows->terms[i].is_needed && schedule_keeps_term(p->s, &p->rows->terms[i]))
             text_add(p->code, "    float e%d[RUN];\n", p->rows->terms[i].name);
     text_add(p->code,
              "};\n\ntemplate <int N = RUN> DEVICE void load_%s(%s& in, const arguments& a, %s, position q) {\n", name,
              name, row);
-    if (p->walk->loose && takes == is_common)
+    if (p->s->unaligned.most && takes == is_common)
         text_add(p->code, "    const place at = place_of(a, group);\n");
-    print_coordinates(p, p->walk->kept, p->walk->rank, "q");
+    print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (takes(p, k))
             print_load(p, k, "in.", once);
@@ -402,7 +404,7 @@ static void print_slots(struct printer *p, const char *line) {
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!is_held(p, k))
             continue;
-        int64_t bytes = walk_held_bytes(p->walk, k);
+        int64_t bytes = schedule_vector_bytes(p->s, k);
         for (const char *c = line; *c; c++)
             if (*c == '#')
                 text_add(p->code, "%d", k);
@@ -414,7 +416,7 @@ static void print_slots(struct printer *p, const char *line) {
                 text_add(p->code, "%lld", (long long)bytes);
             else if (*c == '^' || *c == '~') {
                 print_address(p, k, *c == '^');
-                text_add(p->code, *c == '^' && p->walk->loose ? " + at.head" : "");
+                text_add(p->code, *c == '^' && p->s->unaligned.most ? " + at.head" : "");
             } else
                 text_add_chars(p->code, c, 1);
         at += bytes;
@@ -426,20 +428,20 @@ static void print_slots(struct printer *p, const char *line) {
 static void print_ring(struct printer *p) {
     text_add(p->code, "DEVICE void copy_held(char* slot, u64* arrival, const arguments& a, const place& at, "
                       "position first, position runs) {\n    expect_bytes(arrival, (u32)runs * HELD_BYTES);\n");
-    if (p->walk->ring > 1 || p->walk->is_piped)
+    if (p->s->memory.stages > 1 || p->s->memory.scheme == MEMORY_PIPELINED)
         print_slots(p, "    copy_bulk(slot + @, ^ + (i64)first * RUN, (u32)runs * %, arrival);\n");
     text_add(p->code, "}\n\nDEVICE void expect_held(const arguments& a, const place& at, position first, "
                       "position runs) {\n");
-    if (p->walk->ahead || p->walk->asks_early || p->walk->is_piped)
+    if (p->s->grid.l2_distance || p->s->grid.l2_early || p->s->memory.scheme == MEMORY_PIPELINED)
         print_slots(p, "    expect(^ + (i64)first * RUN, (u32)runs * %);\n");
     text_add(p->code, "}\n\nDEVICE void copy_run(char* slot, int index, const arguments& a, const place& at, "
                       "position q) {\n");
-    if (p->walk->ring == 1 && !p->walk->is_piped) {
-        print_coordinates(p, p->walk->kept, p->walk->rank, "q");
+    if (p->s->memory.stages == 1 && p->s->memory.scheme != MEMORY_PIPELINED) {
+        print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
         print_slots(p, "    copy_pieces<%>(slot + @ + index * %, ~);\n");
     }
     text_add(p->code, "}\n\nDEVICE void take_held(held& in, const char* slot, int index) {\n");
-    if (p->walk->ring)
+    if (p->s->memory.stages)
         print_slots(p, "    in.r# = raw<$, % / sizeof($)>::load<false>((const $*)(slot + @ + index * %));\n");
     text_add(p->code, "}\n\n");
 }
@@ -474,14 +476,10 @@ static void print_term(struct printer *p, const struct term *term) {
         formula_print(p->code, p->rows->graph, term->node);
         return;
     }
-    const char *at = term->text, *weight;
     text_add(p->code, "    const %s v%d = ", term->type, term->name);
-    while ((weight = strstr(at, "WEIGHT(")) != NULL) {
-        text_add_chars(p->code, at, (size_t)(weight - at));
-        text_add(p->code, p->rows->is_brief ? "brief_weight(" : "weight(");
-        at = weight + strlen("WEIGHT(");
-    }
-    text_add(p->code, "%s;\n", at);
+    if (term->kind == TERM_WEIGHT)
+        text_add(p->code, p->rows->is_brief ? "brief_" : "");
+    text_add(p->code, "%s;\n", term->text);
 }
 
 /* Terms of the row that become known at a stage, from the fields of those before. */
@@ -490,7 +488,7 @@ static void print_row_terms(struct printer *p, int stage) {
     bool in_scope[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {
         const struct term *term = &rows->terms[i];
-        bool is_formula = term->kind == TERM_NODE || term->kind == TERM_TEXT;
+        bool is_formula = term->kind != TERM_LOAD && term->kind != TERM_TOTAL;
         if (!is_row_field(term) || term->stage != stage || !is_formula)
             continue;
         for (int u = 0; u < term->use_count; u++) {
@@ -511,7 +509,7 @@ static bool is_entry(const struct printer *p, const struct term *term) {
 
 /* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. */
 static const char *entry_length(const struct printer *p, int k) {
-    return p->walk->is_columns && fast_stride(p, k) ? "RUN" : "1";
+    return p->s->nest.is_columns && fast_stride(p, k) ? "RUN" : "1";
 }
 
 /* What the rows' own numbers are loaded to, before they are worked on. */
@@ -528,10 +526,10 @@ static void print_entry(struct printer *p) {
         int k = p->rows->terms[i].operand;
         if (!is_entry(p, &p->rows->terms[i]))
             continue;
-        if (p->walk->is_columns && fast_stride(p, k) > 1) {
+        if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
             text_add(p->code, "    for (int l = 0; l < RUN; l++) in.r%d.put(l, (", k);
             print_address(p, k, true);
-            text_add(p->code, ")[l * a.s%d_%d]);\n", k, walk_fast_dim(p->walk));
+            text_add(p->code, ")[l * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
             continue;
         }
         if (k == p->rows->sampled)
@@ -548,16 +546,16 @@ static void print_entry(struct printer *p) {
 
 /* From the first of rows side by side to the l-th. */
 static void print_step(struct printer *p, int k) {
-    if (p->walk->is_columns && fast_stride(p, k) == 1)
+    if (p->s->nest.is_columns && fast_stride(p, k) == 1)
         text_add(p->code, " + l");
-    else if (p->walk->is_columns && fast_stride(p, k))
-        text_add(p->code, " + l * a.s%d_%d", k, walk_fast_dim(p->walk));
+    else if (p->s->nest.is_columns && fast_stride(p, k))
+        text_add(p->code, " + l * a.s%d_%d", k, schedule_fast_dim(p->s));
 }
 
 static void print_row_index(struct printer *p, const struct term *term) {
     int k = term->operand;
     text_add(p->code, "    r.v%d = 0", term->name);
-    if (depends_on(operand_at(p, k), 0, p->walk->kept))
+    if (depends_on(operand_at(p, k), 0, p->s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
     print_step(p, k);
     text_add(p->code, ";\n");
@@ -591,7 +589,7 @@ static void print_row_stores(struct printer *p) {
         const struct term *term = rows_find(p->rows, operand->value);
         if (!operand->is_store || !is_row_field(term))
             continue;
-        if (p->walk->is_columns) {
+        if (p->s->nest.is_columns) {
             text_add(p->code,
                      "    run<%s, RUN> w%d;\n    for (int e = 0; e < RUN; e++) w%d.at[e] = "
                      "from<%s>::number(as_number(now[e].v%d));\n",
@@ -703,7 +701,7 @@ static void print_total(struct printer *p, int pass) {
 }
 
 static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
-    return is_element_load(p, k) && !walk_holds(p->walk, k) &&
+    return is_element_load(p, k) && !schedule_keeps(p->s, k) &&
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
@@ -714,27 +712,28 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
             print_run_field(p, k);
     text_add(p->code, "    };\n    template <int N = RUN, bool IS_LAST = false>\n"
                       "    static DEVICE void load(inputs& in, const arguments& a, const place& at, position q) {\n");
-    print_coordinates(p, p->walk->kept, p->walk->rank, "q");
+    print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
-            print_load(p, k, "in.", (!p->walk->steps || p->walk->counted) && !is_broadcast_to_rows(p, k));
+            print_load(p, k, "in.",
+                       (!p->s->memory.steps || p->s->memory.scheme == MEMORY_CHANNELS) && !is_broadcast_to_rows(p, k));
     text_add(p->code, "    }\n");
 }
 
 static void print_element_load(struct printer *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
-    const struct walk *walk = p->walk;
-    const char *from = walk_holds(walk, k) ? "own" : walk->keeps_common ? "all" : "in";
+    const struct schedule *s = p->s;
+    const char *from = schedule_keeps(s, k) ? "own" : s->memory.keeps_broadcast ? "all" : "in";
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
-        if (depends_on(operand, 0, walk->kept))
+        if (depends_on(operand, 0, s->nest.row_dims))
             text_add(p->code, "at.b%d + ", k);
         text_add(p->code, "o%d[u]", k);
         if (fast_stride(p, k) == 1)
             text_add(p->code, " + e");
         else if (fast_stride(p, k))
-            text_add(p->code, " + e * a.s%d_%d", k, walk_fast_dim(walk));
+            text_add(p->code, " + e * a.s%d_%d", k, schedule_fast_dim(s));
         text_add(p->code, ";\n");
         return;
     }
@@ -750,16 +749,16 @@ static void print_index_offsets(struct printer *p, const bool *takes_part) {
             !takes_part[rows_find(p->rows, operand->value) - p->rows->terms])
             continue;
         text_add(p->code, "    i64 o%d[U];\n    for (int u = 0; u < U; u++) {\n", k);
-        print_coordinates(p, p->walk->kept, p->walk->rank, "q + u * BETWEEN");
+        print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q + u * BETWEEN");
         text_add(p->code, "    o%d[u] = ", k);
-        print_offset(p, k, p->walk->kept, p->walk->rank);
+        print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
         text_add(p->code, ";\n    }\n");
     }
 }
 
 static bool stores_elements(const struct printer *p, int k, int pass) {
     const struct operand *operand = operand_at(p, k);
-    return pass == p->walk->last_pass && operand->is_store && rows_find(p->rows, operand->value)->spans;
+    return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
 }
 
 /* What elements put where: arrays for totals, runs for stores, sums of places. */
@@ -788,7 +787,7 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
              "inputs* in, "
              "const row* now, taken* sums, column* columns, const arguments& a, const place& at, position q) {\n"
              "    constexpr int OUTER = COLUMNS ? RUN : U, INNER = COLUMNS ? U : N;\n",
-             p->walk->carries ? "" : "const ");
+             p->s->memory.keeps_weights ? "" : "const ");
     print_index_offsets(p, takes_part);
     for (int k = 0; k < rows->operand_count; k++)
         if (stores_elements(p, k, pass))
@@ -806,7 +805,7 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
             continue;
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
-        bool is_carried = walk_carries(p->walk, term);
+        bool is_carried = schedule_keeps_term(p->s, term);
         if (is_carried && term->stage < pass)
             text_add(p->code, "    const float v%d = own[u].e%d[e];\n", term->name, term->name);
         else if (term->spans && term->kind == TERM_LOAD)
@@ -823,12 +822,12 @@ static void print_elements(struct printer *p, int pass, const bool *takes_part) 
             text_add(p->code, "    sums[COLUMNS ? outer : 0].t%d.added(x%d);\n", rows->terms[i].name,
                      rows->terms[i].name);
     text_add(p->code, "    }\n    for (int u = 0; u < U; u++) {\n");
-    print_coordinates(p, p->walk->kept, p->walk->rank, "q + u * BETWEEN");
+    print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q + u * BETWEEN");
     for (int k = 0; k < rows->operand_count; k++) {
         char from[16];
         snprintf(from, sizeof from, "w%d[u]", k);
         if (stores_elements(p, k, pass))
-            print_store(p, k, from, false, p->walk->puts_away ? "put_away" : "stream_out");
+            print_store(p, k, from, false, p->s->memory.stores_evict_first ? "put_away" : "stream_out");
     }
     text_add(p->code, "    }\n    }\n");
 }
@@ -847,10 +846,9 @@ static void print_purpose(struct printer *p, int pass) {
 
 static void print_passes(struct printer *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
-    for (int pass = 0; pass < p->walk->passes; pass++) {
+    for (int pass = 0; pass < p->s->passes.count; pass++) {
         bool takes_part[TERMS_MAX];
-        walk_terms_of_pass(p->walk, pass, takes_part);
-        print_purpose(p, pass);
+        schedule_terms_of_pass(p->s, pass, takes_part);
         text_add(p->code, "template <> struct pass<%d> {\n", pass);
         print_total(p, pass);
         print_inputs(p, takes_part);
@@ -871,19 +869,19 @@ static void print_columns(struct printer *p) {
         "template <int N = RUN>\nDEVICE void store_column(int k, const run<column_t, RUN>& from, const arguments& a, "
         "i64 group, position q) {\n",
         type);
-    if (p->walk->loose)
+    if (p->s->unaligned.most)
         text_add(p->code, "    const place at = place_of(a, group);\n");
-    print_coordinates(p, p->walk->kept, p->walk->rank, "q");
+    print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
         if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
         text_add(p->code, "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
                  column++, k, k);
-        print_offset(p, k, p->walk->kept, p->walk->rank);
+        print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
         if (fast_stride(p, k) > 1)
             text_add(p->code, ";\n    for (int e = 0; e < RUN; e++) to[e * a.s%d_%d] = from.at[e];\n    }\n", k,
-                     walk_fast_dim(p->walk));
-        else if (p->walk->loose)
+                     schedule_fast_dim(p->s));
+        else if (p->s->unaligned.most)
             text_add(p->code, ";\n    for (int e = 0; e < N; e++) to[e] = from.at[e];\n    }\n");
         else
             text_add(p->code, ";\n    store_run<column_t, RUN>(to, from);\n    }\n");
@@ -902,7 +900,7 @@ static void print_functions(struct printer *p) {
     print_place(p);
     print_held(p);
     print_row_struct(p);
-    if (p->walk->counted)
+    if (p->s->memory.scheme == MEMORY_CHANNELS)
         print_one_row(p);
     else {
         print_entry(p);
@@ -910,40 +908,44 @@ static void print_functions(struct printer *p) {
     }
     print_columns(p);
     print_passes(p);
-    if (!p->walk->counted)
+    if (p->s->memory.scheme != MEMORY_CHANNELS)
         print_row_stores(p);
 }
 
-void walk_print_functions(struct kernel_print *print, const struct walk *walk) {
-    const struct stage stage = {.passes_end = walk->passes, .parts = 1, .join = -1, .has_row_stores = true, .left = -1};
-    struct printer p = {walk, walk->rows, &stage, print, &print->code};
+void print_row_functions(struct kernel_print *print, const struct schedule *s) {
+    const struct stage stage = {
+        .passes_end = s->passes.count, .parts = 1, .join = -1, .has_row_stores = true, .left = -1};
+    struct printer p = {s, s->rows, &stage, print, &print->code};
     print_functions(&p);
 }
 
-static weftStatus_t print_launch(const struct walk *planned, const struct stage *stage, struct cuda_step *state,
+static weftStatus_t print_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
                                  struct arena *arena) {
-    struct walk joining, *walk = &joining;
+    struct schedule joining, *s = &joining;
     joining = *planned;
     if (stage->passes_end <= stage->recalled)
-        walk_for_joining(walk, planned->parts);
+        schedule_for_joining(s, planned->grid.splits);
     else if (stores_only(stage))
-        walk_for_storing(walk);
+        schedule_for_storing(s);
     if (state->count == KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
     struct kernel_print print;
-    kernel_print_init(&print, walk->rows->region);
-    struct printer p = {walk, walk->rows, stage, &print, &print.code};
+    kernel_print_init(&print, s->rows->graph);
+    struct printer p = {s, s->rows, stage, &print, &print.code};
     print_constants(&p);
     print_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    int64_t jobs = walk->tiles * stage->parts, most = walk->is_persistent ? walk->blocks : INT32_MAX / walk->cluster;
-    kernel->grid[0] = (uint32_t)((jobs < most ? jobs : most) * walk->cluster);
+    int64_t jobs = s->grid.tiles * stage->parts,
+            most = schedule_is_persistent(s) ? s->grid.blocks : INT32_MAX / s->threads.cluster;
+    kernel->grid[0] = (uint32_t)((jobs < most ? jobs : most) * s->threads.cluster);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)walk->threads;
-    kernel->shared_bytes = (uint32_t)walk_ring_bytes(walk);
-    kernel->cluster = walk->cluster > 1 ? (uint32_t)walk->cluster : 0;
-    kernel->is_dependent = walk->is_dependent;
-    return kernel_finish(&print, kernel, walk->is_piped ? "rows/rows_pipelined.cuh" : "rows/rows.cuh", "rows", arena);
+    kernel->block = (uint32_t)s->threads.block;
+    kernel->shared_bytes = (uint32_t)schedule_shared_bytes(s);
+    kernel->cluster = s->threads.cluster > 1 ? (uint32_t)s->threads.cluster : 0;
+    kernel->is_dependent = s->grid.is_dependent;
+    return kernel_finish(&print, kernel,
+                         s->memory.scheme == MEMORY_PIPELINED ? "rows/rows_pipelined.cuh" : "rows/rows.cuh", "rows",
+                         arena);
 }
 
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
@@ -952,30 +954,31 @@ static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
     return at;
 }
 
-weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_t *scratch_bytes, struct arena *arena) {
-    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = walk_places(walk) * walk_total_bytes(walk);
-    struct stage stage = {.passes_end = walk->passes,
+weftStatus_t print_rows(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes,
+                        struct arena *arena) {
+    int64_t places[TERMS_MAX], counts[TERMS_MAX], bytes = schedule_slots(s) * schedule_partial_bytes(s);
+    struct stage stage = {.passes_end = s->passes.count,
                           .parts = 1,
                           .join = -1,
                           .has_row_stores = true,
                           .left = -1,
                           .totals = places,
                           .part_count = counts};
-    if (walk->groups == 0)
+    if (s->vectors.strips == 0)
         return WEFT_STATUS_SUCCESS;
-    if (walk->parts == 1)
-        return print_launch(walk, &stage, state, arena);
+    if (s->grid.splits == 1)
+        return print_launch(s, &stage, state, arena);
     stage.has_row_stores = false;
-    for (int pass = 0; pass < walk->closed; pass++) {
-        places[pass] = take_scratch(scratch_bytes, bytes * walk->parts);
-        counts[pass] = walk->parts;
+    for (int pass = 0; pass < s->passes.closed; pass++) {
+        places[pass] = take_scratch(scratch_bytes, bytes * s->grid.splits);
+        counts[pass] = s->grid.splits;
         stage.is_split = true;
-        stage.parts = walk->parts;
+        stage.parts = s->grid.splits;
         stage.recalled = pass;
         stage.passes_end = pass + 1;
         stage.left = places[pass];
-        TRY(print_launch(walk, &stage, state, arena));
-        if (!walk_joins(walk, pass))
+        TRY(print_launch(s, &stage, state, arena));
+        if (!schedule_joins(s, pass))
             continue;
         stage.is_split = false;
         stage.parts = 1;
@@ -983,16 +986,16 @@ weftStatus_t walk_print(const struct walk *walk, struct cuda_step *state, int64_
         stage.passes_end = 0;
         stage.join = pass;
         stage.left = take_scratch(scratch_bytes, bytes);
-        TRY(print_launch(walk, &stage, state, arena));
+        TRY(print_launch(s, &stage, state, arena));
         stage.join = -1;
         places[pass] = stage.left;
         counts[pass] = 1;
     }
-    stage.is_split = walk->last_pass >= walk->closed;
-    stage.parts = stage.is_split ? walk->store_parts : 1;
-    stage.recalled = walk->closed;
-    stage.passes_end = stage.is_split ? walk->closed + 1 : walk->closed;
+    stage.is_split = s->passes.storing >= s->passes.closed;
+    stage.parts = stage.is_split ? s->grid.store_splits : 1;
+    stage.recalled = s->passes.closed;
+    stage.passes_end = stage.is_split ? s->passes.closed + 1 : s->passes.closed;
     stage.has_row_stores = true;
     stage.left = -1;
-    return print_launch(walk, &stage, state, arena);
+    return print_launch(s, &stage, state, arena);
 }

@@ -98,6 +98,12 @@ int rows_text(struct rows *rows, const char *type, const char *format, ...) {
     return new_term(rows, term)->name;
 }
 
+int rows_weight(struct rows *rows, const char *type, int score, int shift) {
+    int name = rows_text(rows, type, "weight(v%d, v%d)", score, shift);
+    rows->terms[rows->term_count - 1].kind = TERM_WEIGHT;
+    return name;
+}
+
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type) {
     if (!tensor)
         return -1;
