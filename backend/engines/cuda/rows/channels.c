@@ -2,7 +2,7 @@
 /* The channels family: batch norm of channels that lie side by side in memory, forward in training and backward, with
    the pointwise operations around it, in one launch whose blocks wait for each other between statistics and results.
    What was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
-   another way to walk it (rows/channels.cuh). */
+   another schedule of it (rows/channels.cuh). */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -13,24 +13,24 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,    /* that calculate */
-    COPYING = 32,     /* threads beside these, of which one asks for copies */
-    LINE_RUNS = 8,    /* of 16 bytes: a line of memory */
-    BOX_PLACES = 256, /* of one copy, at most */
-    DEPTH_LEAST = 3,
-    DEPTH_MOST = 32,
-    SHARED_LITTLE = 1024,
+    THREADS = 512,       /* that calculate */
+    PRODUCER = 32,       /* threads beside these, of which one asks for copies */
+    LINE_VECTORS = 8,    /* of 16 bytes: a line of memory */
+    BOX_POSITIONS = 256, /* of one copy, at most */
+    STAGES_LEAST = 3,
+    STAGES_MOST = 32,
+    OTHER_BYTES = 1024,
 };
 
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;
 
 struct channels {
     struct rows rows;
-    struct schedule s;
-    int64_t slabs, blocks; /* blocks: of each slab */
-    int64_t batches;       /* of a slab */
+    struct schedule schedule;
+    int64_t tiles, blocks; /* blocks: of each tile */
+    int64_t batches;       /* of a tile */
     int64_t stay;          /* batches of a block that the cache is asked to keep */
-    int depth;
+    int stages;
 };
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static uint32_t counted_operands(const struct schedule *s) {
     return counted;
 }
 
-/* Whether the copy engine can bring what stays: neighbours in memory, in pieces of 16 bytes. */
+/* Whether the copy engine can fetch what stays: neighbours in memory, in pieces of 16 bytes. */
 static bool can_copy(const struct schedule *s) {
     int copies = 0;
     bool can = true;
@@ -91,7 +91,7 @@ static bool can_copy(const struct schedule *s) {
 static weftStatus_t check_schedule(const struct schedule *s) {
     if (!s->nest.is_columns || s->nest.row_dims != 1 || s->nest.rank != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "channels must be neighbours in memory, and their places one dimension in every tensor");
+             "channels must be neighbours in memory, and their positions one dimension in every tensor");
     if (s->passes.closed != 1 || s->passes.storing != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "one pass takes statistics and one stores results, this region takes %d for statistics and %d in all",
@@ -102,16 +102,17 @@ static weftStatus_t check_schedule(const struct schedule *s) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "threads take 4 neighbouring channels or more, here they could take %d",
              s->vectors.width);
     if (s->vectors.per_row > INT32_MAX / 2)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld places are more than copies count", (long long)s->vectors.per_row);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld positions are more than copies count",
+             (long long)s->vectors.per_row);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The walk ---------------------------------------------------------------------------------------------------- */
+/* ---- The schedule ------------------------------------------------------------------------------------------------ */
 
-/* The share of all threads' work that counts, when slabs are `across` runs wide. */
+/* The share of all threads' work that counts, when tiles are `across` vectors wide. */
 static double worth_of(const struct schedule *s, int64_t across, const struct device *device) {
-    int64_t slabs = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
-    return (double)s->vectors.strips / (double)(slabs * across) * (double)(multiprocessors / slabs * slabs) /
+    int64_t tiles = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
+    return (double)s->vectors.strips / (double)(tiles * across) * (double)(multiprocessors / tiles * tiles) /
            (double)multiprocessors;
 }
 
@@ -127,10 +128,10 @@ static double bytes_again(const struct schedule *s, const struct device *device)
 
 /* A line of memory, two where memory is what counts; or what wastes clearly less. */
 static int choose_across(const struct schedule *s, const struct device *device) {
-    int usual = bytes_again(s, device) > 0 ? 2 * LINE_RUNS : LINE_RUNS, across = 1;
+    int usual = bytes_again(s, device) > 0 ? 2 * LINE_VECTORS : LINE_VECTORS, across = 1;
     while (across < s->vectors.strips && across < usual)
         across *= 2;
-    for (int other = across / 2; other >= LINE_RUNS / 2; other /= 2)
+    for (int other = across / 2; other >= LINE_VECTORS / 2; other /= 2)
         if (worth_of(s, other, device) > 1.1 * worth_of(s, across, device))
             across = other;
     return across;
@@ -152,7 +153,7 @@ static int64_t row_bytes(const struct schedule *s) {
 }
 
 static weftStatus_t place(struct channels *c, const struct device *device) {
-    struct schedule *s = &c->s;
+    struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
     s->memory.scheme = MEMORY_CHANNELS;
     s->memory.accumulated = counted_operands(s);
@@ -162,24 +163,24 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     s->threads.group = s->threads.block / s->threads.across;
     s->memory.unroll = schedule_row_bytes(s) <= 16 * s->threads.group ? 2 : 1;
     if (!can_copy(s))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine brings up to %d tensors in pieces of 16 bytes",
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine fetches up to %d tensors in pieces of 16 bytes",
              MAPS_MAX);
-    c->slabs = divide_up(s->vectors.strips, s->threads.across);
+    c->tiles = divide_up(s->vectors.strips, s->threads.across);
     c->batches = divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->memory.unroll);
-    c->blocks = c->slabs ? min64(multiprocessors / c->slabs, c->batches) : 0;
+    c->blocks = c->tiles ? min64(multiprocessors / c->tiles, c->batches) : 0;
     /* Fewer blocks could run beside others of their kind, and would share their counters. */
-    if (2 * c->slabs * c->blocks <= multiprocessors)
+    if (2 * c->tiles * c->blocks <= multiprocessors)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%lld slabs of %d channels with %lld batches of %d places would not keep %lld multiprocessors busy",
-             (long long)c->slabs, s->threads.across * s->vectors.width, (long long)c->batches,
+             "%lld tiles of %d channels with %lld batches of %d positions would not keep %lld multiprocessors busy",
+             (long long)c->tiles, s->threads.across * s->vectors.width, (long long)c->batches,
              s->threads.group * s->memory.unroll, (long long)multiprocessors);
     int64_t numbers =
         s->threads.across * s->vectors.width * (s->threads.block / 32 * schedule_partial_bytes(s) + row_bytes(s));
-    c->depth = (int)min64((device->cuda.shared_per_block - SHARED_LITTLE - numbers) / batch_bytes(s), DEPTH_MOST);
-    if (c->depth < DEPTH_LEAST)
+    c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
+    if (c->stages < STAGES_LEAST)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-             "shared memory holds %d batches of %lld bytes, of %d at least", c->depth, (long long)batch_bytes(s),
-             DEPTH_LEAST);
+             "shared memory holds %d batches of %lld bytes, of %d at least", c->stages, (long long)batch_bytes(s),
+             STAGES_LEAST);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -196,7 +197,7 @@ static double bytes_of(const struct schedule *s, bool is_store) {
 }
 
 static void predict(struct channels *c, const struct device *device) {
-    struct schedule *s = &c->s;
+    struct schedule *s = &c->schedule;
     double again = bytes_again(s, device), stored = bytes_of(s, true);
     /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
@@ -207,8 +208,8 @@ static void predict(struct channels *c, const struct device *device) {
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
     TRY(rows_analyse(&c->rows, region, TAKE_AT_ONCE, true));
-    TRY(schedule_begin(&c->s, &c->rows));
-    TRY(check_schedule(&c->s));
+    TRY(schedule_begin(&c->schedule, &c->rows));
+    TRY(check_schedule(&c->schedule));
     TRY(place(c, device));
     predict(c, device);
     return WEFT_STATUS_SUCCESS;
@@ -217,23 +218,23 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_constants(struct kernel_print *print, const struct channels *c) {
-    const struct schedule *s = &c->s;
+    const struct schedule *s = &c->schedule;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
-        {"RUN", s->vectors.width},
+        {"WIDTH", s->vectors.width},
         {"COLUMNS", true},
         {"ACROSS", s->threads.across},
-        {"TEAM", s->threads.group},
+        {"GROUP", s->threads.group},
         {"THREADS", s->threads.block},
         {"UNROLL", s->memory.unroll},
-        {"DEPTH", c->depth},
-        {"FLOW", c->depth / 2},
-        {"SLOTS", (int64_t)s->memory.unroll * s->threads.block}, /* runs of a slot */
-        {"HELD_BYTES", schedule_row_bytes(s) / s->threads.group},
-        {"BETWEEN", s->threads.group},
-        {"COLUMN_TOTALS", 0},
+        {"STAGES", c->stages},
+        {"REFILLED", c->stages / 2},
+        {"SLOT_VECTORS", (int64_t)s->memory.unroll * s->threads.block}, /* vectors of a stage */
+        {"KEPT_BYTES", schedule_row_bytes(s) / s->threads.group},
+        {"VECTOR_STEP", s->threads.group},
+        {"COLUMN_SUMS", 0},
     };
     text_add(&print->constants,
              "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n#include \"core/reduce.cuh\"\n\n");
@@ -247,7 +248,7 @@ static enum tensor_map_type map_type(weftDataType_t type) {
     return bytes == 1 ? TENSOR_MAP_U8 : bytes == 2 ? TENSOR_MAP_BF16 : TENSOR_MAP_F32;
 }
 
-/* Maps of the operands that stay: places by channels. */
+/* Maps of the operands that stay: positions by channels. */
 static void print_maps(struct kernel_print *print, const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
@@ -261,26 +262,27 @@ static void print_maps(struct kernel_print *print, const struct schedule *s) {
         map.form.dims[1] = (uint64_t)s->vectors.per_row;
         map.form.strides[0] = (uint64_t)(operand->strides[1] * bytes);
         map.form.box[0] = (uint32_t)(s->threads.across * s->vectors.width);
-        map.form.box[1] = (uint32_t)min64((int64_t)s->memory.unroll * s->threads.group, BOX_PLACES);
+        map.form.box[1] = (uint32_t)min64((int64_t)s->memory.unroll * s->threads.group, BOX_POSITIONS);
         snprintf(name, sizeof name, "map%d", k);
         print_map(print, operand->memory, &map, name);
     }
 }
 
-/* bring(): one batch of all of them, each behind the other, as take_held() looks for them. */
-static void print_bring(struct text *code, const struct schedule *s) {
+/* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. */
+static void print_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
-             "DEVICE void bring(u32 slot, u32 arrival, const arguments& a, int channel, int place, u64 policy) {\n"
-             "    for (int row = 0; row < UNROLL * TEAM; row += %d) {\n",
-             BOX_PLACES);
+             "DEVICE void copy_batch(u32 slot, u32 arrival, const arguments& a, int channel, int place, u64 policy) {\n"
+             "    for (int row = 0; row < UNROLL * GROUP; row += %d) {\n",
+             BOX_POSITIONS);
     for (int k = 0; k < s->rows->operand_count; k++) {
         if (!schedule_keeps(s, k))
             continue;
         int64_t bytes = schedule_vector_bytes(s, k);
-        text_add(code,
-                 "    load_box(slot + %lld * SLOTS + row * %lld, a.map%d, arrival, channel, place + row, policy);\n",
-                 (long long)at, (long long)(bytes * s->threads.across), k);
+        text_add(
+            code,
+            "    load_box(slot + %lld * SLOT_VECTORS + row * %lld, a.map%d, arrival, channel, place + row, policy);\n",
+            (long long)at, (long long)(bytes * s->threads.across), k);
         at += bytes;
     }
     text_add(code, "    }\n}\n\n");
@@ -291,7 +293,7 @@ static void print_bring(struct text *code, const struct schedule *s) {
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct channels c;
     TRY(plan(&c, region, device));
-    *seconds = c.s.seconds;
+    *seconds = c.schedule.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -304,31 +306,32 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(plan(&c, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    const struct schedule *s = &c.s;
+    const struct schedule *s = &c.schedule;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_print_init(&print, &step->region);
     print_constants(&print, &c);
     print_maps(&print, s);
-    print_number(&print, c.slabs, "slabs");
+    print_number(&print, c.tiles, "channel_tiles");
     print_number(&print, c.stay, "stay");
-    print_row_functions(&print, s);
-    print_bring(&print.code, s);
-    kernel->grid[0] = (uint32_t)(c.slabs * c.blocks);
+    rows_print_functions(&print, s);
+    print_copy_batch(&print.code, s);
+    kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)s->threads.block + COPYING;
-    kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.depth);
+    kernel->block = (uint32_t)s->threads.block + PRODUCER;
+    kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
     kernel->is_dependent = kernel->is_cooperative = true;
-    step->workspace_bytes = c.slabs * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
+    step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);
-    return arena_print(arena, &step->detail,
-                       "slabs of %d channels, %lld blocks for each; batches of %d places, %lld for a block, of which "
-                       "%lld stay in shared memory%s",
-                       s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
-                       (long long)batches, (long long)min64(c.depth, batches),
-                       batches <= c.depth ? ""
-                       : c.stay           ? " and the others in the cache"
-                                          : "");
+    return arena_print(
+        arena, &step->detail,
+        "tiles of %d channels, %lld blocks for each; batches of %d positions, %lld for a block, of which "
+        "%lld stay in shared memory%s",
+        s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
+        (long long)batches, (long long)min64(c.stages, batches),
+        batches <= c.stages ? ""
+        : c.stay            ? " and the others in the cache"
+                            : "");
 }
 
 /* A plan for a described chip may come to one of its kind that has fewer multiprocessors. */

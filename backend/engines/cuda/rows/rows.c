@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, ops.c), the
-   program a walk (schedule.c), the walk kernels (print.c, rows/rows.cuh). Gradients of scale and bias may take
-   a second program. */
+   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, ops.c), the program a
+   schedule (schedule.c), the schedule kernels (print.c, one .cuh file for each memory scheme). Gradients of scale and
+   bias may take a second program. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
 
-enum { LARGE_TEAM = 256 }; /* threads */
+enum { LARGE_GROUP = 256 }; /* threads, of which one pass over plain sums is faster than two */
 
 struct sweep {
     struct rows rows[2];
@@ -34,18 +34,18 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rows in registers with sums of places beside them, or without, or through shared memory, or streamed. Blocks that
-   share rows wait for each other less where these go through shared memory, and large teams where one pass takes plain
-   sums. */
+/* Rows in registers with sums of columns beside them, or without, or through shared memory, or streamed. Blocks that
+   share rows wait for each other less where these go through shared memory, and large groups where one pass takes
+   plain sums. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct schedule *s = &sweep->schedules[0];
     TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, false));
     bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
         TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, true));
-    bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED,
-         is_streamed = s->memory.scheme == MEMORY_STREAMED;
-    bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_TEAM && s->passes.closed > 1 &&
+    bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
+    bool is_streamed = s->memory.scheme == MEMORY_STREAMED;
+    bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_GROUP && s->passes.closed > 1 &&
                     !s->nest.is_columns;
     if (is_shared || is_streamed)
         TRY(try_at_once(sweep, region, device, true, true));
@@ -58,7 +58,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The blocks' sums of each place lie one block after the other. */
+/* The blocks' sums of each column lie one block after the other. */
 static void place_columns(struct rows *rows, const struct schedule *s) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
@@ -119,20 +119,21 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     int64_t scratch_bytes = sweep.rows[0].scratch_bytes;
     for (int i = 0; i < sweep.programs; i++)
-        TRY(print_rows(&sweep.schedules[i], state, &scratch_bytes, arena));
+        TRY(rows_print(&sweep.schedules[i], state, &scratch_bytes, arena));
     step->state = state;
     step->workspace_bytes = scratch_bytes;
     const struct schedule *s = &sweep.schedules[0];
     const char *shape = s->nest.is_columns ? "rows side by side" : "rows";
-    const char *rest = s->unaligned.most ? " and loose elements" : "";
-    if (s->memory.scheme != MEMORY_STREAMED)
+    const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
+    if (s->memory.scheme == MEMORY_STREAMED)
         return arena_print(arena, &step->detail,
-                           "%s in %s: %d x %d threads each, %d runs of %d%s; %d passes, %d launches", shape,
-                           s->memory.stages ? "shared memory" : "registers", s->threads.cluster, s->threads.group,
-                           s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
-    return arena_print(
-        arena, &step->detail, "%s streamed in %d passes: %d threads each, runs of %d%s, %lld parts; %d launches", shape,
-        s->passes.count, s->threads.group, s->vectors.width, rest, (long long)s->grid.splits, state->count);
+                           "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
+                           shape, s->passes.count, s->threads.group, s->vectors.width, rest, (long long)s->grid.splits,
+                           state->count);
+    return arena_print(arena, &step->detail,
+                       "%s in %s: %d x %d threads each, %d vectors of %d%s; %d passes, %d launches", shape,
+                       s->memory.stages ? "shared memory" : "registers", s->threads.cluster, s->threads.group,
+                       s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
 }
 
 /* Whether elements, or totals of them, depend on a value. */
