@@ -111,10 +111,12 @@
     FILE(rows_column_sums, "rows/column_sums.cuh", "rows/column_sums.cuh")                                             \
     FILE(rows_columns, "rows/columns.cuh", "rows/columns.cuh")                                                         \
     FILE(rows_columns_shared, "rows/columns_shared.cuh", "rows/columns_shared.cuh")                                    \
+    FILE(rows_elements, "rows/elements.cuh", "rows/elements.cuh")                                                      \
     FILE(rows_join_splits, "rows/join_splits.cuh", "rows/join_splits.cuh")                                             \
     FILE(rows_passes, "rows/passes.cuh", "rows/passes.cuh")                                                            \
     FILE(rows_persistent, "rows/persistent.cuh", "rows/persistent.cuh")                                                \
     FILE(rows_pipelined, "rows/pipelined.cuh", "rows/pipelined.cuh")                                                   \
+    FILE(rows_program, "rows/program.cuh", "rows/program.cuh")                                                         \
     FILE(rows_reduce_columns, "rows/reduce_columns.cuh", "rows/reduce_columns.cuh")                                    \
     FILE(rows_reduce_rows, "rows/reduce_rows.cuh", "rows/reduce_rows.cuh")                                             \
     FILE(rows_registers, "rows/registers.cuh", "rows/registers.cuh")                                                   \

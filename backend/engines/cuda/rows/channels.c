@@ -240,7 +240,7 @@ static void print_constants(struct kernel_print *print, const struct channels *c
              "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n#include \"core/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
-    text_add(&print->constants, "using position = int;\n");
+    text_add(&print->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
 }
 
 static enum tensor_map_type map_type(weftDataType_t type) {

@@ -42,6 +42,8 @@ static_assert(SLOT_VECTORS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 =
 static_assert(CHANNELS * JOINERS % 32 == 0 && THREADS % CHANNELS == 0, "whole warps join");
 static_assert(REFILLED > 0 && REFILLED < STAGES, "some stages are for what is copied anew");
 
+#include "rows/elements.cuh"
+
 using summed = pass<0>;
 using used = pass<1>;
 
@@ -171,19 +173,18 @@ DEVICE void take(kept (&own)[UNROLL], int pass, int stage) {
 }
 
 template <class P, bool WHOLE>
-DEVICE void work(typename P::accumulators (&sums)[WIDTH], const kept (&own)[UNROLL],
-                 const typename P::inputs (&in)[UNROLL], const row *now, const work_tile &s, const arguments &a,
-                 int i) {
+DEVICE void work(typename P::accumulators (&sums)[WIDTH], kept (&own)[UNROLL], const typename P::inputs (&in)[UNROLL],
+                 const row *now, const work_tile &s, const arguments &a, int i) {
     const int q = first_position(s, a, i) + s.lane;
     if (!s.inside)
         return;
     if constexpr (WHOLE)
-        P::template elements<UNROLL>(own, nullptr, in, now, sums, nullptr, a, s.at, q);
+        elements<P, UNROLL>(own, nullptr, in, now, sums, nullptr, a, s.at, q);
     else
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
             if (q + u * GROUP >= 0)
-                P::template elements<1>(own + u, nullptr, in + u, now, sums, nullptr, a, s.at, q + u * GROUP);
+                elements<P, 1>(own + u, nullptr, in + u, now, sums, nullptr, a, s.at, q + u * GROUP);
 }
 
 DEVICE void sum_up(summed::accumulators (&sums)[WIDTH], const row *now, const work_tile &s, const arguments &a) {

@@ -43,7 +43,7 @@ DEVICE void accumulate(typename P::accumulators (&sums)[WIDTH], const span &s, c
         typename P::inputs in[1];
         read_kept(here, (const char *)s_vectors, slot_of(step));
         P::load(in[0], a, at, vector_of(s, step));
-        P::template elements<1>(&here, nullptr, in, now, sums, nullptr, a, at, vector_of(s, step));
+        elements<P, 1>(&here, nullptr, in, now, sums, nullptr, a, at, vector_of(s, step));
     }
 }
 

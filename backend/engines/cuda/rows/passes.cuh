@@ -2,6 +2,8 @@
    A pass takes elements into accumulators of each thread; these end as partial results, which the strip's threads
    reduce; close() makes numbers of the rows of them. Behind strip.cuh and a file that reduces strips: reduce_strip() */
 
+#include "rows/elements.cuh"
+
 template <class P> DEVICE void clear(typename P::accumulators (&sums)[LANES]) {
 #pragma unroll
     for (int l = 0; l < LANES; l++)

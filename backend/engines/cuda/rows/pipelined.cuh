@@ -55,6 +55,8 @@ static_assert(PASSES == 2 && pass<0>::CLOSES && !pass<1>::CLOSES, "one pass for 
 static_assert(SLOT_VECTORS == STEPS * WARPS_PER_STAGE * 32, "a stage has the vectors of the warps that share it");
 static_assert(WARPS % WARPS_PER_STAGE == 0, "warps that share stages are of one group");
 
+#include "rows/elements.cuh"
+
 using total = pass<0>::total;
 
 extern __shared__ __align__(128) char s_stages[]; // [FILLERS][STAGES] of STAGE_BYTES
@@ -150,7 +152,7 @@ DEVICE void accumulate(typename P::accumulators (&sums)[1], const worker &w, con
             continue;
         kept here;
         read_kept(here, stage, (w.warp * STEPS + step) * 32 + w.lane);
-        P::template elements<1>(&here, all + step, nullptr, &now, sums, columns + step, a, at, vector_of(w, step));
+        elements<P, 1>(&here, all + step, nullptr, &now, sums, columns + step, a, at, vector_of(w, step));
     }
 }
 

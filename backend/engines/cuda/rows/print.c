@@ -186,6 +186,8 @@ static void print_constants(struct printer *p) {
     if (p->rows->sampled >= 0)
         print_constant(p->print, "SAMPLES", ROW_SAMPLES);
     text_add(&p->print->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
+    text_add(&p->print->constants, "using column_t = %s;\n\n#include \"rows/program.cuh\"\n",
+             p->rows->follow.type ? p->rows->follow.type : "float");
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
@@ -193,9 +195,6 @@ static void print_constants(struct printer *p) {
 /* What kernels have in front of them, but for their constants. */
 static void print_functions(struct printer *p) {
     print_fields(p);
-    text_add(p->code, "DEVICE float as_number(float x) { return x; }\nDEVICE double as_number(double x) { return x; }\n"
-                      "DEVICE i64 as_number(i64 x) { return x; }\n"
-                      "template <class T> DEVICE float as_number(T x) { return to_float(x); }\n\n");
     rows_print_base(p);
     rows_print_kept(p);
     rows_print_row_numbers(p);

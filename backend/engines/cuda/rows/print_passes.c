@@ -16,62 +16,42 @@ static bool closes(const struct term *term, int pass) {
     return term->is_needed && term->kind == TERM_TOTAL && term->total != TOTAL_COLUMN && term->stage == pass + 1;
 }
 
-/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* A line for each total of a pass: # is its kind, @ the number in its name. */
-static void print_totals(struct printer *p, int pass, const char *line) {
+/* "reductions<sum<float>, largest<float>>" of a pass. */
+static void print_reductions(struct printer *p, int pass) {
+    const char *before = "reductions<";
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
-        for (const char *at = line; *at && closes(term, pass); at++)
-            if (*at == '#')
-                text_add(p->code, "%s<%s%s>", totals[term->total].type, term->type,
-                         term->total != TOTAL_WEIGHTS ? ""
-                         : p->rows->is_brief          ? ", true"
-                                                      : ", false");
-            else if (*at == '@')
-                text_add(p->code, "%d", term->name);
-            else
-                text_add_chars(p->code, at, 1);
-    }
-}
-
-static void print_total(struct printer *p, int pass) {
-    const struct rows *rows = p->rows;
-    bool any = false;
-    for (int i = 0; i < rows->term_count; i++)
-        any = any || closes(&rows->terms[i], pass);
-    text_add(p->code, "    static constexpr bool CLOSES = %s;\n    struct accumulators {\n", any ? "true" : "false");
-    print_totals(p, pass, "        typename #::taker t@;\n");
-    text_add(p->code, "    };\n    struct total {\n");
-    print_totals(p, pass, "        # t@;\n");
-    text_add(p->code, "    };\n    static constexpr bool COMMUTES = true");
-    print_totals(p, pass, " && #::COMMUTES");
-    text_add(p->code, ";\n    static DEVICE accumulators nothing() {\n        accumulators t;\n");
-    print_totals(p, pass, "        t.t@ = #::taker::none();\n");
-    text_add(p->code,
-             "        return t;\n    }\n    static DEVICE total settled(const accumulators& a) {\n        total t;\n");
-    print_totals(p, pass, "        t.t@ = a.t@.settled();\n");
-    text_add(p->code, "        return t;\n    }\n    static DEVICE total none() {\n        total t;\n");
-    print_totals(p, pass, "        t.t@ = #::none();\n");
-    text_add(p->code, "        return t;\n    }\n    static DEVICE total joined(const total& a, const total& b) {\n"
-                      "        total t;\n");
-    print_totals(p, pass, "        t.t@ = #::joined(a.t@, b.t@);\n");
-    text_add(p->code,
-             "        return t;\n    }\n"
-             "    template <int FIRST, int LAST> static DEVICE total of_lanes(const total& a) {\n        total t;\n");
-    print_totals(p, pass, "        t.t@ = reduce_lanes<#, FIRST, LAST>(a.t@);\n");
-    text_add(p->code, "        return t;\n    }\n");
-    text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
-    for (int i = 0; i < rows->term_count; i++) {
-        const struct term *term = &rows->terms[i];
         if (!closes(term, pass))
             continue;
-        text_add(p->code, "    r.v%d = t.t%d.number;\n", term->name, term->name);
+        text_add(p->code, "%s%s<%s%s>", before, totals[term->total].type, term->type,
+                 term->total != TOTAL_WEIGHTS ? ""
+                 : p->rows->is_brief          ? ", true"
+                                              : ", false");
+        before = ", ";
+    }
+    text_add(p->code, "%s>", *before == 'r' ? before : "");
+}
+
+/* From the reductions of a pass to the numbers of a row that they make known. */
+static void print_close(struct printer *p, int pass) {
+    text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
+    for (int i = 0, member = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        if (!closes(term, pass))
+            continue;
+        text_add(p->code, "    r.v%d = member<%d>(t).number;\n", term->name, member);
         if (totals[term->total].second)
-            text_add(p->code, "    r.v%d = t.t%d.%s;\n", term->name + 1, term->name, totals[term->total].second);
+            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member, totals[term->total].second);
+        member++;
     }
     rows_print_row_terms(p, pass + 1);
     text_add(p->code, "    }\n");
+}
+
+/* What the launches before left of a pass. */
+static void print_left(struct printer *p, int pass) {
     if (pass < p->stage->closed)
         text_add(
             p->code,
@@ -80,6 +60,8 @@ static void print_total(struct printer *p, int pass) {
             "    static constexpr bool IS_JOINED = %s;\n",
             pass, pass, p->stage->split_counts[pass] == 1 ? "true" : "false");
 }
+
+/* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
 static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
     return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) &&
@@ -111,7 +93,7 @@ static void print_element_load(struct printer *p, const struct term *term) {
         text_add(p->code, "    const i64 v%d = ", term->name);
         if (rows_depends_on(operand, 0, s->nest.row_dims))
             text_add(p->code, "at.b%d + ", k);
-        text_add(p->code, "o%d[u]", k);
+        text_add(p->code, "o.o%d", k);
         if (fast_stride(p, k) == 1)
             text_add(p->code, " + e");
         else if (fast_stride(p, k))
@@ -119,23 +101,34 @@ static void print_element_load(struct printer *p, const struct term *term) {
         text_add(p->code, ";\n");
         return;
     }
-    text_add(p->code, "    const %s v%d = %s[u].r%d.at(%s);\n", term->type, term->name, from, k,
+    text_add(p->code, "    const %s v%d = %s->r%d.at(%s);\n", term->type, term->name, from, k,
              fast_stride(p, k) ? "e" : "0");
 }
 
-/* Offsets of indices, which have no memory to load from. */
-static void print_index_offsets(struct printer *p, const bool *takes_part) {
+static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_part) {
+    const struct operand *operand = operand_at(p, k);
+    return operand->memory == MEMORY_INDEX && !operand->is_store &&
+           takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
+}
+
+/* Where a vector is in indices, which have no memory to load from. */
+static void print_places(struct printer *p, const bool *takes_part) {
+    text_add(p->code, "    struct places {\n");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (is_index_of_pass(p, k, takes_part))
+            text_add(p->code, "    i64 o%d;\n", k);
+    text_add(p->code, "    };\n"
+                      "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n"
+                      "    constexpr int N = WIDTH;\n");
+    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++) {
-        const struct operand *operand = operand_at(p, k);
-        if (operand->memory != MEMORY_INDEX || operand->is_store ||
-            !takes_part[rows_find(p->rows, operand->value) - p->rows->terms])
+        if (!is_index_of_pass(p, k, takes_part))
             continue;
-        text_add(p->code, "    i64 o%d[U];\n    for (int u = 0; u < U; u++) {\n", k);
-        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q + u * VECTOR_STEP");
-        text_add(p->code, "    o%d[u] = ", k);
+        text_add(p->code, "    o.o%d = ", k);
         rows_print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
-        text_add(p->code, ";\n    }\n");
+        text_add(p->code, ";\n");
     }
+    text_add(p->code, "    }\n");
 }
 
 static bool stores_elements(const struct printer *p, int k, int pass) {
@@ -143,12 +136,13 @@ static bool stores_elements(const struct printer *p, int k, int pass) {
     return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
 }
 
-/* What elements put where: arrays for totals, runs for stores, sums of places. */
+/* Where an element goes: to reductions, to sums of columns, to the results of its vector. */
 static void print_element_results(struct printer *p, int pass) {
     const struct rows *rows = p->rows;
-    for (int i = 0; i < rows->term_count; i++)
+    for (int i = 0, member = 0; i < rows->term_count; i++)
         if (closes(&rows->terms[i], pass))
-            text_add(p->code, "    x%d[inner] = v%d;\n", rows->terms[i].name, rows->terms[rows->terms[i].uses[0]].name);
+            text_add(p->code, "    member<%d>(x.of)[inner] = v%d;\n", member++,
+                     rows->terms[rows->terms[i].uses[0]].name);
     for (int k = 0, column = 0; k < rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
         const struct term *term = rows_find(rows, operand->value);
@@ -156,63 +150,56 @@ static void print_element_results(struct printer *p, int pass) {
         if (is_summed && pass == term->stage)
             text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column, rows->terms[term->uses[0]].name);
         else if (stores_elements(p, k, pass))
-            text_add(p->code, "    w%d[u].at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
+            text_add(p->code, "    w.w%d.at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
                      operand->value);
         column += is_summed; /* those of other passes count, too */
     }
 }
 
-static void print_elements(struct printer *p, int pass, const bool *takes_part) {
-    const struct rows *rows = p->rows;
+static void print_element(struct printer *p, int pass, const bool *takes_part) {
     text_add(
         p->code,
-        "    template <int U, int N = WIDTH>\n    static DEVICE void elements(%skept* own, const broadcast* all, const "
-        "inputs* in, "
-        "const row* now, accumulators* sums, column* columns, const arguments& a, const base& at, position q) {\n"
-        "    constexpr int OUTER = COLUMNS ? WIDTH : U, INNER = COLUMNS ? U : N;\n",
-        p->s->memory.keeps_weights ? "" : "const ");
-    print_index_offsets(p, takes_part);
-    for (int k = 0; k < rows->operand_count; k++)
-        if (stores_elements(p, k, pass))
-            text_add(p->code, "    run<%s, N> w%d[U];\n", type_of(p, k), k);
-    text_add(p->code, "    #pragma unroll\n    for (int outer = 0; outer < OUTER; outer++) {\n");
-    for (int i = 0; i < rows->term_count; i++)
-        if (closes(&rows->terms[i], pass))
-            text_add(p->code, "    %s x%d[INNER];\n", rows->terms[i].type, rows->terms[i].name);
-    text_add(p->code, "    #pragma unroll\n    for (int inner = 0; inner < INNER; inner++) {\n"
-                      "    const int u = COLUMNS ? inner : outer, e = COLUMNS ? outer : inner;\n"
-                      "    const row& r = now[COLUMNS ? e : 0];\n");
-    for (int i = 0; i < rows->term_count; i++) {
-        const struct term *term = &rows->terms[i];
+        "    template <int M, int N>\n    static DEVICE void element(values<M>& x, int inner, results<N>& w, kept* "
+        "own, const broadcast* all, const inputs* in, const row& r, column* columns, const places& o, "
+        "const arguments& a, const base& at, int e) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
         if (!takes_part[i])
             continue;
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
-        bool is_carried = schedule_keeps_term(p->s, term);
-        if (is_carried && term->stage < pass)
-            text_add(p->code, "    const float v%d = own[u].e%d[e];\n", term->name, term->name);
+        bool stays = schedule_keeps_term(p->s, term);
+        if (stays && term->stage < pass)
+            text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
         else if (term->spans && term->kind == TERM_LOAD)
             print_element_load(p, term);
         else if (term->spans)
             rows_print_term(p, term);
-        if (is_carried && term->stage == pass)
-            text_add(p->code, "    own[u].e%d[e] = v%d;\n", term->name, term->name);
+        if (stays && term->stage == pass)
+            text_add(p->code, "    own->e%d[e] = v%d;\n", term->name, term->name);
     }
     print_element_results(p, pass);
     text_add(p->code, "    }\n");
-    for (int i = 0; i < rows->term_count; i++)
-        if (closes(&rows->terms[i], pass))
-            text_add(p->code, "    sums[COLUMNS ? outer : 0].t%d.added(x%d);\n", rows->terms[i].name,
-                     rows->terms[i].name);
-    text_add(p->code, "    }\n    for (int u = 0; u < U; u++) {\n");
-    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q + u * VECTOR_STEP");
-    for (int k = 0; k < rows->operand_count; k++) {
+}
+
+/* The results of a vector, and where they go. */
+static void print_results(struct printer *p, int pass) {
+    text_add(p->code, "    template <int N> struct results {\n");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (stores_elements(p, k, pass))
+            text_add(p->code, "    run<%s, N> w%d;\n", type_of(p, k), k);
+    text_add(p->code,
+             "    };\n    template <int N>\n"
+             "    static DEVICE void store(const results<N>& w, const arguments& a, const base& at, position q) "
+             "{\n");
+    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    for (int k = 0; k < p->rows->operand_count; k++) {
         char from[16];
-        snprintf(from, sizeof from, "w%d[u]", k);
+        snprintf(from, sizeof from, "w.w%d", k);
         if (stores_elements(p, k, pass))
             rows_print_store(p, k, from, false, p->s->memory.stores_evict_first ? "put_away" : "stream_out");
     }
-    text_add(p->code, "    }\n    }\n");
+    text_add(p->code, "    }\n");
 }
 
 void rows_print_passes(struct printer *p) {
@@ -220,26 +207,24 @@ void rows_print_passes(struct printer *p) {
     for (int pass = 0; pass < p->s->passes.count; pass++) {
         bool takes_part[TERMS_MAX];
         schedule_terms_of_pass(p->s, pass, takes_part);
-        text_add(p->code, "template <> struct pass<%d> {\n", pass);
-        print_total(p, pass);
+        text_add(p->code, "template <> struct pass<%d> : ", pass);
+        print_reductions(p, pass);
+        text_add(p->code, " {\n");
+        print_close(p, pass);
+        print_left(p, pass);
         print_inputs(p, takes_part);
-        print_elements(p, pass, takes_part);
+        print_places(p, takes_part);
+        print_results(p, pass);
+        print_element(p, pass, takes_part);
         text_add(p->code, "};\n\n");
     }
 }
 
-/* ---- Sums of places ---------------------------------------------------------------------------------------------- */
+/* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
 void rows_print_columns(struct printer *p) {
-    const char *type = p->rows->follow.type ? p->rows->follow.type : "float";
-    text_add(p->code,
-             "using column_t = %s;\nstruct column { run<column_t, WIDTH> at[COLUMN_SUMS > 0 ? COLUMN_SUMS : 1]; };\n\n"
-             "DEVICE void clear_column(column& c) {\n    #pragma unroll\n    for (int k = 0; k < COLUMN_SUMS; k++)\n"
-             "        for (int e = 0; e < WIDTH; e++) c.at[k].at[e] = 0;\n}\n\n"
-             "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, const "
-             "arguments& a, "
-             "i64 strip, position q) {\n",
-             type);
+    text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
+                      "const arguments& a, i64 strip, position q) {\n");
     if (p->s->unaligned.most)
         text_add(p->code, "    const base at = base_of(a, strip);\n");
     rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");

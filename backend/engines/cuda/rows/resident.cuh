@@ -29,14 +29,14 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, k
         typename P::inputs in[1];
         if constexpr (!KEEPS_BROADCAST)
             P::load(in[0], a, at, vector_of(s, step));
-        P::template elements<1>(own + step, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
+        elements<P, 1>(own + step, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s)) {
             typename P::inputs in[1];
             if constexpr (!KEEPS_BROADCAST)
                 P::template load<1>(in[0], a, at, s.lane);
-            P::template elements<1, 1>(own + KEPT, all + KEPT, in, now, sums, columns + KEPT, a, at, s.lane);
+            elements<P, 1, 1>(own + KEPT, all + KEPT, in, now, sums, columns + KEPT, a, at, s.lane);
         }
 }
 

@@ -81,12 +81,12 @@ DEVICE void accumulate(typename P::accumulators (&sums)[1], const span &s, const
         kept here;
         typename P::inputs in[1];
         read_kept(here, stage, step * GROUP + s.lane);
-        P::template elements<1>(&here, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
+        elements<P, 1>(&here, all + step, in, now, sums, columns + step, a, at, vector_of(s, step));
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s)) {
             typename P::inputs in[1];
-            P::template elements<1, 1>(unaligned, all + KEPT, in, now, sums, columns + KEPT, a, at, s.lane);
+            elements<P, 1, 1>(unaligned, all + KEPT, in, now, sums, columns + KEPT, a, at, s.lane);
         }
 }
 

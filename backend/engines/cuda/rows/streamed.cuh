@@ -64,7 +64,7 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
         is_full = !IS_SINGLE && i + (UNROLL - 1) * GROUP < last - OVERLAPS;
         if (is_full)
             load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
-        P::template elements<UNROLL>(nullptr, nullptr, now_in, now, sums, nullptr, a, at, q);
+        elements<P, UNROLL>(nullptr, nullptr, now_in, now, sums, nullptr, a, at, q);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
             now_in[u] = next_in[u];
@@ -73,11 +73,11 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
         const position q = IS_REVERSED ? ends - i : i;
         typename P::inputs in[1];
         P::template load<WIDTH, OVERLAPS>(in[0], a, at, q);
-        P::template elements<1>(nullptr, nullptr, in, now, sums, nullptr, a, at, q);
+        elements<P, 1>(nullptr, nullptr, in, now, sums, nullptr, a, at, q);
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s))
-            P::template elements<1, 1>(nullptr, nullptr, unaligned_in, now, sums, nullptr, a, at, s.lane);
+            elements<P, 1, 1>(nullptr, nullptr, unaligned_in, now, sums, nullptr, a, at, s.lane);
 }
 
 /* The passes of this launch, behind those whose reductions the launches before left. */
