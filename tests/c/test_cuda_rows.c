@@ -468,14 +468,14 @@ static bool is_legal(const char *text) {
     return threads == group * across && threads % 32 == 0 && constant_in(text, "WIDTH") > 0 &&
            (cluster == 1 || shares) && (!is_columns || has_columns) && unaligned <= (is_columns ? 0 : group) &&
            (constant_in(text, "COLUMN_SUMS") == 0 || has_sums) && constant_or(text, "STAGES", 2) > 1 &&
-           (!is_pipelined || is_legal_pipelined(text, group, across));
+           constant_or(text, "STEPS", 1) > 0 && (!is_pipelined || is_legal_pipelined(text, group, across));
 }
 
 /* Whatever the sizes, the schedule is one that its kernel takes. */
 static void sweep_schedules(void) {
     static void (*const fills[])(struct model *m) = {swept_softmax,       swept_layer_norm, swept_backward,
                                                      swept_backward_anew, swept_widening,   swept_sum};
-    static const int64_t lengths[] = {1,    8,    100,  250,  512,   1000,  1024,  2048,  2056,   4096,
+    static const int64_t lengths[] = {0,    1,    8,    100,  250,   512,   1000,  1024,  2048,   2056,  4096,
                                       4097, 5120, 8192, 8200, 12288, 16384, 20000, 32768, 131072, 262144};
     static const int64_t counts[] = {1, 100, 1024, 4096, 65536};
     static const weftDataType_t types[] = {BF16, F32, F64, WEFT_DATA_INT8};

@@ -146,7 +146,7 @@ static int64_t row_bytes(const struct schedule *s) {
     int64_t bytes = 8;
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *term = &s->rows->terms[i];
-        if (term->is_needed && !term->spans)
+        if (rows_is_field(s->rows, term))
             bytes += term->names * (strcmp(term->type, "float") == 0 ? 4 : 8);
     }
     return bytes;
@@ -207,7 +207,7 @@ static void predict(struct channels *c, const struct device *device) {
 
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
-    TRY(rows_analyse(&c->rows, region, TAKE_AT_ONCE, true));
+    TRY(rows_analyse(&c->rows, region, STATISTICS_SHIFTED, true));
     TRY(schedule_begin(&c->schedule, &c->rows));
     TRY(check_schedule(&c->schedule));
     TRY(place(c, device));

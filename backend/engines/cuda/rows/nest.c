@@ -99,7 +99,7 @@ static void count_passes(struct schedule *s) {
         const struct term *term = &rows->terms[i];
         if (!term->is_needed)
             continue;
-        if (term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN)
+        if (term_is_column_sum(term))
             passes->column_sums++;
         if (term->stage > passes->closed)
             passes->closed = term->stage;
@@ -107,7 +107,7 @@ static void count_passes(struct schedule *s) {
     for (int k = 0; k < rows->operand_count; k++) {
         const struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
-        bool is_column = term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
+        bool is_column = term_is_column_sum(term);
         if (operand->is_store && (term->spans || is_column) && term->stage > passes->storing)
             passes->storing = term->stage;
     }
@@ -130,9 +130,9 @@ void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part
     memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
     for (int i = 0; i < rows->term_count; i++) {
         const struct term *term = &rows->terms[i];
-        if (term->kind != TERM_TOTAL || !term->is_needed)
+        if (term->kind != TERM_REDUCTION || !term->is_needed)
             continue;
-        bool is_column = term->total == TOTAL_COLUMN;
+        bool is_column = term_is_column_sum(term);
         if (is_column ? term->stage == pass : term->stage == pass + 1)
             take_part(s, pass, term->uses[0], takes_part);
     }
@@ -221,7 +221,7 @@ static bool is_broadcast(const struct schedule *s, const struct operand *operand
 
 static bool is_column_sum(const struct schedule *s, const struct operand *operand) {
     const struct term *term = rows_find(s->rows, operand->value);
-    return operand->is_store && term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
+    return operand->is_store && term_is_column_sum(term);
 }
 
 /* Finds the operand that heads are counted by, the widest type of those that lead, and the margin; false: operands

@@ -52,6 +52,12 @@ static int power_above(int64_t n, int most) {
 
 /* ---- Rows in registers ------------------------------------------------------------------------------------------- */
 
+/* Vectors of a thread, of which rows without elements have one, too: it is not there. */
+static int steps_of(const struct schedule *s, int64_t threads) {
+    int64_t steps = divide_up(s->vectors.per_row, threads);
+    return steps ? (int)steps : 1;
+}
+
 /* A part of a warp, or whole warps: shuffles reduce the one, an exchange between warps the other. */
 static void round_group(struct schedule *s, int64_t threads) {
     s->threads.group = threads <= 32 ? power_above(threads, 32) : (int)(divide_up(threads, 32) * 32);
@@ -86,8 +92,7 @@ static bool fit_rows(struct schedule *s, const struct device *device, int64_t wi
         if (s->unaligned.most) /* a thread for each element of head and tail, and no other group in its warp */
             group = group < s->unaligned.most || group < 32 ? 32 * divide_up(s->unaligned.most, 32) : group;
         round_group(s, group < 8 ? min64(8, power_above(vectors, 8)) : group);
-        s->memory.steps = (int)divide_up(vectors, (int64_t)s->threads.group * s->threads.cluster);
-        s->memory.steps = s->memory.steps ? s->memory.steps : 1;
+        s->memory.steps = steps_of(s, (int64_t)s->threads.group * s->threads.cluster);
         if (s->memory.steps <= most)
             return true;
     }
@@ -235,7 +240,7 @@ static bool place_narrow(struct schedule *s, const struct device *device) {
            s->threads.group * s->threads.across < MOST_THREADS)
         s->threads.group *= 2;
     s->threads.block = s->threads.group * s->threads.across;
-    s->memory.steps = (int)divide_up(s->vectors.per_row, s->threads.group);
+    s->memory.steps = steps_of(s, s->threads.group);
     s->memory.converts_again = true;
     return s->memory.steps <= most && s->threads.block >= SHORT_THREADS;
 }
@@ -248,7 +253,7 @@ static bool place_columns(struct schedule *s, const struct device *device) {
     int64_t most = KEPT_BYTES / schedule_kept_bytes(s);
     s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
     int64_t group = power_above(s->vectors.per_row, MOST_THREADS / s->threads.across);
-    int64_t steps = divide_up(s->vectors.per_row, group);
+    int64_t steps = steps_of(s, group);
     if (steps > most || steps > STEPS_MOST)
         return false;
     while (steps * 2 <= 4 && steps * 2 <= most && group * s->threads.across > SHORT_THREADS) {

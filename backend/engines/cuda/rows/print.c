@@ -25,7 +25,7 @@ static void print_operand_fields(struct printer *p, int k) {
         if (operand->strides[i] > 1 || (operand->strides[i] == 1 && i != schedule_fast_dim(p->s)))
             print_number(p->print, operand->strides[i], name);
     }
-    if (is_column(rows_find(p->rows, operand->value))) {
+    if (term_is_column_sum(rows_find(p->rows, operand->value))) {
         snprintf(name, sizeof name, "block%d", k);
         print_number(p->print, rows_length(p->rows), name);
     }

@@ -33,9 +33,6 @@ static inline const char *type_of(const struct printer *p, int k) { return cuda_
 static inline int64_t fast_stride(const struct printer *p, int k) {
     return operand_at(p, k)->strides[schedule_fast_dim(p->s)];
 }
-static inline bool is_column(const struct term *term) {
-    return term->kind == TERM_TOTAL && term->total == TOTAL_COLUMN;
-}
 
 /* ---- print_operands.c: where operands lie, and how vectors of them are loaded and stored ---- */
 
@@ -62,8 +59,6 @@ void rows_print_kept(struct printer *p);
 
 /* ---- print_rows.c: numbers of rows ---- */
 
-/* What printed code of elements and of stores may ask a row for: fields of struct row. */
-bool rows_is_row_field(const struct term *term);
 /* "    const float v7 = ...;" of a term whose uses are in scope. */
 void rows_print_term(struct printer *p, const struct term *term);
 /* Terms of the row that become known at a stage, from the fields of those before. */

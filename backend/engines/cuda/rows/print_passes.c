@@ -8,12 +8,16 @@ static const struct {
     const char *type;
     const char *second; /* name of its second number's field */
 } totals[] = {
-    [TOTAL_SUM] = {"sum", NULL},         [TOTAL_PRODUCT] = {"product", NULL},      [TOTAL_LEAST] = {"least", NULL},
-    [TOTAL_LARGEST] = {"largest", NULL}, [TOTAL_MOMENTS] = {"moments", "squares"}, [TOTAL_WEIGHTS] = {"weights", "sum"},
+    [OPCODE_SUM] = {"sum", NULL},
+    [OPCODE_PRODUCT] = {"product", NULL},
+    [OPCODE_LEAST] = {"least", NULL},
+    [OPCODE_LARGEST] = {"largest", NULL},
+    [OPCODE_MOMENTS] = {"moments", "squares"},
+    [OPCODE_WEIGHTS] = {"weights", "sum"},
 };
 
 static bool closes(const struct term *term, int pass) {
-    return term->is_needed && term->kind == TERM_TOTAL && term->total != TOTAL_COLUMN && term->stage == pass + 1;
+    return term->is_needed && term_closes_pass(term) && term->stage == pass + 1;
 }
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
@@ -25,10 +29,10 @@ static void print_reductions(struct printer *p, int pass) {
         const struct term *term = &p->rows->terms[i];
         if (!closes(term, pass))
             continue;
-        text_add(p->code, "%s%s<%s%s>", before, totals[term->total].type, term->type,
-                 term->total != TOTAL_WEIGHTS ? ""
-                 : p->rows->is_brief          ? ", true"
-                                              : ", false");
+        text_add(p->code, "%s%s<%s%s>", before, totals[term->opcode].type, term->type,
+                 term->opcode != OPCODE_WEIGHTS ? ""
+                 : p->rows->is_brief            ? ", true"
+                                                : ", false");
         before = ", ";
     }
     text_add(p->code, "%s>", *before == 'r' ? before : "");
@@ -42,8 +46,8 @@ static void print_close(struct printer *p, int pass) {
         if (!closes(term, pass))
             continue;
         text_add(p->code, "    r.v%d = member<%d>(t).number;\n", term->name, member);
-        if (totals[term->total].second)
-            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member, totals[term->total].second);
+        if (totals[term->opcode].second)
+            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member, totals[term->opcode].second);
         member++;
     }
     rows_print_row_terms(p, pass + 1);
@@ -113,14 +117,19 @@ static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_p
 
 /* Where a vector is in indices, which have no memory to load from. */
 static void print_places(struct printer *p, const bool *takes_part) {
+    bool any = false;
     text_add(p->code, "    struct places {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (is_index_of_pass(p, k, takes_part))
+        if (is_index_of_pass(p, k, takes_part)) {
             text_add(p->code, "    i64 o%d;\n", k);
+            any = true;
+        }
     text_add(p->code, "    };\n"
-                      "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n"
-                      "    constexpr int N = WIDTH;\n");
-    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+                      "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n");
+    if (any) {
+        text_add(p->code, "    constexpr int N = WIDTH;\n");
+        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    }
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!is_index_of_pass(p, k, takes_part))
             continue;
@@ -146,7 +155,7 @@ static void print_element_results(struct printer *p, int pass) {
     for (int k = 0, column = 0; k < rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
         const struct term *term = rows_find(rows, operand->value);
-        bool is_summed = operand->is_store && is_column(term);
+        bool is_summed = operand->is_store && term_is_column_sum(term);
         if (is_summed && pass == term->stage)
             text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column, rows->terms[term->uses[0]].name);
         else if (stores_elements(p, k, pass))
@@ -192,7 +201,8 @@ static void print_results(struct printer *p, int pass) {
              "    };\n    template <int N>\n"
              "    static DEVICE void store(const results<N>& w, const arguments& a, const base& at, position q) "
              "{\n");
-    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    if (pass == p->s->passes.storing)
+        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++) {
         char from[16];
         snprintf(from, sizeof from, "w.w%d", k);
@@ -229,7 +239,7 @@ void rows_print_columns(struct printer *p) {
         text_add(p->code, "    const base at = base_of(a, strip);\n");
     rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
-        if (!operand_at(p, k)->is_store || !is_column(rows_find(p->rows, operand_at(p, k)->value)))
+        if (!operand_at(p, k)->is_store || !term_is_column_sum(rows_find(p->rows, operand_at(p, k)->value)))
             continue;
         text_add(p->code, "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
                  column++, k, k);

@@ -3,30 +3,78 @@
 #include "engines/cuda/rows/print.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- Numbers of the row ------------------------------------------------------------------------------------------ */
-
-/* What printed code of elements and of stores may ask a row for. */
-bool rows_is_row_field(const struct term *term) { return term->is_needed && !term->spans && !is_column(term); }
 
 static void print_row_struct(struct printer *p) {
     text_add(p->code, "struct row {\n");
     for (int i = 0; i < p->rows->term_count; i++)
-        for (int n = 0; n < p->rows->terms[i].names && rows_is_row_field(&p->rows->terms[i]); n++)
+        for (int n = 0; n < p->rows->terms[i].names && rows_is_field(p->rows, &p->rows->terms[i]); n++)
             text_add(p->code, "    %s v%d;\n", p->rows->terms[i].type, p->rows->terms[i].name + n);
     text_add(p->code, "};\n\n");
 }
 
-/* "    const float v7 = ..." of a term whose uses are in scope. */
+/* Formulas as CUDA text: A, B, C and D are arguments, T is the type of arithmetic, S the one of memory. */
+static const char *const formulas[] = {
+    [OPCODE_COPY] = "A",
+    [OPCODE_ADD] = "A + B",
+    [OPCODE_SUBTRACT] = "A - B",
+    [OPCODE_MULTIPLY] = "A * B",
+    [OPCODE_DIVIDE] = "A / B",
+    [OPCODE_SHARE] = "share(A, B)",
+    [OPCODE_NEGATE] = "-A",
+    [OPCODE_ABSOLUTE] = "fabs(A)",
+    [OPCODE_ROOT] = "sqrt(A)",
+    [OPCODE_INVERSE_ROOT] = "inverse_root(A)",
+    [OPCODE_LOGARITHM] = "log(A)",
+    [OPCODE_LARGER] = "larger(A, B)",
+    [OPCODE_IF_GREATER] = "A > B ? C : D",
+    [OPCODE_IF_EQUAL] = "A == B ? C : D",
+    [OPCODE_SHIFT] = "shift_of(A)",
+    [OPCODE_WEIGHT] = "weight(A, B)",
+    [OPCODE_ROW_WEIGHT] = "weight(A, B)",
+    [ROWS_CONVERT] = "as<T>::of(A)",
+    [ROWS_ROUND] = "rounded<S>(A)",
+};
+
+/* Integers wrap around, and their functions are exact. */
+static const char *integer_formula(int opcode) {
+    return opcode == OPCODE_MULTIPLY   ? "(i64)((u64)A * (u64)B)"
+           : opcode == OPCODE_ABSOLUTE ? "magnitude(A)"
+           : opcode == OPCODE_ROOT     ? "integer_root(A)"
+                                       : formulas[opcode];
+}
+
+static void print_argument(struct printer *p, const char *type, const struct term_argument *argument) {
+    if (argument->name >= 0)
+        text_add(p->code, "v%d", argument->name);
+    else if (argument->literal == OPCODE_NUMBER)
+        text_add(p->code, "(%s)%.17g", type, argument->number);
+    else if (argument->literal == OPCODE_LENGTH)
+        text_add(p->code, "(%s)a.length", type);
+    else
+        text_add(p->code, "(%s)(a.length ? a.length : 1)", type);
+}
+
 void rows_print_term(struct printer *p, const struct term *term) {
     if (term->kind == TERM_NODE) {
         formula_print(p->code, p->rows->graph, term->node);
         return;
     }
+    bool is_exact = strcmp(term->type, "i64") == 0;
+    const char *formula = is_exact ? integer_formula(term->opcode) : formulas[term->opcode];
+    if (term->opcode == OPCODE_WEIGHT && p->rows->is_brief)
+        formula = "brief_weight(A, B)";
     text_add(p->code, "    const %s v%d = ", term->type, term->name);
-    if (term->kind == TERM_WEIGHT)
-        text_add(p->code, p->rows->is_brief ? "brief_" : "");
-    text_add(p->code, "%s;\n", term->text);
+    for (const char *at = formula; *at; at++)
+        if (*at >= 'A' && *at <= 'D')
+            print_argument(p, term->type, &term->arguments[*at - 'A']);
+        else if (*at == 'T' || *at == 'S')
+            text_add(p->code, "%s", *at == 'T' ? term->type : term->stored);
+        else
+            text_add_chars(p->code, at, 1);
+    text_add(p->code, ";\n");
 }
 
 /* Terms of the row that become known at a stage, from the fields of those before. */
@@ -35,8 +83,8 @@ void rows_print_row_terms(struct printer *p, int stage) {
     bool in_scope[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {
         const struct term *term = &rows->terms[i];
-        bool is_formula = term->kind != TERM_LOAD && term->kind != TERM_TOTAL;
-        if (!rows_is_row_field(term) || term->stage != stage || !is_formula)
+        bool is_formula = term->kind == TERM_NODE || term->kind == TERM_FORMULA;
+        if (!term->is_needed || term->spans || term->stage != stage || !is_formula)
             continue;
         for (int u = 0; u < term->use_count; u++) {
             const struct term *used = &rows->terms[term->uses[u]];
@@ -45,13 +93,15 @@ void rows_print_row_terms(struct printer *p, int stage) {
             in_scope[term->uses[u]] = true;
         }
         rows_print_term(p, term);
-        text_add(p->code, "    r.v%d = v%d;\n", term->name, term->name);
+        if (rows_is_field(rows, term))
+            text_add(p->code, "    r.v%d = v%d;\n", term->name, term->name);
         in_scope[i] = true;
     }
 }
 
 static bool is_entry(const struct printer *p, const struct term *term) {
-    return rows_is_row_field(term) && term->kind == TERM_LOAD && operand_at(p, term->operand)->memory != MEMORY_INDEX;
+    return rows_is_field(p->rows, term) && term->kind == TERM_LOAD &&
+           operand_at(p, term->operand)->memory != MEMORY_INDEX;
 }
 
 /* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. */
@@ -122,7 +172,7 @@ static void print_open(struct printer *p) {
         else if (is_entry(p, term))
             text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
                      has_number_for_each(p, term->operand) ? "l" : "0");
-        else if (rows_is_row_field(term) && term->kind == TERM_LOAD)
+        else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD)
             print_row_index(p, term);
     }
     rows_print_row_terms(p, 0);
@@ -136,7 +186,7 @@ void rows_print_row_stores(struct printer *p) {
     for (int k = 0; k < p->rows->operand_count && p->stage->has_row_stores; k++) {
         const struct operand *operand = operand_at(p, k);
         const struct term *term = rows_find(p->rows, operand->value);
-        if (!operand->is_store || !rows_is_row_field(term))
+        if (!operand->is_store || !rows_is_field(p->rows, term))
             continue;
         if (p->s->nest.is_columns) {
             text_add(p->code,
@@ -167,7 +217,7 @@ static void print_one_row(struct printer *p) {
             text_add(p->code, ";\n    r.v%d = %s(p", term->name, k == p->rows->sampled ? "sample" : "*");
             print_step(p, k);
             text_add(p->code, "%s);\n    }\n", k == p->rows->sampled ? ", a.sample_step" : "");
-        } else if (rows_is_row_field(term) && term->kind == TERM_LOAD) {
+        } else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD) {
             print_row_index(p, term);
         }
     }
@@ -175,7 +225,7 @@ static void print_one_row(struct printer *p) {
     text_add(p->code, "}\n\nDEVICE void store_row(const row& r, const arguments& a, const base& at, int l) {\n");
     for (int k = 0; k < p->rows->operand_count; k++) {
         const struct operand *operand = operand_at(p, k);
-        if (!operand->is_store || !rows_is_row_field(rows_find(p->rows, operand->value)))
+        if (!operand->is_store || !rows_is_field(p->rows, rows_find(p->rows, operand->value)))
             continue;
         text_add(p->code, "    *(");
         rows_print_address(p, k, true);

@@ -24,7 +24,8 @@ bool schedule_keeps(const struct schedule *s, int k) {
 }
 
 bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
-    return s->memory.keeps_weights && term->kind == TERM_WEIGHT && term->stage < s->passes.storing;
+    return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
+           term->stage < s->passes.storing;
 }
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
@@ -61,7 +62,7 @@ int64_t schedule_shared_bytes(const struct schedule *s) {
 
 /* Bytes of a reduction's partial result, as core/reduce.cuh has it: moments count elements beside their two numbers. */
 static int64_t partial_bytes(const struct term *term) {
-    return (strcmp(term->type, "float") == 0 ? 4 : 8) * (term->total == TOTAL_MOMENTS ? 3 : term->names);
+    return (strcmp(term->type, "float") == 0 ? 4 : 8) * (term->opcode == OPCODE_MOMENTS ? 3 : term->names);
 }
 
 int64_t schedule_partial_bytes(const struct schedule *s) {
@@ -70,7 +71,7 @@ int64_t schedule_partial_bytes(const struct schedule *s) {
         int64_t bytes = 0;
         for (int i = 0; i < s->rows->term_count; i++) {
             const struct term *term = &s->rows->terms[i];
-            if (term->is_needed && term->kind == TERM_TOTAL && term->total != TOTAL_COLUMN && term->stage == pass + 1)
+            if (term->is_needed && term_closes_pass(term) && term->stage == pass + 1)
                 bytes += partial_bytes(term);
         }
         most = bytes > most ? bytes : most;

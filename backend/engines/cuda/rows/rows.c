@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, ops.c), the program a
+   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, lower.c), the program a
    schedule (schedule.c), the schedule kernels (print.c, one .cuh file for each memory scheme). Gradients of scale and
    bias may take a second program. */
 #include "base/number.h"
@@ -17,8 +17,8 @@ struct sweep {
 };
 
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, const struct device *device,
-                                 enum taking taking, bool must_stream, bool apart) {
-    TRY(rows_analyse(&sweep->rows[0], region, taking, apart));
+                                 enum statistics_method method, bool must_stream, bool apart) {
+    TRY(rows_analyse(&sweep->rows[0], region, method, apart));
     return schedule_plan(&sweep->schedules[0], &sweep->rows[0], device, must_stream);
 }
 
@@ -27,10 +27,10 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
 static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
                                 bool must_stream, bool apart) {
     const struct schedule *s = &sweep->schedules[0];
-    TRY(try_schedule(sweep, region, device, TAKE_AT_ONCE, must_stream, apart));
+    TRY(try_schedule(sweep, region, device, STATISTICS_SHIFTED, must_stream, apart));
     bool can_sample = !s->nest.is_columns && s->grid.splits == 1 && !schedule_calculates_in_double(s);
     if (sweep->rows[0].sampled >= 0 && !can_sample)
-        TRY(try_schedule(sweep, region, device, TAKE_AS_MOMENTS, must_stream, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_JOINED, must_stream, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -39,10 +39,10 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
    plain sums. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct schedule *s = &sweep->schedules[0];
-    TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, false));
+    TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, false));
     bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
-        TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, true));
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, true));
     bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
     bool is_streamed = s->memory.scheme == MEMORY_STREAMED;
     bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_GROUP && s->passes.closed > 1 &&
@@ -50,11 +50,11 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     if (is_shared || is_streamed)
         TRY(try_at_once(sweep, region, device, true, true));
     if (is_shared && s->memory.scheme != MEMORY_PIPELINED)
-        TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED)
         TRY(try_at_once(sweep, region, device, false, apart));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED && sweep->rows[0].sampled < 0)
-        TRY(try_schedule(sweep, region, device, TAKE_IN_TURN, false, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -67,7 +67,7 @@ static void place_columns(struct rows *rows, const struct schedule *s) {
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
-        if (!operand->is_store || term->kind != TERM_TOTAL || term->total != TOTAL_COLUMN)
+        if (!operand->is_store || !term_is_column_sum(term))
             continue;
         int64_t size = dtype_bytes(operand->type, 1), bytes = follow->blocks * rows_length(rows) * size;
         *places[column++] = rows->scratch_bytes;
@@ -144,7 +144,7 @@ static bool elements_depend_on(const struct rows *rows, int name) {
         depends[i] = term->name == name;
         for (int u = 0; u < term->use_count; u++)
             depends[i] = depends[i] || depends[term->uses[u]];
-        if (depends[i] && term->is_needed && (term->spans || term->kind == TERM_TOTAL))
+        if (depends[i] && term->is_needed && (term->spans || term->kind == TERM_REDUCTION))
             return true;
     }
     return false;
@@ -164,7 +164,7 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     struct rows rows;
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
-        rows_analyse(&rows, region, TAKE_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
+        rows_analyse(&rows, region, STATISTICS_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
         return false;
     const struct term *made = rows_find(&rows, out);
     if (!made->spans)
