@@ -331,7 +331,7 @@ static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct
     e->dims = op->x->dims;
     for (int64_t d = 0; d < e->dims.count; d++)
         e->parts[d] = op->y->dims.at[d];
-    expansion_begin(e, op->parameters->math, op->x);
+    expansion_begin(e, (int32_t)reduction_math(op), op->x);
     int element = expand_element(e, mode, expand_input(e, op->x));
     expand_result(e, op->y, expand_end(e, mode, expand(e, combination_of(mode), element, -1)));
     return WEFT_STATUS_SUCCESS;

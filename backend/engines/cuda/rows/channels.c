@@ -202,7 +202,7 @@ static void predict(struct channels *c, const struct device *device) {
     /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
     s->memory.stores_evict_first = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
-    s->seconds = LAUNCH_SECONDS + (bytes_of(s, false) + again + stored) / (double)device->cuda.bandwidth;
+    s->seconds = LAUNCH_SECONDS + price_moving(bytes_of(s, false) + again + stored, device);
 }
 
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {

@@ -232,10 +232,11 @@ static struct pointwise_operands operands_of(const struct node *node, weftPointw
 
 static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
     const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
-    return op && op->parameters->mode == (int32_t)mode && op->parameters->math == WEFT_DATA_FLOAT &&
-                   op->x->type != WEFT_DATA_DOUBLE
-               ? op
-               : NULL;
+    if (!op || op->parameters->mode != (int32_t)mode)
+        return NULL;
+    struct expansion e;
+    expansion_begin(&e, (int32_t)reduction_math(op), op->x);
+    return e.math == WEFT_DATA_FLOAT ? op : NULL;
 }
 
 /* Whether a value is a float that nobody sees but so many nodes of the region. */

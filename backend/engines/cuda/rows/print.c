@@ -220,7 +220,7 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     if (state->count == KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d launches", KERNELS_MAX);
     struct kernel_print print;
-    kernel_print_init(&print, s->rows->graph);
+    kernel_print_init(&print, s->rows->region);
     struct printer p = {s, s->rows, stage, &print, &print.code};
     print_constants(&p);
     print_functions(&p);

@@ -22,11 +22,11 @@ void rows_print_coordinates(struct printer *p, int first, int end, const char *p
     bool small = count < INT32_MAX;
     const char *type = small ? "u32" : "i64";
     if (s->unaligned.most && first == s->nest.row_dims) {
-        text_add(p->code, "    const i64 c%d = element_of<N>(at, %s);\n", first, position);
+        text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);
         return;
     }
     if (end - first == 1) {
-        text_add(p->code, "    const i64 c%d = (i64)(%s)%s", first, position,
+        text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)(%s)%s", first, position,
                  first == schedule_fast_dim(s) || (s->overlap.is_used && first == 0) ? " * WIDTH" : "");
         if (s->overlap.is_used && first == 0)
             text_add(p->code, " - (%s * WIDTH < a.last_run ? 0 : a.overlap)", position);
@@ -39,10 +39,11 @@ void rows_print_coordinates(struct printer *p, int first, int end, const char *p
             text_add(p->code, "    const u32 q%d = divide(rest%d, a.extent%d);\n", i, first, i);
         else
             text_add(p->code, "    const i64 q%d = rest%d / a.extent%d.value;\n", i, first, i);
-        text_add(p->code, "    const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n", i,
-                 first, i, i, i == schedule_fast_dim(s) ? " * WIDTH" : "", first, i);
+        text_add(p->code,
+                 "    [[maybe_unused]] const i64 c%d = (i64)(rest%d - q%d * a.extent%d.value)%s;\n    rest%d = q%d;\n",
+                 i, first, i, i, i == schedule_fast_dim(s) ? " * WIDTH" : "", first, i);
     }
-    text_add(p->code, "    const i64 c%d = (i64)rest%d%s;\n", first, first,
+    text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)rest%d%s;\n", first, first,
              first == schedule_fast_dim(s) ? " * WIDTH" : "");
 }
 

@@ -7,7 +7,7 @@
 static const struct {
     const char *type;
     const char *second; /* name of its second number's field */
-} totals[] = {
+} combinations[] = {
     [OPCODE_SUM] = {"sum", NULL},
     [OPCODE_PRODUCT] = {"product", NULL},
     [OPCODE_LEAST] = {"least", NULL},
@@ -22,20 +22,25 @@ static bool closes(const struct term *term, int pass) {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
+static void print_reduction(struct printer *p, const struct term *term) {
+    text_add(p->code, "%s<%s%s>", combinations[term->opcode].type, term->type,
+             term->opcode != OPCODE_WEIGHTS ? ""
+             : p->rows->is_brief            ? ", true"
+                                            : ", false");
+}
+
 /* "reductions<sum<float>, largest<float>>" of a pass. */
 static void print_reductions(struct printer *p, int pass) {
-    const char *before = "reductions<";
+    bool any = false;
+    text_add(p->code, "reductions<");
     for (int i = 0; i < p->rows->term_count; i++) {
-        const struct term *term = &p->rows->terms[i];
-        if (!closes(term, pass))
+        if (!closes(&p->rows->terms[i], pass))
             continue;
-        text_add(p->code, "%s%s<%s%s>", before, totals[term->opcode].type, term->type,
-                 term->opcode != OPCODE_WEIGHTS ? ""
-                 : p->rows->is_brief            ? ", true"
-                                                : ", false");
-        before = ", ";
+        text_add(p->code, any ? ", " : "");
+        print_reduction(p, &p->rows->terms[i]);
+        any = true;
     }
-    text_add(p->code, "%s>", *before == 'r' ? before : "");
+    text_add(p->code, ">");
 }
 
 /* From the reductions of a pass to the numbers of a row that they make known. */
@@ -46,8 +51,9 @@ static void print_close(struct printer *p, int pass) {
         if (!closes(term, pass))
             continue;
         text_add(p->code, "    r.v%d = member<%d>(t).number;\n", term->name, member);
-        if (totals[term->opcode].second)
-            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member, totals[term->opcode].second);
+        if (combinations[term->opcode].second)
+            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member,
+                     combinations[term->opcode].second);
         member++;
     }
     rows_print_row_terms(p, pass + 1);
@@ -212,11 +218,28 @@ static void print_results(struct printer *p, int pass) {
     text_add(p->code, "    }\n");
 }
 
+/* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". */
+static void print_purpose(struct printer *p, int pass) {
+    text_add(p->code, "// pass %d of %d", pass, p->s->passes.count);
+    for (int i = 0; i < p->rows->term_count; i++)
+        if (closes(&p->rows->terms[i], pass)) {
+            text_add(p->code, "; v%d = ", p->rows->terms[i].name);
+            print_reduction(p, &p->rows->terms[i]);
+        }
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (stores_elements(p, k, pass) && p->rows->operands[k].memory >= 0) {
+            text_add(p->code, "; stores ");
+            print_origin(p->code, p->rows->region, p->rows->operands[k].memory);
+        }
+    text_add(p->code, "\n");
+}
+
 void rows_print_passes(struct printer *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
         bool takes_part[TERMS_MAX];
         schedule_terms_of_pass(p->s, pass, takes_part);
+        print_purpose(p, pass);
         text_add(p->code, "template <> struct pass<%d> : ", pass);
         print_reductions(p, pass);
         text_add(p->code, " {\n");

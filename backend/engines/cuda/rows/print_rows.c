@@ -161,7 +161,7 @@ static void print_row_index(struct printer *p, const struct term *term) {
 static void print_open(struct printer *p) {
     text_add(p->code, "DEVICE void open_rows(row* now, const row_inputs& in, const arguments& a, const base& at) {\n"
                       "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? WIDTH : 1); l++) {\n"
-                      "    row& r = now[l];\n");
+                      "    [[maybe_unused]] row& r = now[l];\n");
     for (int i = 0; i < p->rows->term_count; i++) {
         const struct term *term = &p->rows->terms[i];
         if (is_entry(p, term) && term->operand == p->rows->sampled)

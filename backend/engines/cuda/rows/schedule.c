@@ -180,12 +180,13 @@ static double bytes_moved(const struct schedule *s) {
     return bytes;
 }
 
-/* Half of the multiprocessors fill the memory's bandwidth. */
+/* Half of the multiprocessors keep memory busy. */
 static void predict(struct schedule *s, const struct device *device) {
-    double bandwidth = (double)device->cuda.bandwidth, multiprocessors = device->cuda.multiprocessors;
-    double busy = (double)min64(s->grid.blocks, device->cuda.multiprocessors) / multiprocessors * 2;
-    double share = busy > 1 || busy == 0 ? 1 : busy;
-    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + bytes_moved(s) / (bandwidth * share);
+    int64_t blocks = s->grid.blocks * s->threads.cluster, multiprocessors = device->cuda.multiprocessors;
+    double busy = 2 * (double)blocks / (double)multiprocessors;
+    double share = s->memory.scheme == MEMORY_COLUMNS_SHARED && s->threads.cluster > 1 ? SIDE_BY_SIDE_SHARE : 1;
+    double moving = price_moving(bytes_moved(s), device) / share / (busy > 0 && busy < 1 ? busy : 1);
+    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving;
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
